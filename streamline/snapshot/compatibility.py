@@ -238,7 +238,6 @@ class _Comparison:
         )
 
     def of_data(self, plan: Plan, now: Json) -> Iterator[Difference]:
-        """Yield how the data differ."""
         for change in plan.source.changes(self.snapshot.listing, now, self.split):
             middle = None if change.steady or not change.possible else self._in_the_middle(0)
             yield Difference(
@@ -249,7 +248,6 @@ class _Comparison:
             )
 
     def of_plan(self) -> Iterator[Difference]:
-        """Yield how the plans differ."""
         for at, pair in enumerate(self.pairs):
             for what in pair.changes:
                 yield self._of(at, pair, what)

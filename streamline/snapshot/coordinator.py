@@ -41,7 +41,6 @@ class SnapshotCoordinator:
     """Takes the snapshots of one run.
 
     Attributes:
-      rank: which rank's part of the plan runs.
       listing: what the source reads, bound into snapshots.
       begun_from: the state that the run began at, as flows write it; None: at the beginning.
     """
@@ -64,11 +63,8 @@ class SnapshotCoordinator:
           gate: of the event loop that this is called in; None: in a plain loop's thread, where nothing else moves.
           journal: the items of a live source that a resume needs.
         """
-        if gate is None:
-            return self._assemble(state.json(), journal)
-        before = gate.phase
-        if before in (Phase.CLOSED, Phase.CAPTURED):  # captured: a signal's handler takes one inside another
-            return self._assemble(state.json(), journal)
+        if gate is None or (before := gate.phase) in (Phase.CLOSED, Phase.CAPTURED):
+            return self._assemble(state.json(), journal)  # captured: a signal's handler takes one inside another
         if before is Phase.RUNNING:
             gate.on(Event.QUIESCE)
         gate.on(Event.CAPTURE)

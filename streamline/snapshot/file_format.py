@@ -52,7 +52,6 @@ def one_line(body: dict[str, Json]) -> str:
 
 
 def encode(body: dict[str, Json]) -> bytes:
-    """Return a file's content."""
     _check_savable(body)
     return (_lines({MAGIC: FORMAT_VERSION, "sha256": digest(body), "body": body}) + "\n").encode()
 
@@ -177,7 +176,6 @@ _FILE_NAME = re.compile(r"rank-(\d{5,})-of-(\d{5,})\.json")
 
 
 def file_name(rank: int, world_size: int) -> str:
-    """Return what the snapshot of a rank is called."""
     return f"rank-{rank:05d}-of-{world_size:05d}.json"
 
 

@@ -78,7 +78,6 @@ def _resume(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _facts(*facts: tuple[str, str]) -> Table:
-    """Return names and what they are, in two columns."""
     table = Table.grid(padding=(0, 2))
     for name, value in facts:
         table.add_row(_text(f"  {name}"), _text(value))

@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import msgspec
 
@@ -38,16 +38,6 @@ from streamline.snapshot.file_format import (
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 
 
-class Keeper(Protocol):
-    """Keeps on disk what a snapshot refers to, until a later snapshot is stored."""
-
-    def storing(self) -> None:
-        """A snapshot is about to be stored: make durable what it refers to."""
-
-    def stored(self, state: dict[str, Json], where: str) -> None:
-        """The snapshot of this state is stored: release what no later resume needs."""
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Snapshot:
     """Where a run stands: what resumes right *after* the last item that it delivered. Of one rank, or of a whole job.
@@ -69,7 +59,8 @@ class Snapshot:
       parts: of a whole job, the ranks' snapshots, in order; of a rank, none. Not written: it is what files hold.
       journal: of a live source: the items that were read and that a resume needs, or the name of the journal on disk
         that has them; None for any other source.
-      keepers: that are notified when this snapshot is stored. Not written.
+      keepers: what keeps on disk what snapshots refer to: `storing()` is called before this one is stored, to make that
+        durable, and `stored(state, where)` after, to release what no later resume needs. Not written.
     """
 
     version: Count

@@ -65,32 +65,22 @@ def paired(theirs: Sequence[Entry], ours: Sequence[Entry]) -> Iterator[Pair]:
     """Yield the entries of both, in order; the sources first, which are always a pair."""
     yield Pair(theirs[0] if theirs else None, ours[0], 0, source=True)
     for section, (its, mine) in enumerate(zip(sections(theirs), sections(ours), strict=True)):
-        yield from (Pair(*two, section) for two in _aligned(its, mine, _same, _gap))
+        yield from (Pair(*two, section) for two in _aligned(its, mine, _same, _kind))
 
 
-def _aligned(
-    theirs: list[Entry],
-    ours: list[Entry],
-    key: Callable[[Entry], Any],
-    rest: Callable[[list[Entry], list[Entry]], Iterator[Two]],
-) -> Iterator[Two]:
-    """Pair what has the same key; what is between is for `rest`."""
+def _aligned(theirs: list[Entry], ours: list[Entry], *keys: Callable[[Entry], Any]) -> Iterator[Two]:
+    """Pair what has the same first key; what is between, by the next ones; the rest has no partner."""
+    if not keys:
+        yield from ((its, None) for its in theirs)
+        yield from ((None, mine) for mine in ours)
+        return
+    key, *others = keys
     matcher = SequenceMatcher(None, list(map(key, theirs)), list(map(key, ours)), autojunk=False)
     for tag, first, stop, our_first, our_stop in matcher.get_opcodes():
         if tag == "equal":
             yield from zip(theirs[first:stop], ours[our_first:our_stop], strict=True)
         else:
-            yield from rest(theirs[first:stop], ours[our_first:our_stop])
-
-
-def _gap(theirs: list[Entry], ours: list[Entry]) -> Iterator[Two]:
-    """Pair what has the same kind."""
-    return _aligned(theirs, ours, _kind, _alone)
-
-
-def _alone(theirs: list[Entry], ours: list[Entry]) -> Iterator[Two]:
-    yield from ((its, None) for its in theirs)
-    yield from ((None, mine) for mine in ours)
+            yield from _aligned(theirs[first:stop], ours[our_first:our_stop], *others)
 
 
 def _same(entry: Entry) -> Any:

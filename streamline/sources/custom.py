@@ -155,7 +155,6 @@ class _SourceRun(Generic[T]):
             self._rows.close()
 
     def _begin(self) -> None:
-        """Call the user's function."""
         source, site = self._source, self._site
         keywords = dict(source.params, state=self._state, shard=site.shard, num_shards=site.num_shards)
         names, _ = parameters_of(source.fn.fn)

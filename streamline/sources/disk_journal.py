@@ -50,7 +50,6 @@ class DiskJournal(Journal):
     Args:
       saved: the journal in the snapshot that is resumed; None: there is none.
       entries: the items in that snapshot, if its journal was in memory.
-      state: the snapshot's.
       mark_of: returns the mark of an item, see `SavedJournal`.
 
     Attributes:
@@ -464,7 +463,6 @@ class SegmentHeader(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     mark: Any = None
 
     def begin(self) -> bytes:
-        """Return the first bytes of the file."""
         return MAGIC + frame(json.dumps(msgspec.to_builtins(self, str_keys=True)).encode())
 
 

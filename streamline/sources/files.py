@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -88,7 +87,6 @@ class Files(Source[T]):
 
     @property
     def files(self) -> tuple[FoundObject, ...]:
-        """The files that are read, in order, before any shuffle."""
         return find(self.paths, self.access) if self.found is None else self.found
 
     @property
@@ -219,7 +217,6 @@ class Files(Source[T]):
         return ListsFlow(At(self.name, turns.json() if own is None else own), lists, demand)
 
     def _turns(self, parts: list[FilePart], interleave: int) -> ShardPlace:
-        """Return where a shard that reads several files in turn begins."""
         places = [self.format.begin(part.path) for part in parts if part.path not in self.gone]
         return ShardPlace(tuple(places[:interleave]), tuple(places[interleave:]))
 
@@ -233,13 +230,9 @@ class Files(Source[T]):
         waiting, _ = self._from(parts, following, site)
         return ShardPlace(tuple(slots), tuple(self.format.begin(part.path) for part in waiting))
 
-    async def _lists(self, parts: list[FilePart], place: Place, demand: Demand) -> Lists[T]:
-        sequential = self.format.sequential
-        async with aclosing(Fetcher(self.name, demand.site, self.access, parts, sequential=sequential)) as fetcher:
-            chunks = self.format.lists(fetcher, parts, place, self.name, demand)
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    yield chunk
+    def _lists(self, parts: list[FilePart], place: Place, demand: Demand) -> Lists[T]:
+        fetcher = Fetcher(self.name, demand.site, self.access, parts, sequential=self.format.sequential)
+        return self.format.lists(fetcher, parts, place, self.name, demand)
 
     def _unread(self, listing: Json, split: Split, shard: int, own: Json) -> list[str]:
         """Return the files that a shard has not read to their end."""

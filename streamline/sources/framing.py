@@ -26,9 +26,11 @@ class Framer(ABC, Generic[T]):
 
     Attributes:
       unit: the name of an item, for messages.
+      waiting: bytes of an item whose end has not come yet.
     """
 
     unit: str
+    waiting = 0
 
     @abstractmethod
     def feed(self, data: bytes) -> Iterator[T]:
@@ -37,11 +39,6 @@ class Framer(ABC, Generic[T]):
     def finish(self) -> Iterator[T]:
         """Yield the item that the end of a whole response ends, if there is one."""
         return iter(())
-
-    @property
-    @abstractmethod
-    def waiting(self) -> int:
-        """Bytes of an item whose end has not come yet."""
 
 
 class LineFramer(Framer[T]):
@@ -56,31 +53,26 @@ class LineFramer(Framer[T]):
         self._decode = decode
         self._max = max_item_bytes
         self._tail: list[bytes] = []
-        self._waiting = 0
         self._lines = 0
         self._begun = False
-
-    @property
-    def waiting(self) -> int:
-        return self._waiting
 
     def feed(self, data: bytes) -> Iterator[T]:
         end = data.rfind(b"\n") + 1
         if end:
             raw = b"".join((*self._tail, data[:end]))
             self._tail.clear()
-            self._waiting = 0
+            self.waiting = 0
             yield from self._decoded(raw)
         if rest := data[end:]:
             self._tail.append(rest)
-            self._waiting += len(rest)
-        if self._waiting > self._max + (0 if self._begun else len(BOM)):
+            self.waiting += len(rest)
+        if self.waiting > self._max + (0 if self._begun else len(BOM)):
             raise _too_long("a line", self._max)
 
     def finish(self) -> Iterator[T]:
         raw = b"".join(self._tail)
         self._tail.clear()
-        self._waiting = 0
+        self.waiting = 0
         if raw:
             yield from self._decoded(raw)
 
@@ -116,10 +108,6 @@ class BytesFramer(Framer[bytes]):
     """Bytes as they come: where one item ends and the next one begins is chance."""
 
     unit = "chunk"
-
-    @property
-    def waiting(self) -> int:
-        return 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         yield data
@@ -193,7 +181,7 @@ class SseFramer(Framer[ServerSentEvent]):
                 yield event
 
     @property
-    def waiting(self) -> int:
+    def waiting(self) -> int:  # type: ignore[override]
         return self._fields + self._begun
 
     def _take(self, line: bytes) -> ServerSentEvent | None:
@@ -222,5 +210,4 @@ class SseFramer(Framer[ServerSentEvent]):
 
 
 def _too_long(what: str, most: int) -> DataError:
-    """Return the error for an item that is longer than allowed."""
     return DataError(f"expected {what} of at most {most:,} bytes, got a longer one: raise max_item_bytes")

@@ -13,7 +13,7 @@ import logging
 import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -67,6 +67,7 @@ async def read(request: EndlessRequest, last_id: str, traffic: Traffic) -> Async
         await client.aclose()
 
 
+@dataclass
 class _FeedReader:
     """One reading of a feed.
 
@@ -74,26 +75,25 @@ class _FeedReader:
       over: the server has ended the stream.
     """
 
-    def __init__(
-        self, request: EndlessRequest, client: HttpClient, traffic: Traffic, retries: int, last_id: str
-    ) -> None:
-        self.over = False
-        self._request = request
-        self._url = shown(request.url)
-        self._client = client
-        self._traffic = traffic
-        self._retries = retries
-        self._last_id = last_id
+    request: EndlessRequest
+    client: HttpClient
+    traffic: Traffic
+    retries: int
+    last_id: str
+    over: bool = False
+    _asked_s: float = 0.0
+    _fruitless: int = 0  # connections in a row that brought no byte
+    _failed: int = 0  # attempts in a row without an answer
+    _answered_at: float | None = None  # when the server last answered; None: never
+    _why: str = ""
+
+    def __post_init__(self) -> None:
+        self._url = shown(self.request.url)
         self._retry_s = PAUSE_S
-        self._asked_s = 0.0
-        self._fruitless = 0  # connections in a row that brought no byte
-        self._failed = 0  # attempts in a row without an answer
-        self._answered_at: float | None = None  # when the server last answered; None: never
-        self._why = ""
 
     async def connection(self) -> AsyncGenerator[Any, None]:
         """Yield the items of one more connection, up to its end or failure."""
-        framer = framer_of(self._request.framing, self._request.max_item_bytes, self._last_id)
+        framer = framer_of(self.request.framing, self.request.max_item_bytes, self.last_id)
         response: aiohttp.ClientResponse | None = None
         self._asked_s = 0.0
         try:
@@ -115,7 +115,7 @@ class _FeedReader:
         pause_s = min(max(MAX_PAUSE_S, self._retry_s), self._retry_s * 2 ** min(self._fruitless, 30))
         pause_s = max(pause_s * random.uniform(1, 1.5), self._asked_s)
         self._fruitless += 1
-        self._traffic.retries += bool(self._failed)
+        self.traffic.retries += bool(self._failed)
         logger.log(
             logging.WARNING if self._failed else logging.INFO,
             "%s: %s; connecting again in %.2f s",
@@ -132,13 +132,13 @@ class _FeedReader:
           TransientError: a retry may succeed.
           ReadError: it would not.
         """
-        request = self._request
+        request = self.request
         headers = {}
         if request.framing == "sse":
             headers = {"Accept": MIME_TYPE, "Cache-Control": "no-cache"}
-            if self._last_id:
-                headers["Last-Event-ID"] = self._last_id
-        response = await self._client.get(request.url, headers, unpack=True)
+            if self.last_id:
+                headers["Last-Event-ID"] = self.last_id
+        response = await self.client.get(request.url, headers, unpack=True)
         try:
             self.over = self._ends(response)
         except BaseException:
@@ -151,14 +151,14 @@ class _FeedReader:
         """Return whether an answer says that there is nothing more to come, ever."""
         url, status, kind = self._url, response.status, printable(response.content_type)
         if status == 204:
-            return self._request.framing == "sse"
+            return self.request.framing == "sse"
         if 400 <= status < 500 and status not in (408, 429):
             raise refusal(url, status)
         if status not in (200, 408, 429) and status < 500:
             raise ReadError(f"{url}: expected an endless answer, got {status_name(status)}: is it the right URL?")
         if status != 200:
             understand(url, status, response.headers, 0, None)
-        if self._request.framing == "sse" and kind != MIME_TYPE:
+        if self.request.framing == "sse" and kind != MIME_TYPE:
             raise ReadError(
                 f"{url}: expected server-sent events ({MIME_TYPE}), the server sends {kind}: check the URL and the "
                 'credentials, or read it with another framing="lines", "jsonl" or "bytes"'
@@ -171,7 +171,7 @@ class _FeedReader:
         try:
             while data := await self._more(response):
                 self._fruitless = 0
-                self._traffic.bytes += len(data)
+                self.traffic.bytes += len(data)
                 for at in range(0, len(data), PIECE_BYTES):
                     piece = data[at : at + PIECE_BYTES]
                     for item in framer.feed(piece):
@@ -184,7 +184,7 @@ class _FeedReader:
                     yield item
         except DataError as error:
             way_out = ""
-            if self._request.framing == "jsonl":
+            if self.request.framing == "jsonl":
                 way_out = '; with framing="lines" and .map(json.loads, on_error="skip") such lines can be left out'
             raise DataError(
                 f"{self._url}, after byte {received:,} of a connection: {error}{way_out}"
@@ -194,12 +194,11 @@ class _FeedReader:
 
     async def _more(self, response: aiohttp.ClientResponse) -> bytes:
         try:
-            return await more_of(response.content, self._request.idle_timeout_s)
+            return await more_of(response.content, self.request.idle_timeout_s)
         except TimeoutError:
             raise TransientError("nothing came for idle_timeout_s") from None
 
     def _failure(self, error: Exception) -> None:
-        """Note a connection that failed."""
         url = self._url
         if self._answered_at is not None and isinstance(error, aiohttp.ClientConnectorDNSError):
             found = TransientError(f"the name {error.host} can't be looked up any more")
@@ -208,9 +207,9 @@ class _FeedReader:
         self._why = printable(str(found))
         self._asked_s = min(found.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
         self._failed += 1
-        if self._answered_at is None and self._failed > self._retries:
+        if self._answered_at is None and self._failed > self.retries:
             raise ReadError(f"{url}: failed {self._failed} times, and has never answered: {self._why}") from error
-        if self._answered_at is not None and (down_s := monotonic() - self._answered_at) > self._request.give_up_s:
+        if self._answered_at is not None and (down_s := monotonic() - self._answered_at) > self.request.give_up_s:
             raise ReadError(
                 f"{url}: no answer for {down_s:,.0f} s, {self._failed} attempts, the last one: {self._why}. Nothing is "
                 "lost: resume when the server is back, or raise give_up_s"
@@ -219,7 +218,7 @@ class _FeedReader:
     def _learn(self, framer: Framer[Any]) -> None:
         """Keep what the next connection needs, and drop the rest."""
         if isinstance(framer, SseFramer):
-            self._last_id = framer.last_id
+            self.last_id = framer.last_id
             self._retry_s = self._retry_s if framer.retry_s is None else framer.retry_s
         if framer.waiting:
             self._why += f"; {framer.waiting:,} bytes of an unfinished {framer.unit} were dropped"

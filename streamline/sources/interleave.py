@@ -84,7 +84,6 @@ class _FileSlot(Generic[T]):
         return len(self.items) - self.at
 
     def take(self, place: Place) -> None:
-        """Go on at a place of another file."""
         self._place = place
         self.reached = Reference.to(At(self._name, dict(place)))
 
@@ -106,7 +105,6 @@ class _FileSlot(Generic[T]):
         return True
 
     def deliver(self, count: int) -> Sequence[T]:
-        """Return the next items."""
         start, self.at = self.at, self.at + count
         found = self.items if count == len(self.items) else self.items[start : self.at]
         if not self.ready:
@@ -153,22 +151,14 @@ class _SlotStates:
         return _SlotStates(Reference.to(self.state_after(skipped).get()), states, 0)
 
 
+@dataclass(slots=True, eq=False)
 class _InterleavedStates:
-    """The states after items of a list: item i is number i // slots of slot i mod slots.
+    """The states after items of a list: item i is number i // slots of slot i mod slots."""
 
-    Args:
-      columns: of each slot, in the order of turns at the list's first item.
-      following: the first unopened file.
-      start: items of the first round that are not in this list.
-    """
-
-    __slots__ = ("_columns", "_following", "_name", "_start")
-
-    def __init__(self, name: str, columns: Sequence[_SlotStates], following: str | None, start: int) -> None:
-        self._name = name
-        self._columns = columns
-        self._following = following
-        self._start = start
+    _name: str
+    _columns: Sequence[_SlotStates]  # of each slot, in the order of turns at the list's first item
+    _following: str | None  # the first unopened file
+    _start: int  # items of the first round that are not in this list
 
     def __getitem__(self, index: int, /) -> State:
         full, last = divmod(index + self._start, len(self._columns))
@@ -183,16 +173,14 @@ class _InterleavedStates:
         return _InterleavedStates(self._name, columns, self._following, start)
 
 
+@dataclass(slots=True, eq=False)
 class _InterleavedState(State):
-    """The state of a shard after an item that the slot at state `last` gave; the first unopened file is `following`."""
+    """The state of a shard after an item that the slot at state `_last` gave."""
 
-    __slots__ = ("_following", "_last", "_name", "_slots")
-
-    def __init__(self, name: str, slots: Sequence[Reference], following: str | None, last: Reference) -> None:
-        self._name = name
-        self._slots = slots
-        self._following = following
-        self._last = last
+    _name: str
+    _slots: Sequence[Reference]
+    _following: str | None  # the first unopened file
+    _last: Reference
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without what only other items need."""

@@ -58,13 +58,15 @@ class Items(Source[T]):
     items: Indexable[T]
 
     def __eq__(self, other: object) -> bool:
-        """By identity of the items: comparing data takes long, and arrays don't compare to a bool."""
-        if not isinstance(other, Items) or self.name != other.name:
-            return False
-        return self.items is other.items or (isinstance(self.items, TableRows) and self.items == other.items)
+        """By identity of the data: comparing them takes long, and arrays don't compare to a bool."""
+        return isinstance(other, Items) and self._identity == other._identity
 
     def __hash__(self) -> int:
-        return hash((self.name, id(self.items.table if isinstance(self.items, TableRows) else self.items)))
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[str, int]:
+        return self.name, id(self.items.table if isinstance(self.items, TableRows) else self.items)
 
     @property
     def length(self) -> int | None:

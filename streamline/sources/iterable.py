@@ -11,6 +11,7 @@ import inspect
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -120,7 +121,6 @@ class _ListReader:
         self.count = 0
 
     def states(self) -> States:
-        """Return the states after the items that come next."""
         if self._marks is None:
             return CountedStates(self._source.name, self.count + 1)
         return _IterableStates(self._source.name, self._marks.mark, self._marks.at, self.count + 1)
@@ -185,7 +185,6 @@ class _ListReader:
         self._marks = Marks(known, json.dumps(state, separators=(",", ":")), self.count)
 
     async def aclose(self) -> None:
-        """Close the iterator, if it can be closed."""
         try:
             if isinstance(self._iterator, AsyncIterator):
                 if (aclose := getattr(self._iterator, "aclose", None)) is not None:
@@ -209,18 +208,8 @@ def _not_iterable(found: object) -> PlanTypeError:
 
 def _nexts(iterator: Iterator[Any]) -> Iterator[Any]:
     """Return an iterator that `iter` doesn't reset, as the `__iter__` of many a class does."""
-    if isinstance(getattr(type(iterator), "__iter__", None), FunctionType):
-        return _each(iterator)
-    return iterator
-
-
-def _each(iterator: Iterator[Any]) -> Iterator[Any]:
-    while True:
-        try:
-            item = next(iterator)
-        except StopIteration:
-            return
-        yield item
+    reset = isinstance(getattr(type(iterator), "__iter__", None), FunctionType)
+    return map(next, repeat(iterator)) if reset else iterator  # `map` ends where `next` does
 
 
 class _IterableStates:

@@ -174,7 +174,6 @@ class Live(Source[T]):
         return Path(self.journal, f"rank-{site.shard:05d}-of-{site.num_shards:05d}" if self.partitioned else "")
 
     def check_unread(self) -> None:
-        """Check that the feed can still be read."""
         if self.taken:
             raise PlanError(
                 f"from_stream was given an iterator ({type(self.stream).__name__}), which an earlier opening of this "
@@ -186,7 +185,6 @@ class Live(Source[T]):
         return self.stream.mark(item) if isinstance(self.stream, MarkedStream) else None
 
     def mark_of(self, written: EncodedItem) -> Json:
-        """Return the mark of a saved item."""
         return self.mark(self.codec.read(written)) if isinstance(self.stream, MarkedStream) else None
 
     def begin(self, mark: Json, read: int, traffic: Traffic) -> AsyncIterator[T]:

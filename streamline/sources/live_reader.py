@@ -125,7 +125,6 @@ class LiveReader:
     # Notifications ----------------------------------------------------------------------------------------------------
 
     def inbox(self, shard: int) -> Inbox[Any]:
-        """Return what the worker of a shard reads."""
         return next(queue for queue in self.worker_queues.queues if queue.shard == shard).channel.inbox
 
     def merge_waits(self, workers: Sequence[int]) -> None:
@@ -363,12 +362,10 @@ class WorkerQueues:
         self.notice()
 
     def notice(self) -> None:
-        """Notify the reader that something has changed."""
         if self._news is not None:
             self._news.set()
 
     async def wait_news(self) -> None:
-        """Wait until something has changed."""
         self._news = anyio.Event()
         await resting(self._news.wait())
 

@@ -326,7 +326,6 @@ class ComponentMetrics:
         self._passes = passes
 
     def details(self) -> Details:
-        """Return the figures of each component, by name."""
         state: Any = self.now.get()
         n, taken, ended, parts = state.own["n"], state.own["taken"], state.own["ended"], state.parts
         shard, num_shards = self._site

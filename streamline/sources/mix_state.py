@@ -50,7 +50,6 @@ class ComponentBuffer:
         self._after: State | None = None
 
     def gave(self, count: int) -> None:
-        """Note that `count` items were served."""
         self.served += count
         if self._after is not None and not self.items:
             self._rest_at(self._after)
@@ -129,7 +128,6 @@ class MixContext:
       over: which components had ended when a downstream stage reached the mixture's end, if that is later than here and
         will be read again.
       end: which components have ended, if this is the mixture's end.
-      of_pass: the pass.
     """
 
     name: str

@@ -80,7 +80,6 @@ class Numbers:
 
 
 def draws_of(weights: object, names: Sequence[str], seed: int) -> Draws:
-    """Return the draws for the user's weights, once checked."""
     weights = dict.fromkeys(names, 1.0) if weights is None else weights
     schedule = weights if isinstance(weights, list | tuple) else [(0, weights)]
     if schedule and all(isinstance(entry, int | float) for entry in schedule):

@@ -6,28 +6,25 @@ A row is what is at a position: a dict of Python values by column, as of `read_p
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from streamline.errors import PlanError, PlanTypeError
 
 
-class TableRows(ABC):
+class TableRows:
     """Reads a table by position, as a map-style dataset is read.
 
     Attributes:
       table: as it was given, never changed.
     """
 
-    as_list: ClassVar[str]
-    """The call that makes a list of its rows, for a message."""
-
-    def __init__(self, table: Any) -> None:
+    def __init__(self, table: Any, kind: tuple[str, str]) -> None:
         self.table = table
+        self._kind = kind
         _check_names(table)
 
     def __len__(self) -> int:
@@ -42,56 +39,19 @@ class TableRows(ABC):
         found: list[Any] = self.rows(slice(indices[0], indices[-1] + 1) if whole and indices else list(indices))
         return found
 
-    @abstractmethod
     def rows(self, wanted: Any) -> Any:
         """Return a list of the rows of a slice, or at these positions."""
-
-    def __eq__(self, other: object) -> bool:
-        """Of the same table, not of an equal one."""
-        return isinstance(other, TableRows) and self.table is other.table
-
-    def __hash__(self) -> int:
-        return id(self.table)
+        return KINDS[self._kind][1](self.table, wanted)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.table,)
-
-
-class _PandasFrame(TableRows):
-    as_list = ".to_dict('records')"
-
-    def rows(self, wanted: Any) -> Any:
-        return self.table.iloc[wanted].to_dict("records")
-
-
-class _PandasColumn(TableRows):
-    as_list = ".tolist()"
-
-    def rows(self, wanted: Any) -> Any:
-        return self.table.iloc[wanted].tolist()
-
-
-class _PolarsFrame(TableRows):
-    as_list = ".to_dicts()"
-
-    def rows(self, wanted: Any) -> Any:
-        return self.table[wanted].to_dicts()
-
-
-class _PolarsColumn(TableRows):
-    as_list = ".to_list()"
-
-    def rows(self, wanted: Any) -> Any:
-        return self.table[wanted].to_list()
+        return type(self), (self.table, self._kind)
 
 
 class _ArrowRows(TableRows):
     """Reads chunk by chunk: pyarrow's own `take` of a chunked column may copy all of it first."""
 
-    as_list = ".to_pylist()"
-
-    def __init__(self, table: Any) -> None:
-        super().__init__(table)
+    def __init__(self, table: Any, kind: tuple[str, str]) -> None:
+        super().__init__(table, kind)
         cut = getattr(table, "to_batches", None)
         self._chunks = cut() if cut is not None else getattr(table, "chunks", [table])
         self._starts = np.cumsum([0, *map(len, self._chunks)])
@@ -102,34 +62,27 @@ class _ArrowRows(TableRows):
         rows: list[Any] = [None] * len(positions)
         for place in np.unique(places).tolist():
             inside = np.flatnonzero(places == place)
-            found = _of_chunk(self._chunks[place], positions[inside] - self._starts[place])
-            for at, row in zip(inside.tolist(), found, strict=True):
+            chunk, local = self._chunks[place], positions[inside] - self._starts[place]
+            found = chunk.slice(local[0], len(local)) if (np.diff(local) == 1).all() else chunk.take(local)
+            for at, row in zip(inside.tolist(), found.to_pylist(), strict=True):
                 rows[at] = row
         return rows
 
 
-def _of_chunk(chunk: Any, positions: Any) -> list[Any]:
-    first, count = int(positions[0]), len(positions)
-    if int(positions[-1]) - first == count - 1 and (np.diff(positions) == 1).all():
-        found: list[Any] = chunk.slice(first, count).to_pylist()
-    else:
-        found = chunk.take(positions).to_pylist()
-    return found
-
-
-KINDS: dict[tuple[str, str], type[TableRows]] = {
-    ("pandas", "DataFrame"): _PandasFrame,
-    ("pandas", "Series"): _PandasColumn,
-    ("polars", "DataFrame"): _PolarsFrame,
-    ("polars", "Series"): _PolarsColumn,
-    ("pyarrow", "Table"): _ArrowRows,
-    ("pyarrow", "RecordBatch"): _ArrowRows,
-    ("pyarrow", "ChunkedArray"): _ArrowRows,
-    ("pyarrow", "Array"): _ArrowRows,
+KINDS: dict[tuple[str, str], tuple[str, Callable[[Any, Any], Any]]] = {
+    ("pandas", "DataFrame"): (".to_dict('records')", lambda table, wanted: table.iloc[wanted].to_dict("records")),
+    ("pandas", "Series"): (".tolist()", lambda column, wanted: column.iloc[wanted].tolist()),
+    ("polars", "DataFrame"): (".to_dicts()", lambda table, wanted: table[wanted].to_dicts()),
+    ("polars", "Series"): (".to_list()", lambda column, wanted: column[wanted].to_list()),
 }
-"""By library and class, a base class's, too."""
+"""By library and class, a base class's, too: the call that makes a list of all rows, for a message, and what returns
+those that are wanted. All others are pyarrow's."""
 
-LIBRARIES = {library for library, _ in KINDS}
+ARROW = ("Table", "RecordBatch", "ChunkedArray", "Array")
+
+KNOWN = {*KINDS, *(("pyarrow", name) for name in ARROW)}
+
+LIBRARIES = {library for library, _ in KNOWN}
 
 TABLES = ("DataFrame", "Table", "RecordBatch")
 
@@ -145,7 +98,7 @@ def rows_of(data: Any) -> Any:
     if known is None:
         _check_positions(data)
         return data
-    return KINDS[known](data)
+    return (TableRows if known in KINDS else _ArrowRows)(data, known)
 
 
 def check_not_table(what: str, iterable: object) -> None:
@@ -154,15 +107,14 @@ def check_not_table(what: str, iterable: object) -> None:
     if known is not None and known[1] in TABLES:
         raise PlanTypeError(
             f"{what} a {_named(iterable)}, whose iterator gives columns: to have its rows, read it with "
-            f"sl.from_items(table), or return table{KINDS[known].as_list}"
+            f"sl.from_items(table), or return table{KINDS[known][0] if known in KINDS else '.to_pylist()'}"
         )
 
 
 def _known(data: object) -> tuple[str, str] | None:
-    """Return library and class of a table, or of a column."""
     for base in type(data).__mro__:
         library = base.__module__.partition(".")[0]
-        if library in LIBRARIES and (library, base.__name__) in KINDS:
+        if library in LIBRARIES and (library, base.__name__) in KNOWN:
             return library, base.__name__
     return None
 

@@ -83,13 +83,12 @@ class Zip(Several[tuple[Any, ...]]):
                 raise DataError(f"sl.zip(strict=True): part {flows[at][0]} has ended, and part {name} has more items")
 
 
+@dataclass(slots=True, eq=False)
 class _ZippedStates:
     """The states after some tuples."""
 
-    __slots__ = ("_columns", "_name")
-
-    def __init__(self, name: str, columns: Mapping[str, States]) -> None:
-        self._name, self._columns = name, columns
+    _name: str
+    _columns: Mapping[str, States]
 
     def __getitem__(self, index: int, /) -> State:
         parts = {name: Reference(states, index) for name, states in self._columns.items()}

@@ -32,22 +32,19 @@ Whole = tuple[int, bytes | ReadError]
 
 
 class Fetcher:
-    """Opens the files that one flow reads.
+    """Opens the files that one flow reads, in an `async with`.
 
     Args:
-      name: of the source.
-      site: where the flow runs.
-      access: how files are reached.
-      parts: what the flow reads, in order.
       sequential: whether each is read as one stream, all but the first from its beginning, so that the next ones can
         be fetched ahead.
     """
 
-    def __init__(
-        self, name: str, site: Site, access: Access, parts: Sequence[FilePart], *, sequential: bool = True
-    ) -> None:
+    _shared: SharedStorages
+
+    def __init__(self, name: str, site: Site, access: Access, parts: Sequence[FilePart], *, sequential: bool) -> None:
+        self._name = name
         self._site = site
-        self._lease = SharedStorages(site.tasks.session, name, access)
+        self._access = access
         self._parts = parts
         self._sequential = sequential
         self._ahead: ReadAhead | None = None
@@ -57,7 +54,7 @@ class Fetcher:
         """Return file `index`; those before it are not asked for any more."""
         part = self._parts[index]
         ahead = partial(self._stream, index) if self._sequential and not part.local else None
-        return File(part, self._storage(part), self._pool, ahead, self._lease.notes)
+        return File(part, self._storage(part), self._pool, ahead, self._shared.notes)
 
     async def wholes(self, index: int, most: int) -> list[Whole]:
         """Return the files from `index` on that are there, whole: one at least, at most `most`, none after an error.
@@ -86,22 +83,25 @@ class Fetcher:
         ahead.poke()
         return found
 
-    async def aclose(self) -> None:
-        """Drop what was read ahead, and give the connections back. Idempotent."""
+    async def __aenter__(self) -> None:
+        self._shared = SharedStorages.lent(self._site.tasks.session, self._name, self._access)
+
+    async def __aexit__(self, *_: object) -> None:
+        """Drop what was read ahead, and give the connections back."""
         try:
             if self._ahead is not None:
                 await self._ahead.aclose()
         finally:
-            await self._lease.aclose()
+            await self._shared.release()
 
     def _storage(self, part: FilePart) -> Storage:
-        storage = self._lease.storages.of(part.path)
+        storage = self._shared.storages.of(part.path)
         if isinstance(storage, CachedStorage) and part.found.size is not None and part.found.etag:
             storage.note(part.found)  # it would ask for the size, to see whether all of the object has been read
         return storage
 
     def _pool(self) -> RequestPool:
-        return self._lease.pool(self._site.tasks)
+        return self._shared.pool(self._site.tasks)
 
     async def _joined(self, index: int) -> bytes | ReadError:
         """Return a file that comes in several answers, or not at all."""
@@ -112,7 +112,7 @@ class Fetcher:
             return error
 
     async def _local(self, index: int, most: int) -> list[Whole]:
-        storage = self._lease.storages.of(self._parts[index].path)
+        storage = self._shared.storages.of(self._parts[index].path)
         if not isinstance(storage, LocalStorage):  # of a remote file that is kept on disk, say
             return [(index, await self._joined(index))]
         stop = index + 1
@@ -166,54 +166,42 @@ class Fetcher:
 
 
 @dataclass
-class _Shared:
-    storages: Storages
-    pool: RequestPool | None = None
-    users: int = 0
-    notes: dict[str, Any] = field(default_factory=dict)
-
-
 class SharedStorages:
-    """The storages of a source, for one of its flows; the last one that gives them back closes them.
-
-    Args:
-      session: of the run.
-      name: of the source.
-      access: how it reads.
+    """The storages of a source, and what asks them, for all its flows in one event loop.
 
     Attributes:
-      storages: likewise.
       notes: what formats remember of files for the source's other flows.
     """
 
-    def __init__(self, session: Session, name: str, access: Access) -> None:
-        self._session = session
-        self._shares: dict[str, _Shared] = session.shares
-        self._name = name
-        self._access = access
-        self._shared = self._shares.setdefault(name, _Shared(Storages(access, session.meters.traffic(name))))
-        self._shared.users += 1
-        self.storages = self._shared.storages
-        self.notes = self._shared.notes
-        self._held = True
+    session: Session
+    name: str
+    access: Access
+    storages: Storages
+    notes: dict[str, Any] = field(default_factory=dict)
+    _pool: RequestPool | None = None
+    _users: int = 0
+
+    @classmethod
+    def lent(cls, session: Session, name: str, access: Access) -> SharedStorages:
+        """Return those of a source, for one of its flows; the last one that calls `release` closes them."""
+        shares: dict[str, SharedStorages] = session.shares
+        if name not in shares:
+            shares[name] = cls(session, name, access, Storages(access, session.meters.traffic(name)))
+        shares[name]._users += 1
+        return shares[name]
 
     def pool(self, tasks: Tasks) -> RequestPool:
         """Return what makes the requests of the source; it is made with `tasks` if there is none yet."""
-        shared = self._shared
-        if shared.pool is None:
-            shared.pool = RequestPool(tasks, self._access.concurrency, self._session.budget)
-        return shared.pool
+        if self._pool is None:
+            self._pool = RequestPool(tasks, self.access.concurrency, self.session.budget)
+        return self._pool
 
-    async def aclose(self) -> None:
-        """Release them. Idempotent."""
-        if not self._held:
-            return
-        self._held = False
-        self._shared.users -= 1
-        if not self._shared.users:
-            del self._shares[self._name]
+    async def release(self) -> None:
+        self._users -= 1
+        if not self._users:
+            del self.session.shares[self.name]
             try:
-                if self._shared.pool is not None:
-                    await self._shared.pool.aclose()
+                if self._pool is not None:
+                    await self._pool.aclose()
             finally:
-                await self._shared.storages.aclose()
+                await self.storages.aclose()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from streamline.errors import ReadError
@@ -34,43 +34,30 @@ class FilePart:
 
     @property
     def local(self) -> bool:
-        """Whether it is a local file."""
         return "://" not in self.found.path
 
 
+@dataclass
 class File:
     """One file, opened for one flow. What it reads is of the version that the listing names, if it names one.
 
-    Args:
-      part: the file, or a shard's part of it.
-      storage: that holds it.
+    Attributes:
       pool: returns what makes requests.
       ahead: reads a remote file from a byte on, and the flow's next files ahead; None: they are not read as streams.
-      notes: see the attribute.
-
-    Attributes:
-      part: the file, or a shard's part of it.
       notes: what formats remember of files, for all flows of the source in this event loop while any of them is open.
     """
 
-    def __init__(
-        self,
-        part: FilePart,
-        storage: Storage,
-        pool: Callable[[], RequestPool],
-        ahead: Callable[[int], AsyncGenerator[bytes, None]] | None = None,
-        notes: dict[str, Any] | None = None,
-    ) -> None:
-        self.part = part
-        self.notes = {} if notes is None else notes
-        self._storage = storage
-        self._pool = pool
-        self._ahead = ahead
-        self._found = part.found
+    part: FilePart
+    storage: Storage = field(repr=False)
+    pool: Callable[[], RequestPool] = field(repr=False)
+    ahead: Callable[[int], AsyncGenerator[bytes, None]] | None = field(default=None, repr=False)
+    notes: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self._found = self.part.found
 
     @property
     def path(self) -> str:
-        """Local path or URL."""
         return self.part.path
 
     @property
@@ -85,7 +72,7 @@ class File:
           ReadError: as `Storage.stat`.
         """
         if self._found.size is None:
-            self._found = await self._storage.stat(self.path)
+            self._found = await self.storage.stat(self.path)
         return self._found
 
     async def size(self, need: str) -> int:
@@ -101,9 +88,9 @@ class File:
 
     def blocks(self, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes, None]:
         """Yield the bytes from `start` on, in order, in blocks of bounded size. As `Storage.blocks`."""
-        if stop is None and self._ahead is not None:
-            return self._ahead(start)
-        return self._storage.blocks(self.path, start, stop, self._found.etag)
+        if stop is None and self.ahead is not None:
+            return self.ahead(start)
+        return self.storage.blocks(self.path, start, stop, self._found.etag)
 
     async def read(self, start: int, stop: int) -> bytes:
         """Return the bytes `start` to `stop`. As `Storage.read`."""
@@ -120,7 +107,7 @@ class File:
         """
         if self.local:
             for start, stop in spans:
-                yield await self._storage.read(self.path, start, stop, self._found.etag)
+                yield await self.storage.read(self.path, start, stop, self._found.etag)
             return
         asked: list[tuple[int, int]] = []  # and not yielded yet, in order
 
@@ -134,9 +121,9 @@ class File:
                 _ = reading.next_span  # takes one of `spans`, which is noted then, also an empty one, without any part
             return bool(asked)
 
-        ahead = ReadAhead(self._pool())
+        ahead = ReadAhead(self.pool())
         try:
-            reading = ObjectReader(0, self._storage, self._found, spans=parts(noted(), ahead.account.part_bytes))
+            reading = ObjectReader(0, self.storage, self._found, spans=parts(noted(), ahead.account.part_bytes))
             ahead.add(reading)
             async with aclosing(ahead.blocks(reading)) as blocks:
                 while more():

@@ -23,8 +23,6 @@ class ObjectReader:
 
     Attributes:
       order: of the object among those that its reader takes.
-      found: what is known of the object.
-      start: the first byte.
       spans: what remains to be asked for, after `peeked`; None: nothing is known of the object yet.
       eager: the offset up to which it is read ahead; None: all of it.
       requests: what was asked for and not taken yet, in order.
@@ -84,7 +82,6 @@ class ReadAhead:
         self._pool.poke()
 
     def next_request(self) -> Request | None:
-        """Return the next request to make, which counts as begun; None: there is none that may begin now."""
         begun = len(self._owners) - len(self._again)
         if self._closed or (begun >= self._pool.window and not self._starves()):
             return None
@@ -208,12 +205,10 @@ class ReadAhead:
     # Called by requests.
 
     def is_first(self, request: Request) -> bool:
-        """Whether the reader waits for this request, or will next."""
         reading = self.readings[0] if self.readings else None
         return reading is not None and bool(reading.requests) and reading.requests[0] is request
 
     def learn(self, request: Request, found: FoundObject, rest: bool) -> None:
-        """Learn what an answer says of the object; `rest`: it ends before the object does."""
         reading = self._owners[request]
         reading.found = found
         reading.spans = iter(())
@@ -228,12 +223,10 @@ class ReadAhead:
             self._pool.poke()
 
     def again(self, request: Request) -> None:
-        """Make this request later: there is no room now for what it turned out to hold."""
         insort(self._again, (self._owners[request].order, request.start, request))
         self._pool.poke()
 
     def streams(self, request: Request) -> None:
-        """Read this object as one stream instead, at the reader's own pace."""
         reading = self._owners.pop(request)
         reading.requests.remove(request)
         reading.spans = iter(())
@@ -241,7 +234,6 @@ class ReadAhead:
         self._wake()
 
     def arrived(self, request: Request) -> None:
-        """There is more of `request`, or it is over."""
         if self._waiting is not None and self.is_first(request):
             self._wake()
 

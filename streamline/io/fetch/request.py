@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from streamline.core.byte_budget import Account, Budget
 from streamline.core.tasks import Job, Tasks
 from streamline.errors import ClosedError, ReadError, printable
-from streamline.io.storage.base import FoundObject, Storage
+from streamline.io.storage.base import FoundObject, Storage, too_short
 
 GUESS_BYTES = 256 * 2**10
 """What an answer of unknown size is taken to hold at least, until it says so: what a connection buffers anyway."""
@@ -153,8 +153,7 @@ class Request:
 
     def _look(self, found: FoundObject) -> None:
         if found.size is not None and self.start > found.size:
-            what, most = printable(self.found.path), found.size
-            raise ReadError(f"{what} has {most:,} bytes, expected more than {self.start:,}: has it been replaced?")
+            raise too_short(printable(self.found.path), found.size, self.start)
         self._etag = self._etag or found.etag
         self.begins(found, None if found.size is None else min(found.size, self.start + self.part_bytes), True)
         if found.size is None and not self._dropped:
@@ -220,11 +219,6 @@ class RequestPool:
     Attributes:
       budget: bytes that all requests may hold.
       window: requests that each flow may have begun, and not taken yet: one slow answer shall hold up few others.
-
-    Args:
-      tasks: where the tasks are started.
-      concurrency: requests in flight at the most.
-      budget: see there.
     """
 
     def __init__(self, tasks: Tasks, concurrency: int, budget: Budget) -> None:

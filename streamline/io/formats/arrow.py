@@ -152,7 +152,6 @@ class ArrowFormat(Columnar):
 
 
 async def _messages(file: File) -> AsyncGenerator[tuple[Message, bytes], None]:
-    """Yield the messages of a stream, each with all of its bytes."""
     path, at = file.path, 0
     async with aclosing(file.blocks()) as incoming:
         buffer = bytearray()

@@ -18,8 +18,6 @@ from streamline.sharding.split import contiguous
 
 
 class _BatchDecoder:
-    """Decodes the record batches of a file or a stream."""
-
     def __init__(self, format: Columnar, path: str, schema: Any) -> None:
         self._batch_rows = format.batch_rows
         tops = named(path, schema, schema.names, format.columns)
@@ -53,9 +51,6 @@ class FileTable:
     """The footer of an Arrow file, and a decoder of what is fetched of it.
 
     Args:
-      format: what is wanted.
-      file: which batches, and of what.
-      size: of the file in bytes.
       footer: its end, at least all of the footer.
       held: the dictionaries, with where they are; of a local file none.
       found: where the record batches are.
@@ -103,7 +98,9 @@ class FileTable:
     def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
         if data:
             ((begin, _),) = group.spans
-            group.rows = Message.of(_metadata(data[0], self._found[group.index].start - begin)).rows
+            at = self._found[group.index].start - begin + PREFIX_BYTES
+            length = int.from_bytes(data[0][at - 4 : at], "little")
+            group.rows = Message.of(data[0][at : at + length]).rows
             self._sparse.hold([*self._held, (begin, data[0])])
         batch = self._reader.get_batch(group.index)
         group.rows = batch.num_rows
@@ -111,12 +108,6 @@ class FileTable:
 
     def close(self) -> None:
         self._source.close()
-
-
-def _metadata(data: bytes, at: int = 0) -> bytes:
-    """Return the metadata of the message that begins at byte `at`."""
-    begin = at + PREFIX_BYTES
-    return data[begin : begin + int.from_bytes(data[at + 4 : begin], "little")]
 
 
 class StreamTable:

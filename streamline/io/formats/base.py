@@ -57,12 +57,13 @@ class Format(ABC, Generic[T]):
         self, fetcher: Fetcher, parts: Sequence[FilePart], place: Place, name: str, demand: Demand
     ) -> Lists[T]:
         """Yield the items of files, one file after the other, from `place` in the first on. As `chunks`."""
-        for index in range(len(parts)):
-            begin = self.begin(parts[index].path) if index else place
-            after = self.begin(parts[index + 1].path if index + 1 < len(parts) else None)
-            async with aclosing(self.chunks(fetcher.file(index), begin, after, name, demand)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+        async with fetcher:
+            for index in range(len(parts)):
+                begin = self.begin(parts[index].path) if index else place
+                after = self.begin(parts[index + 1].path if index + 1 < len(parts) else None)
+                async with aclosing(self.chunks(fetcher.file(index), begin, after, name, demand)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
 
     @abstractmethod
     def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[T]:
@@ -112,33 +113,29 @@ class Format(ABC, Generic[T]):
         return ", ".join([place["file"], *(f"{key} {value:,}" for key, value in place.items() if key != "file")])
 
 
+@dataclass(slots=True, eq=False)
 class IndexedStates:
     """A column of states: after item i of a list, `place` with each key of `columns` set to its value i.
 
-    Args:
-      name: of the source.
-      place: what all of them share.
-      columns: values by key, one for each item.
+    Attributes:
       last: the place after the last item, where that is another one: the next group's, the next file's.
     """
 
-    __slots__ = ("_columns", "_count", "_last", "_name", "_place")
-
-    def __init__(
-        self, name: str, place: Place, columns: Mapping[str, Sequence[Json]], last: Place | None = None
-    ) -> None:
-        self._name = name
-        self._place = place
-        self._columns = columns
-        self._count = len(next(iter(columns.values())))
-        self._last = last
+    name: str
+    place: Place
+    columns: Mapping[str, Sequence[Json]]
+    last: Place | None = None
 
     def __getitem__(self, index: int, /) -> State:
-        if self._last is not None and index == self._count - 1:
-            return At(self._name, self._last)
-        return At(self._name, self._place | {key: values[index] for key, values in self._columns.items()})
+        if self.last is not None and index == self._count - 1:
+            return At(self.name, self.last)
+        return At(self.name, self.place | {key: values[index] for key, values in self.columns.items()})
 
     def trimmed(self, first: int, count: int) -> States:
-        last = self._last if first + count == self._count else None
-        columns = {key: values[first : first + count] for key, values in self._columns.items()}
-        return IndexedStates(self._name, self._place, columns, last)
+        last = self.last if first + count == self._count else None
+        columns = {key: values[first : first + count] for key, values in self.columns.items()}
+        return IndexedStates(self.name, self.place, columns, last)
+
+    @property
+    def _count(self) -> int:
+        return len(next(iter(self.columns.values())))

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from streamline.core.pace import Pace
 from streamline.core.threads import OneThread
-from streamline.errors import DataError, ReadError
+from streamline.errors import DataError
 from streamline.io.fetch.file import File
 from streamline.io.formats.compression import (
     HEAD_BYTES,
@@ -22,6 +22,7 @@ from streamline.io.formats.compression import (
     sniffed,
     undecided,
 )
+from streamline.io.storage.base import too_short
 
 Marked: TypeAlias = tuple[bytes, bool]
 """Some bytes, and whether they are known to be the last."""
@@ -97,7 +98,7 @@ async def _decompressed(
                     yield held, False
                 held = piece[max(0, start - begin) :]
             if position < start:
-                raise ReadError(f"{path} has {position:,} bytes, expected more than {start:,}: has it been replaced?")
+                raise too_short(path, position, start)
         except Exception as error:
             failure = error
     if held:

@@ -147,7 +147,6 @@ class RowGroup:
     """Some rows of a file that can be read without the others.
 
     Attributes:
-      index: in the file.
       rows: how many; None: it is known when it is decoded.
       spans: the bytes that are needed of it, in order.
       step: rows to be decoded at a time.
@@ -214,8 +213,6 @@ class GroupReader:
       after: the place after the group.
       row: rows of it that were read.
       unchanged: checks that the file doesn't change; None: not needed.
-      name: of the source.
-      demand: decides what is done about damage.
     """
 
     format: Columnar
@@ -319,13 +316,11 @@ class GroupReader:
         return Chunk((), (), state)
 
     def _place(self, row: int) -> Place:
-        """Return the place after `row` rows of the group."""
         if self.group.rows is not None and row >= self.group.rows:
             return self.after
         return {"file": self.path, "group": self.group.index, "row": row}
 
     def _error(self, error: Exception, at: str = "") -> DataError:
-        """Return the error for data that can't be decoded."""
         reason = str(error).splitlines()[0] if str(error) else "no reason given"
         what = f"{self.path} {self.format.unit} {self.group.index}{at}"
         found = DataError(f"{what}: can't be decoded: {type(error).__name__}: {reason}")
@@ -377,7 +372,6 @@ class Predicate:
 
     @property
     def expression(self) -> Any:
-        """The expression. Imports pyarrow."""
         return pickle.loads(self.pickled)
 
 
@@ -385,7 +379,6 @@ class Unchanged:
     """What a local file was like when it was opened: it is read in pieces, and has no ETag. Does (sync) I/O.
 
     Args:
-      path: of the file.
       size: in bytes, as the listing says; None: it doesn't.
     """
 

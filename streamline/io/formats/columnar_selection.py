@@ -66,8 +66,6 @@ def named(path: str, schema: Any, leaves: Sequence[str], columns: Sequence[str] 
     """Return the names of the top columns that are wanted, in the order in which they are to come.
 
     Args:
-      path: of the file, for messages.
-      schema: of the file.
       leaves: dotted names of all that can be asked for, but for what they begin with.
       columns: dotted names; None: all.
     """

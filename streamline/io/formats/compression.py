@@ -240,14 +240,12 @@ FOREIGN = {
 
 
 def check_not_foreign(path: str, head: bytes) -> None:
-    """Check that a file doesn't begin as one of another format."""
     for magic, (name, way) in FOREIGN.items():
         if head.startswith(magic):
             raise DataError(f"{path} is {name}, whatever its name says: {way}")
 
 
 def not_splittable(path: str, num_shards: int, kind: Compression) -> PlanError:
-    """Return the error for splitting a compressed file."""
     return PlanError(
         f"{path} is a {kind.name} file, which can only be read from its start, so it can't be split into {num_shards} "
         f'shards: split it into several files, or write .shard({num_shards}, mode="replicated"): each shard reads '

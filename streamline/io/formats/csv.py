@@ -66,7 +66,6 @@ class CsvFormat(TextFormat[Any]):
 
     Attributes:
       header: as `Header`; False: items are lists.
-      dialect: how fields are told apart.
       max_record_bytes: a longer record is an error.
     """
 
@@ -226,21 +225,20 @@ def _window(raw: bytes, at: int, size: int) -> int:
     return raw.rfind(b"\n", at, stop) + 1 or raw.find(b"\n", stop) + 1 or len(raw)
 
 
+@dataclass(frozen=True)
 class Records:
     """Makes items out of slices.
 
-    Args:
-      dialect: of the file.
+    Attributes:
       names: of the columns; None: items are lists.
       width: fields in a record; None: any number.
       max_bytes: a record at the most, without its end.
     """
 
-    def __init__(self, dialect: Dialect, names: Sequence[str] | None, width: int | None, max_bytes: int) -> None:
-        self._dialect = dialect
-        self._names = names
-        self._width = width
-        self._max_bytes = max_bytes
+    dialect: Dialect
+    names: Sequence[str] | None
+    width: int | None
+    max_bytes: int
 
     def decode(self, raw: bytes, final: bool) -> tuple[DecodedSlice[Any], int]:
         """Return the items of whole lines, and the size of these in bytes; never raises for what is in them.
@@ -256,7 +254,7 @@ class Records:
             text, wrong = raw.decode(), None
         except UnicodeDecodeError as error:
             text, wrong = raw.decode(errors="replace"), error
-        found = read(self._dialect, raw, text)
+        found = read(self.dialect, raw, text)
         decoded = self._items(found, raw, wrong)
         size = found.size if decoded.lines == found.lines else bytes_of(raw, decoded.lines)
         if decoded.fault is None and found.bad is not None:
@@ -268,13 +266,13 @@ class Records:
         return decoded, size
 
     def _items(self, found: CsvRows, raw: bytes, wrong: UnicodeDecodeError | None) -> DecodedSlice[Any]:
-        rows, names = found.rows, self._names
-        if wrong is None and len(raw) <= self._max_bytes and all(rows):
+        rows, names = found.rows, self.names
+        if wrong is None and len(raw) <= self.max_bytes and all(rows):
             kept = None if found.ends is None else [end - 1 for end in found.ends]
             try:
                 if names is not None:
                     return DecodedSlice([dict(zip(names, row, strict=True)) for row in rows], found.lines, kept)
-                if self._width is None or set(map(len, rows)) <= {self._width}:
+                if self.width is None or set(map(len, rows)) <= {self.width}:
                     return DecodedSlice(rows, found.lines, kept)
             except ValueError:
                 pass  # the loop below finds the record
@@ -294,41 +292,39 @@ class Records:
         return DecodedSlice(items, begin, kept)
 
     def _checks(self, raw: bytes, wrong: UnicodeDecodeError | None) -> Any:
-        """Return what says what is wrong with a record of some lines."""
         bad_line = None if wrong is None else raw.count(b"\n", 0, wrong.start)
-        lines = raw.split(b"\n") if len(raw) > self._max_bytes else None
+        lines = raw.split(b"\n") if len(raw) > self.max_bytes else None
 
         def check(row: Row, begin: int, end: int) -> Fault | None:
             if bad_line is not None and begin <= bad_line < end:
                 assert wrong is not None
                 return Fault(begin, 0, _not_utf8(wrong, raw, begin), wrong, end - begin)
-            if lines is not None and sum(map(len, lines[begin:end])) + end - begin - 1 > self._max_bytes:
-                return Fault(begin, 0, too_long(self._max_bytes), None, end - begin)
-            if self._width in (None, len(row)):
+            if lines is not None and sum(map(len, lines[begin:end])) + end - begin - 1 > self.max_bytes:
+                return Fault(begin, 0, too_long(self.max_bytes), None, end - begin)
+            if self.width in (None, len(row)):
                 return None
-            return Fault(begin, 0, self._misfit(row, self._width), None, end - begin)
+            return Fault(begin, 0, self._misfit(row, self.width), None, end - begin)
 
         return check
 
     def _open(self, size: int, line: int, final: bool) -> Fault | None:
-        if size - 1 > self._max_bytes:
-            return Fault(line, 0, too_long(self._max_bytes))
+        if size - 1 > self.max_bytes:
+            return Fault(line, 0, too_long(self.max_bytes))
         if final:
             return Fault(line, 0, "expected the end of a field that is in quotes, got the end of the file")
         return None
 
     def _misfit(self, row: Row, width: int) -> str:
         count = f"expected {width} fields, got {len(row)}"
-        if self._names is None:
+        if self.names is None:
             return f"{count}: the file's first record has {width}"
         if len(row) < width:
-            return f"{count}: none for {', '.join(map(repr, self._names[len(row) :][:5]))}"
+            return f"{count}: none for {', '.join(map(repr, self.names[len(row) :][:5]))}"
         shown = ", ".join(repr(field[:40]) for field in row[width:][:5])
         return f"{count}: no column for {shown}"
 
 
 def too_long(max_record_bytes: int) -> str:
-    """Return what is wrong with a record that doesn't end in time."""
     return (
         f"expected a record of at most {max_record_bytes:,} bytes, found no end of it in them: a quote that isn't "
         "closed, or raise max_record_bytes"

@@ -137,12 +137,10 @@ class LineSlice:
     """Some lines of one file, and where they are.
 
     Args:
-      file: as opened.
       shard: " (of shard 2)" where lines are counted from the shard's own start, else "".
       line: lines before it.
       byte: where it begins.
       raw: whole lines.
-      lines: how many.
       successor: the place after the last line, where that is another one: the next file's.
     """
 
@@ -173,7 +171,6 @@ class LineSlice:
         return found
 
     def after(self, index: int) -> Place:
-        """Return the place after line `index` of this slice."""
         if self._ends is not None:
             byte = self._ends[index]
         else:
@@ -192,15 +189,13 @@ class LineSlice:
         return f"{self._file} line {place['line']}{self._shard} (ends at byte {place['byte']})"
 
 
+@dataclass(slots=True, eq=False)
 class LineState(State):
     """The state after a line; turned into a place only when it is read."""
 
-    __slots__ = ("_index", "_name", "_slice")
-
-    def __init__(self, name: str, of: LineSlice, index: int) -> None:
-        self._name = name
-        self._slice = of
-        self._index = index
+    _name: str
+    _slice: LineSlice
+    _index: int
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the other lines."""
@@ -216,15 +211,13 @@ class LineState(State):
         return self._slice.where(self._index)
 
 
+@dataclass(slots=True, eq=False)
 class LineStates:
     """The states after the items of a slice; `kept` are their lines, None: item i is line i."""
 
-    __slots__ = ("_kept", "_name", "_slice")
-
-    def __init__(self, name: str, of: LineSlice, kept: Sequence[int] | None) -> None:
-        self._name = name
-        self._slice = of
-        self._kept = kept
+    _name: str
+    _slice: LineSlice
+    _kept: Sequence[int] | None
 
     def __getitem__(self, index: int, /) -> State:
         return LineState(self._name, self._slice, index if self._kept is None else self._kept[index])
@@ -301,8 +294,6 @@ class LineFormat(TextFormat[T]):
     """Files of lines.
 
     Attributes:
-      made_by: the public function.
-      decode: makes items of lines.
       max_line_bytes: a longer line is an error.
     """
 

@@ -77,7 +77,6 @@ class ArrayTable:
                 yield [await anext(column) for column in columns]
 
     def items(self, block: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
-        """Return the rows of a part of a block as items."""
         if not self.archive:
             return list(block[0])
         names = [column.name for column in self.columns]
@@ -293,7 +292,6 @@ async def column_of(file: File, member: ArchivedArray | None, head: bytes, in_th
 
     Args:
       head: the first bytes of the file, or of the member where it isn't packed, as far as they have been read.
-      in_thread: calls a sync function in a thread.
     """
     packed = member is not None and member.packed
     base = 0 if member is None else member.start

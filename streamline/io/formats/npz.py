@@ -79,7 +79,6 @@ class ArchivedArray:
 
 
 async def members(file: File) -> list[ArchivedArray]:
-    """Return the arrays of an archive, in its order."""
     size = await file.size("reading the directory at an npz file's end")
     found: list[ArchivedArray] = []
     for info in await _directory(file, size):
@@ -132,7 +131,7 @@ def _check_count(end: bytes, comment: bytes, found: int) -> None:
 
 async def _start(file: File, info: ZipInfo, size: int) -> int:
     """Return the byte at which a member's data begins, after its own header, which must say what the directory says."""
-    at, named = info.header_offset, _name_of(info)
+    at, named = info.header_offset, info.orig_filename.encode("utf-8" if info.flag_bits & UTF_8 else "cp437")
     if not 0 <= at <= size - LOCAL_HEADER.size:
         raise DataError(f"the zip archive's directory is damaged: {info.filename!r} begins at byte {at:,} of {size:,}")
     head = await file.read(at, min(size, at + LOCAL_HEADER.size + len(named) + EXTRA_BYTES))
@@ -158,10 +157,6 @@ async def _start(file: File, info: ZipInfo, size: int) -> int:
             f"member's own header at byte {at:,} says {header!r}; use a copy of the file"
         )
     return start
-
-
-def _name_of(info: ZipInfo) -> bytes:
-    return info.orig_filename.encode("utf-8" if info.flag_bits & UTF_8 else "cp437")
 
 
 def _with_long_sizes(sizes: list[int], extra: bytes) -> list[int]:

@@ -38,9 +38,6 @@ class ParquetTable:
     A local file is read by pyarrow itself: it asks for the same bytes, and saves a copy and the ways between threads.
 
     Args:
-      format: what is wanted.
-      file: which groups, and of what.
-      size: of the file in bytes.
       footer: its end, at least all of the footer.
       first: the first group that is wanted.
     """

@@ -64,7 +64,7 @@ class TarFormat(Format[Any]):
             yield Chunk((), (), At(name, dict(after)))
             return
         pace = Pace()
-        async with aclosing(pieces(file, reader.byte)) as blocks:
+        async with aclosing(pieces(file, reader.samples.begin)) as blocks:
             while True:
                 failure: Exception | None = None
                 with Working(meter):
@@ -114,8 +114,8 @@ async def _reader(
                 return None
             byte, sample = found
     patient = demand.skips is not None and demand.skips.active
-    samples = Samples(file.path, byte, stop, group=format.group, max_bytes=format.max_sample_bytes, patient=patient)
-    return _ArchiveReader(samples, file.path, byte, sample, name, after, demand)
+    samples = Samples(file.path, byte, stop, format.group, format.max_sample_bytes, patient)
+    return _ArchiveReader(samples, sample, name, after, demand)
 
 
 @dataclass
@@ -123,8 +123,6 @@ class _ArchiveReader:
     """Turns the samples of one archive into chunks."""
 
     samples: Samples
-    path: str
-    byte: int
     sample: int
     name: str
     after: Place
@@ -137,7 +135,7 @@ class _ArchiveReader:
             self.sample += len(found.items)
             first = self.sample - len(found.items) + 1
             columns = {"byte": found.ends, "sample": range(first, self.sample + 1)}
-            states = IndexedStates(self.name, {"file": self.path}, columns, self.after if last else None)
+            states = IndexedStates(self.name, {"file": self.samples.path}, columns, self.after if last else None)
             yield Chunk(found.items, states)
         elif last:
             yield Chunk((), (), At(self.name, dict(self.after)))
@@ -146,7 +144,7 @@ class _ArchiveReader:
         if found.wrong is not None:
             self.sample += 1
             end = found.wrong.end
-            place = dict(self.after) if end is None else {"file": self.path, "byte": end, "sample": self.sample}
+            place = dict(self.after) if end is None else {"file": self.samples.path, "byte": end, "sample": self.sample}
             self.demand.judge(found.wrong.error, found.wrong.item, At(self.name, place))
             yield Chunk((), (), At(self.name, place))
 
@@ -209,42 +207,43 @@ def part_of(header: TarHeader, group: bool) -> tuple[str | None, str] | None:
     return name[:dot], name[dot + 1 :].lower()
 
 
+@dataclass
 class Samples:
     """Is fed the blocks of an archive, and makes samples of them.
 
     A sample is whole when the next one begins, or when the archive has been found to be whole: until then it is kept.
 
-    Args:
+    Attributes:
       begin: the byte at which the first block begins, and a sample.
       stop: samples that begin at this byte or later belong to the next share; None: there is none.
       group: whether there are samples; otherwise each member is one.
       max_bytes: of the data of a sample; more is wrong with it.
       patient: whether a bad sample is read to its end before its error is returned.
-
-    Attributes:
       over: whether the next sample belongs to the next share.
     """
 
-    def __init__(self, path: str, begin: int, stop: int | None, *, group: bool, max_bytes: int, patient: bool) -> None:
-        self._path = path
-        self._scanner = Scanner(path, begin)
-        self._stop = stop
-        self._group = group
-        self._max_bytes = max_bytes
-        self._patient = patient
-        self._header: TarHeader | None = None  # of the next sample's first member
-        self._item: Any = None  # the part read so far of the current sample; None: none is
-        self._key: str | None = None
-        self._begin = self._bytes = 0
-        self._field: str | None = None  # of the member whose data come next
-        self._error: DataError | None = None  # what is wrong with the sample
-        self.over = False
+    path: str
+    begin: int
+    stop: int | None
+    group: bool
+    max_bytes: int
+    patient: bool
+    over: bool = False
+    _header: TarHeader | None = None  # of the next sample's first member
+    _item: Any = None  # the part read so far of the current sample; None: none is
+    _key: str | None = None
+    _begin: int = 0
+    _bytes: int = 0
+    _field: str | None = None  # of the member whose data come next
+    _error: DataError | None = None  # what is wrong with the sample
+
+    def __post_init__(self) -> None:
+        self._scanner = Scanner(self.path, self.begin)
 
     def feed(self, block: bytes) -> None:
         self._scanner.feed(block)
 
     def next(self) -> Gathered:
-        """Return what the next members give."""
         found = Gathered()
         for _ in range(SLICE_MEMBERS):
             try:
@@ -253,7 +252,7 @@ class Samples:
                 self._keep(found)
                 found.failure = error
                 return found
-            if self._error is not None and (self._header is not None or not self._patient):
+            if self._error is not None and (self._header is not None or not self.patient):
                 found.wrong, found.more = self._left_out(self._error, self._scanner.start), True
                 return found
             if not more:
@@ -267,7 +266,7 @@ class Samples:
         try:
             self._scanner.finish()
         except NoEndMarkError as error:
-            if not self._group:
+            if not self.group:
                 self._keep(found)
             found.wrong = self._left_out(error, None)
         except DataError as error:
@@ -293,12 +292,12 @@ class Samples:
         header, self._header = self._header or scanner.header(), None
         if header is None:
             return False
-        part = part_of(header, self._group)
+        part = part_of(header, self.group)
         if part is None:
             scanner.skip()
             return True
         key, field = part
-        if self._item is None or not self._group or key != self._key:
+        if self._item is None or not self.group or key != self._key:
             if self._error is not None:
                 self._header = header
                 return True
@@ -306,11 +305,11 @@ class Samples:
                 found.items.append(self._item)
                 found.ends.append(scanner.start)
                 self._item = None
-            if self._stop is not None and scanner.start >= self._stop:
+            if self.stop is not None and scanner.start >= self.stop:
                 self.over = True
                 return False
             self._key, self._begin, self._bytes = key, scanner.start, 0
-            self._item = {"__key__": key} if self._group else header.name
+            self._item = {"__key__": key} if self.group else header.name
         self._bytes += header.size
         if self._error is None:
             self._error = self._fault(header, field)
@@ -325,7 +324,7 @@ class Samples:
             self._field = field
             return False
         self._field = None
-        if self._group:
+        if self.group:
             self._item[field] = data
         else:
             self._item = Member(field, data)
@@ -334,33 +333,33 @@ class Samples:
     def _fault(self, header: TarHeader, field: str) -> DataError | None:
         """Return what is wrong with a sample because of its next member."""
         start = self._scanner.start
-        what = f"{self._path}, member {header.name!r} (byte {start:,})"
+        what = f"{self.path}, member {header.name!r} (byte {start:,})"
         if header.link:
             return DataError(
                 f"{what} is a hard link to {header.link!r}, whose data are elsewhere in the archive: write it with "
                 "tar --hard-dereference"
             )
-        if self._group and field in self._item:
+        if self.group and field in self._item:
             return DataError(
                 f"{what} is the second one for {field!r} of the sample {self._key!r} (byte {self._begin:,}): give each "
                 "sample a name of its own, or read members with group=False"
             )
-        if self._bytes > self._max_bytes:
-            of = f"makes its sample {self._bytes:,} bytes long" if self._group else f"has {self._bytes:,} bytes"
+        if self._bytes > self.max_bytes:
+            of = f"makes its sample {self._bytes:,} bytes long" if self.group else f"has {self._bytes:,} bytes"
             return DataError(
-                f"{what} {of}, expected {self._max_bytes:,} at most: raise max_sample_bytes, if that is no damage"
+                f"{what} {of}, expected {self.max_bytes:,} at most: raise max_sample_bytes, if that is no damage"
             )
         return None
 
     def _left_out(self, error: DataError, end: int | None) -> BadSample:
         """Return what is wrong with the sample that is being read, and forget it."""
-        item = {"__key__": self._key} if self._group and self._item is not None else self._item
+        item = {"__key__": self._key} if self.group and self._item is not None else self._item
         self._item = self._error = None
         return BadSample(error, item, end)
 
     def _keep(self, found: Gathered) -> None:
         """Add the sample that is being read, if it is known to be whole."""
-        whole = self._scanner.ended or not self._group
+        whole = self._scanner.ended or not self.group
         if self._item is not None and self._error is None and self._field is None and whole:
             found.items.append(self._item)
             found.ends.append(self._scanner.mark if self._scanner.ended else self._scanner.at)

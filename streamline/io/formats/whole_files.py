@@ -53,19 +53,20 @@ class WholeFormat(Format[WholeFile]):
         index = 0
         paths = [part.path for part in parts]
         following = [*paths[1:], None]
-        while index < len(parts):
-            with Working(demand.meter):
-                found = await fetcher.wholes(index, demand.want)
-            items = [WholeFile(paths[at], data) for at, data in found if not isinstance(data, ReadError)]
-            if items:
-                begin, index = index, index + len(items)
-                yield Chunk(items, IndexedStates(name, {}, {"file": following[begin:index]}))
-            last = found[-1][1]
-            if isinstance(last, ReadError):
-                after = At(name, {"file": following[index]})
-                demand.judge(last, paths[index], after)
-                yield Chunk((), (), after)
-                index += 1
+        async with fetcher:
+            while index < len(parts):
+                with Working(demand.meter):
+                    found = await fetcher.wholes(index, demand.want)
+                items = [WholeFile(paths[at], data) for at, data in found if not isinstance(data, ReadError)]
+                if items:
+                    begin, index = index, index + len(items)
+                    yield Chunk(items, IndexedStates(name, {}, {"file": following[begin:index]}))
+                last = found[-1][1]
+                if isinstance(last, ReadError):
+                    after = At(name, {"file": following[index]})
+                    demand.judge(last, paths[index], after)
+                    yield Chunk((), (), after)
+                    index += 1
 
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[WholeFile]:
         data = b"".join([block async for block in file.blocks()])

@@ -119,11 +119,16 @@ ADDED: dict[str, Callable[[Any], Storage]] = {}
 
 
 def joined(path: str, blocks: Sequence[bytes], start: int, stop: int | None) -> bytes:
-    """Return blocks as one piece."""
     data = blocks[0] if len(blocks) == 1 else b"".join(blocks)
     if stop is not None and len(data) != stop - start:
         raise ReadError(f"{path} ends at byte {start + len(data):,}, expected {stop:,}: has it been replaced?")
     return data
+
+
+def too_short(what: str, size: object, start: int) -> ReadError:
+    """Return the error for an object that has no byte `start`; `what` it is, as messages show it."""
+    has = "an unknown number of" if size is None else f"{size:,}"
+    return ReadError(f"{what} has {has} bytes, expected more than {start:,}: has it been replaced?")
 
 
 R = TypeVar("R")

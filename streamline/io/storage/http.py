@@ -11,6 +11,8 @@ import logging
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import anyio
@@ -18,7 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from streamline.core.meters import Traffic
 from streamline.errors import ReadError
-from streamline.io.storage.base import Arrival, FoundObject, Storage, joined
+from streamline.io.storage.base import Arrival, FoundObject, Storage, joined, too_short
 from streamline.io.storage.http_client import HttpClient, judged, more_of, shown
 from streamline.io.storage.http_response import Answer, Version, ask, refusal, understand
 from streamline.io.storage.options import HttpOptions
@@ -65,11 +67,6 @@ class HttpStorage(Storage):
     async def blocks(
         self, url: str, start: int = 0, stop: int | None = None, etag: str | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield bytes `start` to `stop` (None: the end) of an object, as they arrive.
-
-        Raises:
-          ReadError: the server refuses, goes on failing, or has another version now than when reading began.
-        """
         attempts = self._attempts(url)
         one = _Try(start, attempts)
         known = None if etag is None else Version.of(etag)
@@ -78,7 +75,8 @@ class HttpStorage(Storage):
                 one.response, answer = await self._request(url, one.position, stop, known, attempts)
                 if answer.stop == one.position:
                     return
-                body = _Body(one.response, answer, one.position, stop, attempts, self._options.timeout_s)
+                end = UNKNOWN if stop is None else stop
+                body = _Body(one.response, answer, one.position, end, attempts, self._options.timeout_s)
                 while block := await body.next():
                     one.position += len(block)
                     known = known or answer.version
@@ -121,7 +119,6 @@ class HttpStorage(Storage):
                     return
 
     async def aclose(self) -> None:
-        """Close the session and its connections."""
         await self._client.aclose()
 
     def _attempts(self, url: str) -> Attempts:
@@ -169,6 +166,7 @@ async def _content(response: aiohttp.ClientResponse) -> str:
     return content.decode(errors="replace")
 
 
+@dataclass(slots=True)
 class _Try:
     """The tries of one request, each in an `async with`: closes the answer, and waits after a failure that may pass.
 
@@ -177,12 +175,9 @@ class _Try:
       response: the answer, as soon as there is one.
     """
 
-    __slots__ = ("_attempts", "position", "response")
-
-    def __init__(self, position: int, attempts: Attempts) -> None:
-        self._attempts = attempts
-        self.position = position
-        self.response: aiohttp.ClientResponse | None = None
+    position: int
+    attempts: Attempts
+    response: aiohttp.ClientResponse | None = None
 
     async def __aenter__(self) -> None:
         pass
@@ -193,32 +188,26 @@ class _Try:
             response.close()
         if not isinstance(error, FAILURES):
             return False
-        await self._attempts.failed(judged(self._attempts.what, error), self.position, error)
+        await self.attempts.failed(judged(self.attempts.what, error), self.position, error)
         return True
 
 
+@dataclass(slots=True)
 class _Body:
     """What an answer brings of bytes `position` to `stop`."""
 
-    __slots__ = ("_answer", "_at", "_attempts", "_position", "_protocol", "_response", "_stop", "_timeout_s")
+    response: aiohttp.ClientResponse
+    answer: Answer
+    position: int
+    stop: int
+    attempts: Attempts
+    timeout_s: float
+    _at: int = 0
+    _protocol: Any = None
 
-    def __init__(
-        self,
-        response: aiohttp.ClientResponse,
-        answer: Answer,
-        position: int,
-        stop: int | None,
-        attempts: Attempts,
-        timeout_s: float,
-    ) -> None:
-        self._response = response
-        self._answer = answer
-        self._at = answer.first
-        self._position = position
-        self._stop = UNKNOWN if stop is None else stop
-        self._attempts = attempts
-        self._timeout_s = timeout_s
-        self._protocol = None if response.connection is None else response.connection.protocol
+    def __post_init__(self) -> None:
+        self._at = self.answer.first
+        self._protocol = None if self.response.connection is None else self.response.connection.protocol
 
     async def next(self) -> bytes:
         """Return the next block; an empty one at the end.
@@ -228,33 +217,32 @@ class _Body:
           ReadError: it is longer than the server said, or the object shorter than expected; it came too slowly.
         """
         begin = self._at
-        while begin < self._stop and (data := await self._more()):
+        while begin < self.stop and (data := await self._more()):
             self._at += len(data)
-            self._attempts.arrived(len(data))
-            if self._position <= begin and self._at <= self._stop:
+            self.attempts.arrived(len(data))
+            if self.position <= begin and self._at <= self.stop:
                 return data
-            if block := data[max(0, self._position - begin) : max(0, self._stop - begin)]:
+            if block := data[max(0, self.position - begin) : max(0, self.stop - begin)]:
                 return block
             begin = self._at
-        if begin < self._stop:
+        if begin < self.stop:
             self._check_end()
         return b""
 
     async def _more(self) -> bytes:
         try:
-            return await more_of(self._response.content, min(self._timeout_s, self._attempts.left_s))
+            return await more_of(self.response.content, min(self.timeout_s, self.attempts.left_s))
         except TimeoutError:
-            self._attempts.arrived(0)
-            raise TransientError(f"the server stalled: nothing came for timeout_s={self._timeout_s:g} s") from None
+            self.attempts.arrived(0)
+            raise TransientError(f"the server stalled: nothing came for timeout_s={self.timeout_s:g} s") from None
 
     def _check_end(self) -> None:
-        at, stop = self._at, self._answer.stop
+        at, stop = self._at, self.answer.stop
         if self._protocol is not None and isinstance(self._protocol.exception(), HttpProcessingError):
             raise ReadError(  # what followed is no answer
-                f"{shown(str(self._response.url))}: expected the end at byte {at:,}, as the server said, got more"
+                f"{shown(str(self.response.url))}: expected the end at byte {at:,}, as the server said, got more"
             )
         if stop is not None and at != stop:
             raise TransientError(f"the body ended at byte {at:,}, expected {stop:,} as the server said")
-        if at < self._position:
-            url = shown(str(self._response.url))
-            raise ReadError(f"{url} has {at:,} bytes, expected more than {self._position:,}: has it been replaced?")
+        if at < self.position:
+            raise too_short(shown(str(self.response.url)), at, self.position)

@@ -52,8 +52,6 @@ class HttpClient:
     """Sends requests. One for all flows of one event loop; opens nothing before the first request.
 
     Args:
-      options: how.
-      traffic: counts them.
       timeout: what the user calls `options.timeout_s`, for messages.
     """
 
@@ -106,7 +104,6 @@ class HttpClient:
         )
 
     async def aclose(self) -> None:
-        """Close the session and its connections."""
         session, self._opened = self._opened, None
         with anyio.CancelScope(shield=True):
             if session is not None:
@@ -376,7 +373,7 @@ def judged(url: str, error: Exception) -> TransientError:
         return error
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         raise ReadError(f"{url}: {_certificate(error)}") from error
-    if isinstance(error, aiohttp.ClientConnectorSSLError) and _reason(error) in NO_TLS:
+    if isinstance(error, aiohttp.ClientConnectorSSLError) and getattr(error.os_error, "reason", None) in NO_TLS:
         raise ReadError(f"{url}: {error.host}:{error.port} doesn't speak TLS: is it an http:// URL?") from error
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return _name(url, error)
@@ -411,10 +408,6 @@ def _certificate(error: aiohttp.ClientConnectorCertificateError) -> str:
     if code in (62, 64):  # X509_V_ERR_HOSTNAME_MISMATCH, _IP_ADDRESS_MISMATCH
         return f"{who}: read it by a name that the certificate is for"
     return f'{who}: if it is the right server, give its CA\'s certificate: http=HttpOptions(ca_file="ca.pem")'
-
-
-def _reason(error: aiohttp.ClientConnectorSSLError) -> str:
-    return str(getattr(error.os_error, "reason", "")) if isinstance(error.os_error, ssl.SSLError) else ""
 
 
 def _name(url: str, error: aiohttp.ClientConnectorDNSError) -> TransientError:

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from streamline.errors import ReadError, printable
-from streamline.io.storage.base import MODIFIED
+from streamline.io.storage.base import MODIFIED, too_short
 from streamline.io.storage.retry import TransientError
 
 CONTENT_RANGE = re.compile(r"[Bb][Yy][Tt][Ee][Ss] (?:([0-9]{1,18})-([0-9]{1,18})|\*)/([0-9]{1,18}|\*)")
@@ -73,10 +73,6 @@ class Version(NamedTuple):
             return f"it had {self.total:,} bytes and has {later.total:,}"
         return None
 
-    def named_alike(self, later: Version) -> bool:
-        """Whether both have an ETag, or both a date."""
-        return bool((self.etag and later.etag) or (self.modified and later.modified))
-
     def comparable(self, later: Version) -> bool:
         """Whether there is anything to compare two versions by."""
         pairs = ((self.etag, later.etag), (self.modified, later.modified), (self.total, later.total))
@@ -115,9 +111,6 @@ def understand(
     """Return what an answer to `ask` means.
 
     Args:
-      url: for messages.
-      status: of the answer.
-      headers: likewise, by case-insensitive name.
       position: the first byte that was asked for.
       known: the version that has been read up to there; None: nothing has.
       strict: refuse an object whose versions can't be sent apart.
@@ -143,7 +136,7 @@ def understand(
     if strict and status != 416:
         _check_named(url, known, answer.version)
     if answer.stop is not None and answer.stop < position:
-        raise ReadError(f"{url} has {answer.stop:,} bytes, expected more than {position:,}: has it been replaced?")
+        raise too_short(url, answer.stop, position)
     return answer
 
 
@@ -175,8 +168,7 @@ def _past_end(url: str, headers: Mapping[str, str], position: int) -> Answer:
     match = CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
     total = None if match is None else _number(match[3])
     if total != position:
-        size = "an unknown number of" if total is None else f"{total:,}"
-        raise ReadError(f"{url} has {size} bytes, expected more than {position:,}: has it been replaced?")
+        raise too_short(url, total, position)
     return Answer(position, position, Version(None, None, total), whole=True)
 
 
@@ -198,7 +190,7 @@ def _check_named(url: str, known: Version | None, now: Version) -> None:
             "replaced by one of the same length unnoticed, and HttpOptions(require_validator=True) refuses that: "
             "let the server tell one, read a local copy, or leave require_validator out"
         )
-    if known is not None and not known.named_alike(now):
+    if known is not None and not (known.etag and now.etag) and not (known.modified and now.modified):
         before = "an ETag" if known.etag else "a Last-Modified"
         raise ReadError(
             f"{url}: expected {before}, as the server sent before, got none, so the two can't be compared, and "

@@ -20,7 +20,7 @@ from aiofiles.threadpool import wrap
 
 from streamline.core.threads import OneThread
 from streamline.errors import ReadError
-from streamline.io.storage.base import FoundObject, Storage
+from streamline.io.storage.base import FoundObject, Storage, too_short
 from streamline.io.storage.paths import check_regular
 
 R = TypeVar("R")
@@ -63,7 +63,6 @@ class LocalStorage(Storage):
     async def blocks(
         self, path: str, start: int = 0, stop: int | None = None, etag: str | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield bytes `start` to `stop` (None: the end) of a file in blocks of at most 1 MiB."""
         file = _LocalFile(path)
         self._open.add(file)  # before it is opened: if this task is cancelled meanwhile, `aclose` closes it
         try:
@@ -101,7 +100,6 @@ class LocalStorage(Storage):
         return await self._call(lambda: _wholes(paths))
 
     async def aclose(self) -> None:
-        """Close the files that are open, and let the thread end."""
         for file in list(self._open):
             await self._close(file)
         self._thread.shutdown()
@@ -158,9 +156,7 @@ class _LocalFile:
         check_regular(self._path, status)
         self.size, self._changed_ns = status.st_size, status.st_mtime_ns
         if start > self.size:
-            raise ReadError(
-                f"{self._path} has {self.size:,} bytes, expected more than {start:,}: has it been replaced?"
-            )
+            raise too_short(self._path, self.size, start)
         self._handle.seek(start)
         return self._handle
 

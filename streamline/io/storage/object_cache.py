@@ -27,8 +27,8 @@ import anyio
 
 from streamline.core.meters import Traffic
 from streamline.core.threads import OneThread
-from streamline.errors import ReadError, printable
-from streamline.io.storage.base import MODIFIED, FoundObject, Storage, joined
+from streamline.errors import printable
+from streamline.io.storage.base import MODIFIED, FoundObject, Storage, joined, too_short
 from streamline.io.storage.object_cache_folder import CachedObject, CacheFolder, PartialObject, digest
 
 logger = logging.getLogger(__name__)
@@ -175,14 +175,31 @@ class CachedStorage:
         self._versions.pop(path, None)
         self._versions[path] = (now, found)  # the last one is the newest
 
-    async def blocks(
+    def blocks(
         self, path: str, start: int = 0, stop: int | None = None, etag: str | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield bytes `start` to `stop` (None: the end), from disk, or as they come, which writes them down."""
+        return self._through(self.remote.blocks, path, start, stop, etag)
+
+    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> bytes:
+        async with aclosing(self._through(self._at_once, path, start, stop, etag)) as blocks:
+            return joined(path, [block async for block in blocks], start, stop)
+
+    async def _at_once(self, path: str, start: int, stop: int | None, etag: str | None) -> AsyncGenerator[bytes, None]:
+        yield await self.remote.read(path, start, stop, etag)
+
+    async def _through(
+        self,
+        remote: Callable[[str, int, int | None, str | None], AsyncGenerator[bytes, None]],
+        path: str,
+        start: int,
+        stop: int | None,
+        etag: str | None,
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield bytes `start` to `stop` (None: the end), from disk, or as `remote` yields them, written down."""
         etag = etag or await self._etag(path, start, stop)
         if not _strong(etag):
             self.cache.not_kept(path)
-            async with aclosing(self.remote.blocks(path, start, stop, etag)) as blocks:
+            async with aclosing(remote(path, start, stop, etag)) as blocks:
                 async for block in blocks:
                     yield block
             return
@@ -197,32 +214,12 @@ class CachedStorage:
             if position == end:
                 return
         with self.cache.part(name) as part:
-            async with aclosing(self.remote.blocks(path, position, stop, etag)) as blocks:
+            async with aclosing(remote(path, position, stop, etag)) as blocks:
                 async for block in blocks:
                     await part.write(position, block)
                     position += len(block)
                     yield block
             await self._ended(part, path, etag, position if stop is None else None)
-
-    async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> bytes:
-        """Return bytes `start` to `stop` (None: the end) as one piece; otherwise as `blocks`."""
-        etag = etag or await self._etag(path, start, stop)
-        if not _strong(etag):
-            self.cache.not_kept(path)
-            return await self.remote.read(path, start, stop, etag)
-        assert etag is not None
-        name = digest(path, etag, self._scope)
-        if (kept := await self.cache.open(name)) is not None:
-            end = self._end(path, kept, start, stop)
-            async with aclosing(self._kept(path, kept, start, end)) as blocks:
-                pieces = [block async for block in blocks]
-            if sum(map(len, pieces)) == end - start:
-                return joined(path, pieces, start, stop)
-        with self.cache.part(name) as part:
-            data = await self.remote.read(path, start, stop, etag)
-            await part.write(start, data)
-            await self._ended(part, path, etag, start + len(data) if stop is None else None)
-        return data
 
     async def _kept(self, path: str, kept: CachedObject, start: int, end: int) -> AsyncGenerator[bytes, None]:
         """Yield bytes of an open object, up to where the file was cut meanwhile."""
@@ -241,9 +238,7 @@ class CachedStorage:
         """Return where a read of an open object ends; close the object if it has no byte `start`."""
         if start > kept.size:
             self.cache.close(kept)
-            raise ReadError(
-                f"{printable(path)} has {kept.size:,} bytes, expected more than {start:,}: has it been replaced?"
-            )
+            raise too_short(printable(path), kept.size, start)
         return kept.size if stop is None else min(stop, kept.size)
 
     async def _ended(self, part: CachePart, path: str, etag: str, size: int | None) -> None:

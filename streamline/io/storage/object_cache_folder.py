@@ -52,8 +52,6 @@ def digest(path: str, etag: str, scope: str = "") -> str:
     """Return the name under which one version of an object is kept.
 
     Args:
-      path: as it is opened.
-      etag: of the version.
       scope: what else says which object `path` is: "s3://bucket/key" is another one at another endpoint.
     """
     return hashlib.sha256("\0".join([path, etag, scope]).encode(errors="surrogatepass")).hexdigest()

@@ -21,7 +21,7 @@ import anyio
 
 from streamline.core.meters import Traffic
 from streamline.errors import ReadError, printable
-from streamline.io.storage.base import FoundObject, joined, together
+from streamline.io.storage.base import FoundObject, joined, together, too_short
 from streamline.io.storage.options import HttpOptions, open_store
 from streamline.io.storage.paths import Glob, bucket_of
 from streamline.io.storage.retry import Attempts, TransientError
@@ -45,7 +45,6 @@ class ObjectStorage:
     Args:
       options: the user's `storage_options=`.
       http: how often and how long is tried.
-      traffic: counts what is asked; None: not counted.
     """
 
     def __init__(
@@ -131,13 +130,10 @@ class ObjectStorage:
                 size = AS_IT_COMES
 
     async def _ends_at(self, path: str, position: int, known: Version | None) -> bool:
-        """Whether an object ends where more of it was asked for."""
         size = (await self.stat(path)).size
         expected = position if known is None or known[1] is None else known[1][0]
         if size is not None and (size < position or size != expected):
-            raise ReadError(
-                f"{printable(path)} has {size:,} bytes, expected more than {position:,}: has it been replaced?"
-            )
+            raise too_short(printable(path), size, position)
         return size == position
 
     async def _directly_in(self, url: str, directory: str | None) -> Sequence[Any]:
@@ -303,13 +299,11 @@ WAYS = {
 
 
 def past_end(error: Exception) -> bool:
-    """Whether bytes were asked for that the object doesn't have."""
     text = str(error)
     return _status(text) == 416 or "Wanted range starting at" in text  # obstore's own word, where the store sent less
 
 
 def other_version(error: Exception) -> bool:
-    """Whether the object is another version than the one that was asked for."""
     return _status(str(error)) == 412 or type(error).__name__ == "PreconditionError"
 
 

@@ -288,8 +288,6 @@ def open_store(base: str, options: Mapping[str, Any], http: HttpOptions) -> Any:
 
     Args:
       base: the bucket's URL, "s3://bucket".
-      options: as the user gave them.
-      http: whose time limits count here too.
     """
     try:
         obstore = import_module("obstore.store")

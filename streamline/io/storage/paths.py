@@ -229,7 +229,6 @@ def local_files(path: str) -> Iterator[str]:
 
 
 def size_of(path: str) -> int:
-    """Return the size of a local file in bytes."""
     try:
         status = Path(path).stat()
         check_regular(path, status)

@@ -46,16 +46,14 @@ class Storages:
 
     Attributes:
       cache: keeps objects on local disk, and counts what that saves; None: they are not kept.
-
-    Args:
-      traffic: counts what they ask of servers; None: not counted.
     """
 
     def __init__(self, access: Access | None = None, traffic: Traffic | None = None) -> None:
         self._access = access or Access()
         self._traffic = traffic or Traffic()
         self._open: dict[Callable[..., Storage], Storage] = {}
-        self.cache = _cache(self._access, self._traffic)
+        folder, most = self._access.cache_dir, self._access.cache_max_bytes
+        self.cache = None if folder is None else ObjectCache(os.fspath(folder), most, self._traffic)
 
     def of(self, path: str) -> Storage:
         """Return the storage that holds `path`.
@@ -85,12 +83,6 @@ class Storages:
             await self._open.popitem()[1].aclose()
         if self.cache is not None:
             await self.cache.aclose()
-
-
-def _cache(access: Access, traffic: Traffic) -> ObjectCache | None:
-    return (
-        None if access.cache_dir is None else ObjectCache(os.fspath(access.cache_dir), access.cache_max_bytes, traffic)
-    )
 
 
 def _where(access: Access) -> str:

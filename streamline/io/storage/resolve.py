@@ -7,9 +7,10 @@ nothing. `find` blocks: it runs a loop in a thread of its own for as long as it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from itertools import chain
 
 import anyio
 from anyio.from_thread import start_blocking_portal
@@ -32,19 +33,16 @@ def find(paths: Sequence[str], access: Access, traffic: Traffic | None = None) -
 
     Args:
       paths: as `given` has checked them.
-      access: how stores and servers are reached.
-      traffic: counts what they are asked; None: not counted.
 
     Raises:
       ReadError: a file is missing, a directory, or can't be looked at; a glob without a match; credentials.
       PlanError: braces that mean nothing; a file given twice; storage options that aren't any.
     """
     named = _named(paths)
-    remote = _remote(named)
-    if not remote:
-        return _joined(named, [])
+    if not any(isinstance(one, str) for one in named):
+        return _once(one for one in named if isinstance(one, FoundObject))
     with start_blocking_portal("asyncio", name="streamline finding") as portal:
-        return _joined(named, portal.call(_look, remote, access, traffic))
+        return portal.call(_looked_up, named, access, traffic)
 
 
 async def afind(paths: Sequence[str], access: Access, traffic: Traffic | None = None) -> tuple[FoundObject, ...]:
@@ -57,7 +55,7 @@ async def afind(paths: Sequence[str], access: Access, traffic: Traffic | None = 
         named = await asyncio.get_running_loop().run_in_executor(thread, _named, paths)
     finally:
         thread.shutdown()
-    return _joined(named, await _look(_remote(named), access, traffic))
+    return await _looked_up(named, access, traffic)
 
 
 def look_up(
@@ -92,46 +90,41 @@ def _named(paths: Sequence[str]) -> list[str | FoundObject]:
             named += braces(path)
         else:
             named += [FoundObject(file, size_of(file)) for file in local_files(path)]
-    if any(map(is_url, _remote(named))):
+    if any(isinstance(one, str) and is_url(one) for one in named):
         import_module("streamline.io.storage.http")  # takes 0.2 s: here, rather than in the event loop
     return named
 
 
-def _remote(named: list[str | FoundObject]) -> list[str]:
-    return [one for one in named if isinstance(one, str)]
-
-
-def _joined(named: list[str | FoundObject], looked_at: list[list[FoundObject]]) -> tuple[FoundObject, ...]:
-    """Return all files in order; `looked_at` has those of the URLs and globs."""
-    of_each = iter(looked_at)
-    found = tuple(file for one in named for file in ([one] if isinstance(one, FoundObject) else next(of_each)))
-    check_once(file.path for file in found)
-    return found
-
-
-async def _look(paths: list[str], access: Access, traffic: Traffic | None) -> list[list[FoundObject]]:
-    """Return the files that each URL or glob means."""
+async def _looked_up(
+    named: list[str | FoundObject], access: Access, traffic: Traffic | None
+) -> tuple[FoundObject, ...]:
+    """Return the files that URLs and globs mean, and those that were found before, in order."""
     storages = Storages(access, traffic)
-    patterns = [is_pattern(path) for path in paths]
     strict = access.http is not None and access.http.require_validator
-    few = strict or patterns.count(False) <= MOST_ASKED
-    asked = [path for path, pattern in zip(paths, patterns, strict=True) if pattern or few]
+    few = strict or sum(isinstance(one, str) and not is_pattern(one) for one in named) <= MOST_ASKED
+
+    async def meant(one: str | FoundObject) -> list[FoundObject]:
+        if isinstance(one, FoundObject):
+            return [one]
+        storage = storages.of(one)
+        if not is_pattern(one):
+            return [await storage.stat(one) if few else FoundObject(one)]
+        if found := await storage.list(one):
+            return found
+        try:
+            return [await storage.stat(one)]  # as for local files: it may exist as it is written
+        except ReadError:
+            raise ReadError(f"no object matches {one}: check the spelling, and that the data is there") from None
+
     try:
-        said = iter(await together([partial(_meant, storages, path) for path in asked]))
+        found = await together([partial(meant, one) for one in named])
     finally:
         await storages.aclose()
-    return [
-        next(said) if pattern or few else [FoundObject(path)] for path, pattern in zip(paths, patterns, strict=True)
-    ]
+    return _once(chain.from_iterable(found))
 
 
-async def _meant(storages: Storages, path: str) -> list[FoundObject]:
-    storage = storages.of(path)
-    if not is_pattern(path):
-        return [await storage.stat(path)]
-    if found := await storage.list(path):
-        return found
-    try:
-        return [await storage.stat(path)]  # as for local files: it may exist as it is written
-    except ReadError:
-        raise ReadError(f"no object matches {path}: check the spelling, and that the data is there") from None
+def _once(files: Iterable[FoundObject]) -> tuple[FoundObject, ...]:
+    """Return all files, each of which must be there once."""
+    found = tuple(files)
+    check_once(file.path for file in found)
+    return found

@@ -47,15 +47,11 @@ class TransientError(Exception):
 class Attempts:
     """The attempts at one object, or at a part of it.
 
-    Attributes:
-      what: is read, for messages; printable.
-
     Args:
-      what: see there.
+      what: is read, for messages; printable.
       retries: attempts after the first that may fail in a row without a byte of progress.
       deadline_s: seconds that a MiB (or what is left, if it is less) may take of the server, all attempts and pauses
         together.
-      traffic: counts them.
     """
 
     def __init__(self, what: str, retries: int, deadline_s: float = math.inf, traffic: Traffic | None = None) -> None:

@@ -198,7 +198,7 @@ async def test_spans_come_whole_in_order(server: Any, part_bytes: int, memory: i
     crewed = Crewed(memory)
 
     async def work(tasks: Tasks) -> None:
-        lease = SharedStorages(tasks.session, "x", Access(concurrency=4))
+        lease = SharedStorages.lent(tasks.session, "x", Access(concurrency=4))
         path = server.url("a")
         file = File(FilePart(FoundObject(path)), lease.storages.of(path), lambda: lease.pool(tasks))
         assert (await file.found()).size == 200
@@ -207,7 +207,7 @@ async def test_spans_come_whole_in_order(server: Any, part_bytes: int, memory: i
         assert tasks.session.budget.held == 0
         with pytest.raises(ReadError):
             await file.read(190, 210)
-        await lease.aclose()
+        await lease.release()
         assert tasks.session.budget.held == 0
 
     await crewed.run(work)
@@ -224,7 +224,7 @@ async def test_after_an_object_that_was_read_in_blocks_the_account_holds_nothing
     crewed = Crewed()
 
     async def work(tasks: Tasks) -> None:
-        lease = SharedStorages(tasks.session, "x", Access(concurrency=4))
+        lease = SharedStorages.lent(tasks.session, "x", Access(concurrency=4))
         path = server.url("a")
         line = ReadAhead(lease.pool(tasks))
         reading = ObjectReader(0, lease.storages.of(path), FoundObject(path))
@@ -237,7 +237,7 @@ async def test_after_an_object_that_was_read_in_blocks_the_account_holds_nothing
         assert taken is not None or found == data
         assert (line.account.held, tasks.session.budget.held) == (0, 0)
         await line.aclose()
-        await lease.aclose()
+        await lease.release()
 
     await crewed.run(work)
 
