@@ -241,7 +241,7 @@ class Pipeline(Openable[T]):
         pipe, name = self, self._name(name, stage_name(fn))
         if seed is not None:
             seed = check_seed(".map(seed=)", seed)
-            if self._chooses:
+            if self.plan.chooser is not None:
                 raise PlanError(f".map(seed=) numbers its inputs, so it {NOT_AFTER_A_CHOICE}")
             pipe = pipe._with(Numbering(name=f"{name}.rng", seed=seed, stage=name, seed_globals=seed_globals))
             fn = Seeded(fn, seed_globals)
@@ -737,10 +737,6 @@ class Pipeline(Openable[T]):
     def settled(self) -> Pipeline[T]:
         """Return this pipeline with what it finds out about the thread that opens it: which GPU is the current one."""
         return replace(self, stages=tuple(stage.settled() for stage in self.stages))
-
-    @property
-    def _chooses(self) -> bool:
-        return any(stage.chooses for stage in self.stages) or (self.merging is not None and self.merging.chooses)
 
     def _name(self, given: str | None, default: str) -> str:
         """Return a name that no other part of this pipeline has."""

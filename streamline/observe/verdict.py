@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeAlias
 
 from streamline.observe.figures import Figures, StageStats, WorkerStats
 
@@ -19,42 +20,37 @@ MOST = 8
 """The most calls at once, for each there are now, that is advised in one step."""
 
 
+WAYS_OUT = {
+    "map": "{threads}",
+    "batch": ".batch(collate=None) and the collating in .map({threads})",
+    "bucket_by_length": ".bucket_by_length(collate=None) and the collating in .map({threads})",
+    "flat_map": ".map({threads}) that returns lists, and .unbatch()",
+    "unbatch": ".map({threads}) that returns lists, and .unbatch()",
+    "from_items": "from_items(range(len(data))) and .map(data.__getitem__, {threads})",
+    "filter": "a .map({threads}) before it that does the slow part",
+    "source": "yielding what is to be read, and the reading in .map({threads})",
+    "from_iterable": "a factory that yields what is to be read, and the reading in .map({threads})",
+}
+
+
 def way_out(kind: str, calls: int) -> str:
-    """Return how the work of an inline function of a kind of stage gets off the event loop.
-
-    Args:
-      kind: "map", "batch", "from_items".
-      calls: threads that are advised.
-    """
-    threads = f'executor="thread", concurrency={calls}'
-    if kind == "map":
-        return threads
-    if kind in ("batch", "bucket_by_length"):
-        return f".{kind}(collate=None) and the collating in .map({threads})"
-    if kind in ("flat_map", "unbatch"):
-        return f".map({threads}) that returns lists, and .unbatch()"
-    if kind == "from_items":
-        return f"from_items(range(len(data))) and .map(data.__getitem__, {threads})"
-    if kind == "filter":
-        return f"a .map({threads}) before it that does the slow part"
-    if kind == "source":
-        return f"yielding what is to be read, and the reading in .map({threads})"
-    if kind == "from_iterable":
-        return f"a factory that yields what is to be read, and the reading in .map({threads})"
-    return f"its slow part in a .map({threads})"
+    """Return how the work of an inline function of a kind of stage gets off the event loop, to so many threads."""
+    way = WAYS_OUT.get(kind, "its slow part in a .map({threads})")
+    return way.format(threads=f'executor="thread", concurrency={calls}')
 
 
-def several(kind: str) -> str:
-    """Return how one call of an inline function of a kind of stage does several items."""
-    if kind == "from_items":
-        return "give what it reads a __getitems__, which takes a list of indices"
-    if kind in ("from_iterable", "source"):
-        return "let it yield lists, and .unbatch() after it"
-    if kind in ("batch", "bucket_by_length", "unbatch"):
-        return "larger batches"
-    if kind == "filter":
-        return "filter lists in a .map, between .batch(collate=None) and .unbatch()"
-    return "let a call do several items (.batch before it, .unbatch after)"
+LARGER = {
+    "from_items": "give what it reads a __getitems__, which takes a list of indices",
+    "from_iterable": "let it yield lists, and .unbatch() after it",
+    "source": "let it yield lists, and .unbatch() after it",
+    "batch": "larger batches",
+    "bucket_by_length": "larger batches",
+    "unbatch": "larger batches",
+    "filter": "filter lists in a .map, between .batch(collate=None) and .unbatch()",
+}
+"""How one call of an inline function does several items, by kind of stage."""
+
+LARGER_CALLS = "let a call do several items (.batch before it, .unbatch after)"
 
 
 def more_at_once(stage: StageStats, more: int) -> str:
@@ -188,45 +184,49 @@ class Verdict:
         return self.line
 
 
+Limit: TypeAlias = tuple[StageStats | None, str, float | None]
+"""What a rule says, as `Verdict` has it: the stage, the line, the speed-up."""
+
+
 def judge(figures: Figures) -> Verdict | None:
     """Return what limits a stream; None: nothing does, or the figures say too little."""
     if figures.elapsed_s < LEAST_S or figures.items < LEAST_ITEMS:
         return None
     loads = Loads(figures)
-    for rule in RULES.values():
-        if (verdict := rule(loads)) is not None:
-            return verdict if verdict.speedup is None or verdict.speedup >= WORTH else None
+    for name, rule in RULES.items():
+        if (limit := rule(loads)) is not None:
+            stage, line, speedup = limit
+            if speedup is not None and speedup < WORTH:
+                return None
+            return Verdict(rule=name, stage=None if stage is None else str(stage), line=line, speedup=speedup)
     return None
 
 
-def _consumer(loads: Loads) -> Verdict | None:
+def _consumer(loads: Loads) -> Limit | None:
     if loads.waits >= WAITS:
         return None
-    return Verdict(
-        rule="consumer",
-        stage=None,
-        line=f"the consumer limits: it waits {_percent(loads.waits)} of its time, so the pipeline keeps up; nothing to "
-        "do here",
+    line = (
+        f"the consumer limits: it waits {_percent(loads.waits)} of its time, so the pipeline keeps up; nothing to "
+        "do here"
     )
+    return None, line, None
 
 
-def _body(loads: Loads) -> Verdict | None:
+def _body(loads: Loads) -> Limit | None:
     """The loop's body and the pipeline take turns in one event loop."""
     most = max(map(loads.holds, loads.stages), default=0.0)
     if loads.body_holds < max(0.3, most) or loads.body_holds + loads.stages_hold < FULL:
         return None
     speedup = 1 / max(1 - loads.waits, loads.stages_hold)
-    return Verdict(
-        rule="loop body",
-        stage=None,
-        line=f"the body of the `async for` limits: it holds the event loop {_percent(loads.body_holds)} of the time, "
+    line = (
+        f"the body of the `async for` limits: it holds the event loop {_percent(loads.body_holds)} of the time, "
         f"and the pipeline stands still meanwhile; try a plain `for`, whose pipeline runs in a thread of its own: "
-        f"{_about(speedup)}",
-        speedup=speedup,
+        f"{_about(speedup)}"
     )
+    return None, line, speedup
 
 
-def _uneven(loads: Loads) -> Verdict | None:
+def _uneven(loads: Loads) -> Limit | None:
     """One worker's stage is loaded, and slower than those of the others."""
     found = [
         (load, stage, worker) for stage in loads.stages if (one := _slowest(loads, stage)) for load, worker in [one]
@@ -245,14 +245,12 @@ def _uneven(loads: Loads) -> Verdict | None:
         if strict
         else "a larger max_lead= bridges longer slow stretches"
     )
-    return Verdict(
-        rule="uneven workers",
-        stage=str(stage),
-        line=f"{stage} of shard {slow.shard} limits: busy {_percent(load)}, {_times(ratio)} the time of the others for "
+    line = (
+        f"{stage} of shard {slow.shard} limits: busy {_percent(load)}, {_times(ratio)} the time of the others for "
         f"an item, and the merge waits for it; {_consumer_waits(loads)}; {way}, .shard({2 * stage.workers}) splits its "
-        f"work: {_about(speedup)} if it kept up",
-        speedup=speedup,
+        f"work: {_about(speedup)} if it kept up"
     )
+    return stage, line, speedup
 
 
 def _slowest(loads: Loads, stage: StageStats) -> tuple[float, WorkerStats] | None:
@@ -275,7 +273,7 @@ def _each(worker: WorkerStats) -> float:
     return worker.busy_s / max(1, worker.items)
 
 
-def _loop(loads: Loads) -> Verdict | None:
+def _loop(loads: Loads) -> Limit | None:
     """An event loop is full, and a stage's inline function is what holds it."""
     stage = loads.heaviest
     if stage is None:
@@ -288,25 +286,21 @@ def _loop(loads: Loads) -> Verdict | None:
         return None
     held, rest = loads.holds(stage), loads.next_limit(stage, loop=True)
     if loads.call_s(stage) < TINY_S:
-        return Verdict(
-            rule="loop",
-            stage=str(stage),
-            line=f"{stage} limits: it holds {_loops(loads, stage)} {_percent(held)} of the time, with calls of "
-            f"{1e6 * loads.call_s(stage):.1f} µs; {_consumer_waits(loads)}; {several(stage.kind)}: "
-            f"{_about(1 / rest)} at the most",
-            speedup=1 / rest,
+        line = (
+            f"{stage} limits: it holds {_loops(loads, stage)} {_percent(held)} of the time, with calls of "
+            f"{1e6 * loads.call_s(stage):.1f} µs; {_consumer_waits(loads)}; {LARGER.get(stage.kind, LARGER_CALLS)}: "
+            f"{_about(1 / rest)} at the most"
         )
+        return stage, line, 1 / rest
     calls = max(2, min(MOST, math.ceil(1 / rest)))
     speedup = min(1 / rest, calls / held) if stage.kind == "map" else 1 / rest  # the others get threads by a map
     more, faster = _more_hosts(loads, stage, rest)
-    return Verdict(
-        rule="loop",
-        stage=str(stage),
-        line=f"{stage} limits: it holds {_loops(loads, stage)} {_percent(held)} of the time; {_consumer_waits(loads)}; "
+    line = (
+        f"{stage} limits: it holds {_loops(loads, stage)} {_percent(held)} of the time; {_consumer_waits(loads)}; "
         f"try {way_out(stage.kind, calls)}: {_about(speedup)} if it waits, up to the number of cores if it releases "
-        f"the GIL, nothing if it computes in Python{more}",
-        speedup=max(speedup, faster),
+        f"the GIL, nothing if it computes in Python{more}"
     )
+    return stage, line, max(speedup, faster)
 
 
 def _loops(loads: Loads, stage: StageStats) -> str:
@@ -338,49 +332,45 @@ def _counted(count: int, kind: str) -> str:
     return f"{count} {kind}{'es' if kind == 'process' else 's'}"
 
 
-def _border(loads: Loads) -> Verdict | None:
+def _border(loads: Loads) -> Limit | None:
     """Taking in what hosts give keeps this process's event loop busy."""
     share = loads.arrivals_hold
     if loads.stages_hold < LOADED or share < 0.3 or share < max(map(loads.holds, loads.stages), default=0.0):
         return None
     hosts = loads.figures.hosts
-    return Verdict(
-        rule="border",
-        stage=None,
-        line=f"the border limits: taking in the items of {_counted(len(hosts), hosts[0].kind)} holds the event loop "
+    line = (
+        f"the border limits: taking in the items of {_counted(len(hosts), hosts[0].kind)} holds the event loop "
         f"{_percent(share)} of the time; {_consumer_waits(loads)}; let fewer and larger items cross (.batch before "
-        ".merge(), arrays in place of many small objects)",
+        ".merge(), arrays in place of many small objects)"
     )
+    return None, line, None
 
 
-def _calls_full(loads: Loads) -> Verdict | None:
+def _calls_full(loads: Loads) -> Limit | None:
     """All calls of a stage, or all readers of a source, are at work nearly all of the time."""
     stage = max(loads.stages, key=loads.awaited, default=None)
     if stage is None or loads.awaited(stage) < LOADED:
         return None
     if stage.kind in ("from_stream", "stream_http"):
-        return Verdict(
-            rule="calls",
-            stage=str(stage),
-            line=f"{stage} limits: the feed gives {_per_s(stage.items / loads.elapsed_s)} items/s and is waited for "
+        line = (
+            f"{stage} limits: the feed gives {_per_s(stage.items / loads.elapsed_s)} items/s and is waited for "
             f"{_percent(loads.awaited(stage))} of the time, "
-            f"{_consumer_waits(loads)}; what it does for each item, if anything, belongs into .map(concurrency=)",
+            f"{_consumer_waits(loads)}; what it does for each item, if anything, belongs into .map(concurrency=)"
         )
+        return stage, line, None
     rest = loads.next_limit(stage)
     more = min(MOST, math.ceil(1 / rest))
     speedup = min(float(more), 1 / rest)
-    return Verdict(
-        rule="calls",
-        stage=str(stage),
-        line=f"{stage} limits: busy {_percent(loads.awaited(stage))}, {_consumer_waits(loads)}; "
+    line = (
+        f"{stage} limits: busy {_percent(loads.awaited(stage))}, {_consumer_waits(loads)}; "
         f"try {more_at_once(stage, more)}: {_about(speedup)}"
         + " if it waits or releases the GIL"
-        * (stage.executor == "thread"),
-        speedup=speedup,
+        * (stage.executor == "thread")
     )
+    return stage, line, speedup
 
 
-def _order(loads: Loads) -> Verdict | None:
+def _order(loads: Loads) -> Limit | None:
     """Calls are idle because the results of slow ones are waited for."""
     held_up = [stage for stage in loads.stages if stage.executor != "inline" and loads.full(stage) >= 0.3]
     if not held_up:
@@ -388,16 +378,14 @@ def _order(loads: Loads) -> Verdict | None:
     stage = max(held_up, key=loads.full)
     speedup = min(1 / max(loads.load(stage), 0.01), 1 / loads.next_limit(stage))
     way = "ordered=False" if stage.ordered else f"a time limit in the function, or concurrency={2 * stage.concurrency}"
-    return Verdict(
-        rule="order",
-        stage=str(stage),
-        line=f"{stage} limits: its calls are idle {_percent(loads.full(stage))} of the time while slow ones hold up "
-        f"the results after them; {_consumer_waits(loads)}; try {way}: {_about(speedup)}",
-        speedup=speedup,
+    line = (
+        f"{stage} limits: its calls are idle {_percent(loads.full(stage))} of the time while slow ones hold up "
+        f"the results after them; {_consumer_waits(loads)}; try {way}: {_about(speedup)}"
     )
+    return stage, line, speedup
 
 
-def _selective(loads: Loads) -> Verdict | None:
+def _selective(loads: Loads) -> Limit | None:
     """Nearly all that is read is dropped, and nothing takes long of an item."""
     heaviest = loads.heaviest
     if heaviest is not None and loads.holds(heaviest) >= 0.3 and loads.call_s(heaviest) >= TINY_S:
@@ -406,16 +394,15 @@ def _selective(loads: Loads) -> Verdict | None:
         return None
     for before, stage in zip(loads.stages, loads.stages[1:], strict=False):
         if stage.kind == "filter" and before.items > 0 and loads.waits >= 0.5 and stage.items <= RARE * before.items:
-            return Verdict(
-                rule="selective filter",
-                stage=str(stage),
-                line=f"{stage} keeps {_share(stage.items, before.items)} items, and all that is before it works for "
-                f"the others too; {_consumer_waits(loads)}; drop them earlier, best where they are read",
+            line = (
+                f"{stage} keeps {_share(stage.items, before.items)} items, and all that is before it works for "
+                f"the others too; {_consumer_waits(loads)}; drop them earlier, best where they are read"
             )
+            return stage, line, None
     return None
 
 
-RULES: dict[str, Callable[[Loads], Verdict | None]] = {
+RULES: dict[str, Callable[[Loads], Limit | None]] = {
     "consumer": _consumer,
     "loop body": _body,
     "uneven workers": _uneven,

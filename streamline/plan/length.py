@@ -16,20 +16,16 @@ from streamline.sharding.split import shards_of_rank
 from streamline.transforms.base import Stage
 
 
-def num_items(plan: Plan, rank: int, world_size: int) -> float | None:
-    """Return how many items come out of `plan` on one rank, in any epoch, if it doesn't mind the others.
+def num_given(plan: Plan, rank: int, world_size: int, policy: EndsPolicy) -> float | None:
+    """Return how many items a rank gives in any epoch, which ends as `policy` says, with those of the others.
 
     Returns:
       A whole number; `math.inf` for no end; None if it isn't known before they have been read.
     """
-    return left_on_ranks(plan, world_size, lambda _: 0)[rank]
-
-
-def num_given(plan: Plan, rank: int, world_size: int, policy: EndsPolicy) -> float | None:
-    """Return how many items a rank gives in an epoch that ends together with the others."""
+    on_ranks = left_on_ranks(plan, world_size, lambda _: 0)
     if policy == "allow":
-        return num_items(plan, rank, world_size)
-    known = all_known(left_on_ranks(plan, world_size, lambda _: 0))
+        return on_ranks[rank]
+    known = all_known(on_ranks)
     return None if known is None else (min if policy == "drop" else max)(known)
 
 

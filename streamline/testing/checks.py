@@ -145,7 +145,7 @@ class _CheckedStage:
         self._loop = loop
         pipe = self.pipeline(*items)
         self._whole = _delivered(pipe, loop)
-        self._truth = ExpectedItems(self._whole, choosing=_chooses(pipe))
+        self._truth = ExpectedItems(self._whole, choosing=pipe.plan.chooser is not None)
 
     def pipeline(self, *entries: Any) -> Pipeline[Any]:
         """Return the stage over a script of these entries, as a pipeline."""
@@ -233,7 +233,7 @@ def _truth_of(pipeline: Pipeline[Any], expected: Sequence[Any] | Pipeline[Any] |
         with suppress(UnknownStageError), Oracle(pipeline) as truth:
             workers = [list(worker) for worker in truth.workers()]
     items = _delivered(pipeline, "asyncio") if expected is None else expected
-    return ExpectedItems(items, _chooses(pipeline), workers)
+    return ExpectedItems(items, plan.chooser is not None, workers)
 
 
 def _delivered(pipeline: Pipeline[Any], loop: str) -> list[Any]:
@@ -242,11 +242,6 @@ def _delivered(pipeline: Pipeline[Any], loop: str) -> list[Any]:
         return oracle(pipeline)
     except UnknownStageError:
         return _uninterrupted(pipeline, loop)
-
-
-def _chooses(pipeline: Pipeline[Any]) -> bool:
-    plan = pipeline.plan
-    return plan.merge.chooses or any(stage.chooses for stage in plan.worker + plan.after)
 
 
 def _script_of(pipeline: Pipeline[Any]) -> Script:

@@ -50,8 +50,7 @@ class Composition:
     @property
     def chooses(self) -> bool:
         """Whether something in it chooses an order."""
-        merging = self.pipeline.merging
-        return (merging is not None and merging.chooses) or any(stage.chooses for stage in self.pipeline.stages)
+        return self.pipeline.plan.chooser is not None
 
     def with_steps(self, steps: Sequence[Step], choosing: bool | None = None) -> Composition:
         """Add those that a plan allows, and after which the multiset is still determined."""

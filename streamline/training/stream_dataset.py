@@ -194,10 +194,8 @@ class StreamDataset(Generic[T]):
         """
         made, use = self.factory(), self._use()
         worker, of = self.stride
-        if isinstance(made, AsyncIterable) and of > 1:
+        if isinstance(made, Awaitable) or (isinstance(made, AsyncIterable) and of > 1):
             return _strided(made, worker, of, use)
-        if isinstance(made, Awaitable):
-            return _awaited(made, worker, of, use)
         return made if of == 1 or not isinstance(made, Iterable) else _sync_strided(made, worker, of, use)
 
     def _use(self) -> Use:
@@ -318,7 +316,12 @@ def _sync_strided(items: Iterable[T], worker: int, of: int, use: Use) -> Iterato
         use.close()
 
 
-async def _strided(items: AsyncIterable[T], worker: int, of: int, use: Use) -> AsyncIterator[T]:
+async def _strided(made: Any, worker: int, of: int, use: Use) -> AsyncIterator[Any]:
+    items = made if isinstance(made, AsyncIterable) else await made
+    if not isinstance(items, AsyncIterable):
+        for item in _sync_strided(items, worker, of, use):
+            yield item
+        return
     iterator, at = use.iterated(items, aiter), 0
     try:
         async for item in iterator:
@@ -328,19 +331,5 @@ async def _strided(items: AsyncIterable[T], worker: int, of: int, use: Use) -> A
     finally:
         if (aclose := getattr(iterator, "aclose", None)) is not None:
             await aclose()
-        del items, iterator
+        del made, items, iterator
         use.close()
-
-
-async def _awaited(made: Awaitable[Any], worker: int, of: int, use: Use) -> AsyncIterator[Any]:
-    found = await made
-    if isinstance(found, AsyncIterable):
-        items = _strided(found, worker, of, use)
-        try:
-            async for item in items:
-                yield item
-        finally:
-            await cast(Any, items).aclose()
-    else:
-        for item in _sync_strided(found, worker, of, use):
-            yield item

@@ -85,14 +85,14 @@ class OfAllRanks(LoaderView[T]):
         return self.loader.state_dict()
 
 
-class AccelerateLoader(OfAllRanks):  # type: ignore[type-arg]
+class AccelerateLoader(OfAllRanks[T]):
     """A loader whose place on all ranks is in Accelerate's checkpoints; `save_state` is called on all of them."""
 
 
-class OneAhead(OfAllRanks[T]):
-    """A loader under a trainer that fetches one batch ahead of the one that it trains on, where it knows no length.
+class LightningLoader(OfAllRanks[T]):
+    """A loader for Lightning's trainer, whose resume (`fit(ckpt_path=)`) goes on with the next batch, exactly.
 
-    The state is after the batch that is trained on.
+    Where the trainer knows no length, it fetches one batch ahead: the state is after the batch that it trains on.
     """
 
     _given = 0
@@ -109,10 +109,6 @@ class OneAhead(OfAllRanks[T]):
         """Return where the trainer stands: one batch before the loader, unless that has ended or a length is known."""
         ahead = self._given > 0 and not self._ended and not _sized(self.loader)
         return self.loader.state_dict(batches_ago=1 if ahead else 0)
-
-
-class LightningLoader(OneAhead):  # type: ignore[type-arg]
-    """A loader for Lightning's trainer, whose resume (`fit(ckpt_path=)`) goes on with the next batch, exactly."""
 
 
 def _distributed() -> Any:

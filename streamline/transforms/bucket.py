@@ -70,6 +70,7 @@ class BucketByLength(Stage[In, Out]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
     state_type: ClassVar[Any] = BucketPart
+    first_own: ClassVar[Json] = {"read": 0, "held": []}
     rewinds = True
     nests: ClassVar[int] = 1
 
@@ -110,9 +111,6 @@ class BucketByLength(Stage[In, Out]):
     @property
     def output_weight(self) -> int:
         return max(self.batch_size)
-
-    def begin(self, upstream: State, own: Any) -> State:
-        return Over(self.name, own or own_part(0, []), upstream)
 
     async def lists(self, run: Run[In]) -> Lists[Out]:
         held = Buckets(self.name, self.boundaries, self.batch_size, self.measured, run.own, run.upstream.state)

@@ -25,7 +25,8 @@ from streamline.core.tree import nbytes
 from streamline.errors import CacheFull, PlanError, ResumeError
 from streamline.sources.base import Source
 from streamline.transforms.base import Stage
-from streamline.transforms.cache_disk import DiskCacheSpec, open_on_disk
+from streamline.transforms.cache_disk import open_on_disk
+from streamline.transforms.cache_files import CacheFiles
 from streamline.transforms.pass_history import CacheState, PassHistory, PassPlace, ServedStates, gives_fewer
 
 T = TypeVar("T")
@@ -95,9 +96,10 @@ class Cache(Stage[T, T]):
         site = upstream.site
         history = PassHistory.of(self.name, site, own)
         if self.path is not None:
-            spec = DiskCacheSpec(str(self), self.name, self.path, self.of, self.chosen, self.max_bytes)
+            whose = self.path, str(self), self.name, self.of, site.shard, site.num_shards
             run_over = partial(self.run_over, site=site, state=state, own=own)
-            return open_on_disk(spec, run_over, history, upstream, state)
+            files = CacheFiles(*whose, self.max_bytes)
+            return open_on_disk(self.name, self.chosen, files, run_over, history, upstream, state)
         if own is not None and own.get("kept"):
             raise ResumeError(
                 f"the snapshot's pass of {self} is in the files of a folder: resume it with .cache(path=) as it was"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -46,47 +46,34 @@ BLOCK_S = 30.0
 """Seconds after which a block is written, however small: after a kill, what wasn't written is drawn again."""
 
 
-@dataclass(frozen=True)
-class DiskCacheSpec:
-    """Options of a cache on disk.
-
-    Attributes:
-      stage: as messages call it.
-      of: digest of the stages upstream.
-      chosen: one of them chooses an order that another run would choose differently.
-    """
-
-    stage: str
-    name: str
-    path: str
-    of: str
-    chosen: bool
-    max_bytes: int | None
-
-
 def open_on_disk(
-    spec: DiskCacheSpec,
+    name: str,
+    chosen: bool,
+    files: CacheFiles,
     run_over: Callable[[Flow[T]], Run[T]],
     history: PassHistory,
     upstream: Opener[T],
     state: Tree | None,
 ) -> Flow[T]:
-    """Return the flow of a cache on disk, at `state` or at the beginning of a pass."""
+    """Return the flow of a cache on disk called `name`, at `state` or at the beginning of a pass.
+
+    Args:
+      chosen: a stage upstream chooses an order that another run would choose differently.
+    """
     site = upstream.site
-    own = None if state is None else state.get(spec.name)
+    own = None if state is None else state.get(name)
     epoch = site.epoch if own is None else tuple(own["epoch"])
     flow = upstream.at(replace(site, epoch=epoch))(state)
-    if own is not None and own.get("chosen"):
-        spec = replace(spec, chosen=True)  # as it was then, whatever is upstream now
-    place = PassPlace(name=spec.name, epoch=epoch, number=site.epoch, drawing=history.drawing, chosen=spec.chosen)
+    chosen = chosen or bool(own is not None and own.get("chosen"))  # as it was then, whatever is upstream now
+    place = PassPlace(name=name, epoch=epoch, number=site.epoch, drawing=history.drawing, chosen=chosen)
     if own is None:  # a stage that was added in the middle of a pass keeps none of it
         place = replace(place, files=(ROOT if state is None else None, 0, ""))
     else:
-        files = own.get("tip"), own.get("kept", 0), own.get("next", "")
-        place = replace(place, files=files, reached=own.get("reached", own["served"]))
+        stands = own.get("tip"), own.get("kept", 0), own.get("next", "")
+        place = replace(place, files=stands, reached=own.get("reached", own["served"]))
         if place.reached:  # perhaps nothing more of this pass is pulled, and the next one serves the same drawing
             history.epoch = epoch
-    serving = _DiskPass(spec, run_over(flow), history, place, upstream, 0 if own is None else own["served"])
+    serving = _DiskPass(files, run_over(flow), history, place, upstream, 0 if own is None else own["served"])
     return ListsFlow(serving.state(flow.state), serving.lists(), serving.run, flow)
 
 
@@ -101,7 +88,7 @@ class _DiskPass(Generic[T]):
 
     def __init__(
         self,
-        spec: DiskCacheSpec,
+        files: CacheFiles,
         run: Run[T],
         history: PassHistory,
         place: PassPlace,
@@ -110,10 +97,8 @@ class _DiskPass(Generic[T]):
     ) -> None:
         self.run, self.served, self.place, self.flow = run, served, place, run.upstream
         self.mark: State = self.flow.state
-        self._spec, self._history, self._upstream = spec, history, upstream
+        self._files, self._history, self._upstream = files, history, upstream
         self._open_at: str | None = None  # the id of the block after which the flow is open
-        site = run.site
-        self._files = CacheFiles(spec.path, spec.stage, spec.name, spec.of, site.shard, site.num_shards, spec.max_bytes)
         self._keeps = True
         self._chain: list[CacheBlock] = []
         self._read: tuple[CacheBlock, BlockInfo] | None = None
@@ -186,7 +171,7 @@ class _DiskPass(Generic[T]):
         elif self.served >= kept:  # the rest can be drawn, but later passes would lack the beginning
             self._keeps = False
         else:
-            logger.warning("%s: its files in %s are gone, drawing anew", self._spec.stage, self._spec.path)
+            logger.warning("%s: its files in %s are gone, drawing anew", self._files.stage, self._files.folder)
             self._open_at, self._keeps = LOST, drawing >= found.newest
             await self._open_after([])
         history.epoch = self.place.epoch
@@ -230,7 +215,7 @@ class _DiskPass(Generic[T]):
         self._chain, kept = chain, chain[-1].stop if chain else 0
         if tip != begun and max(self.served, self.place.reached) > kept and self.place.chosen:
             raise ResumeError(
-                f"{self._spec.stage} can't go on in the middle of its pass: files of it in {self._spec.path} are "
+                f"{self._files.stage} can't go on in the middle of its pass: files of it in {self._files.folder} are "
                 "damaged or gone, and what is before it chooses an order that is another one now. Put them back, or "
                 "begin anew, without resume="
             )
@@ -276,7 +261,7 @@ class _DiskPass(Generic[T]):
     async def _draw_again(self, pace: Pace) -> None:
         while self._drawn < self.served:
             if (chunk := await self.flow.pull(min(self.served - self._drawn, self._room))) is None:
-                raise ResumeError(gives_fewer(self._spec.stage, self.served, self._drawn))
+                raise ResumeError(gives_fewer(self._files.stage, self.served, self._drawn))
             self._add(chunk.items)
             del chunk
             await self._write_full()
@@ -293,7 +278,7 @@ class _DiskPass(Generic[T]):
 
     async def _write_full(self) -> None:
         """Write the block if it is long enough."""
-        most, room = BLOCK_BYTES, self._spec.max_bytes
+        most, room = BLOCK_BYTES, self._files.max_bytes
         if room is not None:
             most = min(most, room - self._written)
         full = self._bytes >= most or len(self._block) >= BLOCK_ITEMS or monotonic() - self._since >= BLOCK_S

@@ -133,16 +133,16 @@ class CacheFiles:
     def __init__(
         self, folder: str, stage: str, name: str, of: str, shard: int, num_shards: int, max_bytes: int | None = None
     ) -> None:
-        self._folder = Path(folder)
-        self._stage = stage
+        self.folder = Path(folder)
+        self.stage = stage
         self._whose = f"{whose(name, shard, num_shards)}.{of}"
         self._shard = shard
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
 
     def look(self) -> FoundBlocks:
         blocks, newest = list[CacheBlock](), 0
         try:
-            with os.scandir(self._folder) as entries:
+            with os.scandir(self.folder) as entries:
                 for entry in entries:
                     match = _NAME.fullmatch(entry.name)
                     if match is None or match["whose"] != self._whose:
@@ -158,7 +158,7 @@ class CacheFiles:
         except FileNotFoundError:
             return FoundBlocks((), 0)
         except OSError as error:
-            raise ReadError(f"can't look into {self._folder}: {error.strerror or error}; {self._wants}") from error
+            raise ReadError(f"can't look into {self.folder}: {error.strerror or error}; {self._wants}") from error
         return FoundBlocks(blocks, newest)
 
     def write(self, block: CacheBlock, held: BlockInfo, before_bytes: int) -> CacheBlock:
@@ -173,17 +173,17 @@ class CacheFiles:
           ReadError: it can't be written.
           DataError: an item can't be serialized.
         """
-        path = self._folder / (
+        path = self.folder / (
             f"{self._whose}.drawing-{block.drawing}.{block.stop:012}.{block.before}-{block.id}"
             f"{'.end' if block.end else ''}{'.chosen' if block.chosen else ''}.cache"
         )
         body = {"name": path.name, "epoch": held.epoch, "state": held.state}
         parts = packed(MAGIC, WRITER, held.items, body)
         size = size_of(parts)
-        if self._max_bytes is not None and before_bytes + size > self._max_bytes:
+        if self.max_bytes is not None and before_bytes + size > self.max_bytes:
             raise CacheFull(
-                f"{self._stage} of shard {self._shard} has files of {before_bytes:,} bytes, and the next one, up to "
-                f"item {block.stop:,}, has {size:,}: a pass doesn't fit into max_bytes={self._max_bytes:,}. Raise it, "
+                f"{self.stage} of shard {self._shard} has files of {before_bytes:,} bytes, and the next one, up to "
+                f"item {block.stop:,}, has {size:,}: a pass doesn't fit into max_bytes={self.max_bytes:,}. Raise it, "
                 "put .cache before what makes items large, or leave it out: each pass is read anew then"
             )
         try:
@@ -215,7 +215,7 @@ class CacheFiles:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise ReadError(f"can't read {block.path} of {self._stage}: {error.strerror or error}") from error
+            raise ReadError(f"can't read {block.path} of {self.stage}: {error.strerror or error}") from error
 
     def remove(self, blocks: Sequence[CacheBlock]) -> None:
         """Remove files; errors are ignored."""
@@ -226,7 +226,7 @@ class CacheFiles:
     def remove_before(self, drawing: int) -> None:
         """Remove the files of drawings before this one."""
         with suppress(OSError):
-            for path in list(self._folder.iterdir()):
+            for path in list(self.folder.iterdir()):
                 match = _NAME.fullmatch(path.name)
                 if match is not None and match["whose"] == self._whose and int(match["drawing"]) < drawing:
                     path.unlink(missing_ok=True)
@@ -235,9 +235,9 @@ class CacheFiles:
         """Begin a new drawing for the runs that begin from now on."""
         number = self.look().newest + 1
         try:
-            write_parts(self._folder / f"{self._whose}.drawing-{number}.reset", ())
+            write_parts(self.folder / f"{self._whose}.drawing-{number}.reset", ())
         except OSError as error:
-            raise ReadError(f"can't reset {self._stage}: {error.strerror or error}; {self._wants}") from error
+            raise ReadError(f"can't reset {self.stage}: {error.strerror or error}; {self._wants}") from error
 
 
 def whole(read: Callable[[], BlockInfo]) -> BlockInfo | str:

@@ -64,6 +64,7 @@ class Pack(Stage[Any, Block]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder"})
     state_type: ClassVar[Any] = PackPart
+    first_own: ClassVar[Json] = {"token": 0, "dtype": None}
     rewinds = True
 
     length: int
@@ -88,9 +89,6 @@ class Pack(Stage[Any, Block]):
     @property
     def output_weight(self) -> int:
         return max(1, self.length // ITEM_TOKENS)
-
-    def begin(self, upstream: State, own: Any) -> State:
-        return Over(self.name, own or _own(0, None), upstream)
 
     async def lists(self, run: Run[Any]) -> Lists[Block]:
         held = _OpenDocuments(self, run.own)

@@ -16,9 +16,9 @@ import streamline as sl
 from streamline.backends.base import Backend
 from streamline.pipeline import Pipeline
 from streamline.testing.changes import changed
-from streamline.testing.copying_backend import Copying
 from streamline.testing.laws import ExpectedItems
 from streamline.testing.steps import DICE, Step, each, number
+from tests.copying_backend import Copying
 from tests.kit import AnyThreads
 
 __all__ = ["BACKENDS", "SKIP", "AnyPipeline", "Runs", "failing_steps", "insist"]

@@ -23,9 +23,9 @@ from streamline.plan.plan import Plan
 from streamline.testing import oracle
 from streamline.testing.checks import check_failure, check_resume
 from streamline.testing.compositions import Composition, compositions
-from streamline.testing.copying_backend import Copying
 from streamline.testing.scripted import Script
 from streamline.testing.steps import DICE
+from tests.copying_backend import Copying
 from tests.kit import AnyThreads
 from tests.laws.profile import examples
 

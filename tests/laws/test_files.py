@@ -22,8 +22,8 @@ from streamline.io.formats import base as steps
 from streamline.io.formats import lines as positions
 from streamline.sources import interleave
 from streamline.testing.checks import check_resume
-from streamline.testing.copying_backend import Copying
 from streamline.testing.steps import DICE
+from tests.copying_backend import Copying
 from tests.laws.files import Case, cases, number_of
 from tests.laws.profile import examples, short
 from tests.laws.written import ENDS

@@ -20,10 +20,10 @@ import streamline as sl
 from streamline.backends.base import Backend
 from streamline.errors import DataError, ReadError
 from streamline.pipeline import Pipeline
-from streamline.testing.copying_backend import Copying
 from streamline.testing.laws import ExpectedItems, same
 from streamline.testing.oracle import Oracle
 from streamline.testing.steps import steps
+from tests.copying_backend import Copying
 from tests.laws.failing import Runs, failing_steps, insist
 from tests.laws.files import Case, cases
 from tests.laws.profile import examples, short

@@ -22,8 +22,8 @@ from streamline.io.storage import retry as attempts
 from streamline.pipeline import Pipeline
 from streamline.sources.files import Files
 from streamline.testing.checks import check_resume
-from streamline.testing.copying_backend import Copying
 from streamline.testing.steps import DICE
+from tests.copying_backend import Copying
 from tests.laws.files import GRAINS, Case, cases
 from tests.laws.profile import examples
 from tests.serving import PATIENT, Server, breaking, serving

@@ -22,8 +22,8 @@ from streamline.core.state import At, CountedStates
 from streamline.core.tasks import Session
 from streamline.core.tree import nbytes
 from streamline.sources.base import Part
-from streamline.testing.copying_backend import Copying
 from streamline.transforms.batch import Batch
+from tests.copying_backend import Copying
 from tests.kit import AsyncTest, Counting, Pipe, later, stage
 
 Run = Callable[[AsyncTest], None]

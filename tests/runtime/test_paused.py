@@ -25,9 +25,9 @@ from streamline.core.gate import Phase
 from streamline.core.tasks import Session
 from streamline.errors import ClosedError, PausedError, PlanError, PlanTypeError
 from streamline.testing.compositions import Composition, compositions
-from streamline.testing.copying_backend import Copying
 from streamline.testing.steps import DICE
 from streamline.testing.subjects import settle
+from tests.copying_backend import Copying
 from tests.kit import AnyThreads, AsyncTest, Pipe, Tap, in_thread, leaves
 from tests.laws.profile import examples
 

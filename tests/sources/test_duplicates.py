@@ -22,8 +22,8 @@ from streamline.core.duplicate_check import DISTINCT, FIRST_ITEMS
 from streamline.core.tree import digest
 from streamline.errors import ClosedError, DuplicateWarning, PlanError
 from streamline.testing.checks import check_resume
-from streamline.testing.copying_backend import Copying
 from tests.backends.hosts.conftest import pool
+from tests.copying_backend import Copying
 from tests.laws.profile import examples
 
 __all__ = ["pool"]

@@ -22,9 +22,9 @@ from streamline.plan.worker import worker_flow
 from streamline.sources.composite import SeveralState
 from streamline.sources.mix import ComponentMetrics
 from streamline.sources.sampler import draws_of
-from streamline.testing.copying_backend import Copying, HostDeath
 from streamline.testing.subjects import Read, Subject, opened, read, run
 from tests.backends.hosts.kit import on_each
+from tests.copying_backend import Copying, HostDeath
 
 AnyPipeline = Pipeline[Any]
 

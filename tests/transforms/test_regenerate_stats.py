@@ -15,9 +15,9 @@ import streamline as sl
 from streamline.backends.base import Backend
 from streamline.observe.figures import StageStats
 from streamline.pipeline import Pipeline
-from streamline.testing.copying_backend import Copying, HostDeath
 from streamline.transforms import regenerate
 from streamline.transforms import regenerate as drawing
+from tests.copying_backend import Copying, HostDeath
 
 KINDS = ("plain", "overlap", "spill", "block")
 WHERE: list[tuple[str, Backend]] = [

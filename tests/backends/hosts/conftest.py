@@ -14,9 +14,9 @@ import streamline.backends.hosts.remote_worker
 from streamline.backends.base import Backend
 from streamline.backends.hosts.child_process import HostProcess
 from streamline.backends.hosts.plan_shipping import Shipped, ship
-from streamline.testing.copying_backend import Copying
 from tests.backends.hosts.disturbing import quiet
 from tests.backends.hosts.echo_client import Echo
+from tests.copying_backend import Copying
 
 ECHO = "echo_host:serve_socket"
 

@@ -15,8 +15,8 @@ import pytest
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.backends.hosts import pool as hosted
-from streamline.testing.copying_backend import Copying
 from streamline.transforms.batch import Batch
+from tests.copying_backend import Copying
 from tests.kit import Pipe, later, stage
 
 MEMORY = Path("/dev/shm")

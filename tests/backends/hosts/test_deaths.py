@@ -20,10 +20,10 @@ import streamline as sl
 from streamline.core.flow import Site
 from streamline.core.tasks import Session, Tasks, supervise
 from streamline.testing.compositions import Composition, compositions
-from streamline.testing.copying_backend import Copying, HostDeath
 from streamline.testing.laws import ExpectedItems
 from streamline.testing.steps import DICE
 from streamline.testing.subjects import settle
+from tests.copying_backend import Copying, HostDeath
 from tests.kit import Pipe, later
 from tests.laws.failing import failing_steps
 from tests.laws.profile import FACTOR, examples

@@ -11,10 +11,10 @@ import anyio
 import pytest
 
 import streamline as sl
-from streamline.testing.copying_backend import Copying, HostDeath
 from streamline.testing.laws import ExpectedItems
 from streamline.testing.subjects import settle
 from tests.backends.hosts.disturbing import connections_of
+from tests.copying_backend import Copying, HostDeath
 from tests.kit import Pipe, later
 from tests.sources.live_kit import Tape
 

@@ -15,7 +15,7 @@ import streamline as sl
 from streamline.backends.base import Backend
 from streamline.core.error_policy import Decision
 from streamline.errors import TooManyErrors
-from streamline.testing.copying_backend import Copying
+from tests.copying_backend import Copying
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import pytest
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.core.gate import Phase
-from streamline.testing.copying_backend import Copying, HostDeath
 from streamline.testing.subjects import settle
 from tests.backends.hosts.disturbing import connections_of
 from tests.backends.hosts.kit import on_each
+from tests.copying_backend import Copying, HostDeath
 
 BACKENDS: list[Backend] = [sl.Threads(2), Copying(2)]
 HERE: list[Backend] = [sl.Inline(), Copying(2)]

@@ -24,9 +24,9 @@ from streamline.core.meters import Meters
 from streamline.core.tasks import Session
 from streamline.observe.figures import ReadStats
 from streamline.observe.stats import Stats, stats_of
-from streamline.testing.copying_backend import Copying, HostDeath
 from streamline.testing.subjects import settle
 from tests.backends.hosts.kit import on_each
+from tests.copying_backend import Copying, HostDeath
 
 BACKENDS: list[Backend] = [sl.Threads(2), Copying(2)]
 
