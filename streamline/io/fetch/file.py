@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import tee
 from typing import Any
 
 from streamline.errors import ReadError
@@ -109,31 +110,18 @@ class File:
             for start, stop in spans:
                 yield await self.storage.read(self.path, start, stop, self._found.etag)
             return
-        asked: list[tuple[int, int]] = []  # and not yielded yet, in order
-
-        def noted() -> Iterator[tuple[int, int]]:
-            for span in spans:
-                asked.append(span)
-                yield span
-
-        def more() -> bool:
-            if not asked:
-                _ = reading.next_span  # takes one of `spans`, which is noted then, also an empty one, without any part
-            return bool(asked)
-
+        asked, wanted = tee(spans)
         ahead = ReadAhead(self.pool())
         try:
-            reading = ObjectReader(0, self.storage, self._found, spans=parts(noted(), ahead.account.part_bytes))
+            reading = ObjectReader(0, self.storage, self._found, spans=parts(asked, ahead.account.part_bytes))
             ahead.add(reading)
             async with aclosing(ahead.blocks(reading)) as blocks:
-                while more():
-                    start, stop = asked[0]
+                for start, stop in wanted:
                     pieces: list[bytes] = []
                     missing = stop - start
                     while missing > 0:
                         pieces.append(await anext(blocks))
                         missing -= len(pieces[-1])
-                    del asked[0]
                     yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
         finally:
             await ahead.aclose()
