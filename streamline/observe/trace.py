@@ -261,7 +261,6 @@ class _Lane:
         self.began = self.end = float("-inf")
 
     def begin(self, doing: Doing, began: float, ended: float) -> None:
-        """Begin a span with a segment."""
         self.began, self.end, self.segments = max(began, self.end), ended, 1
         self.seconds = {doing: ended - self.began}
 
