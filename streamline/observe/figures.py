@@ -221,6 +221,11 @@ F = TypeVar("F", bound="DataclassInstance")
 M = TypeVar("M", bound=Figures)
 
 
+def per_s(rate: float) -> str:
+    """Return a number of items per second as text."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
 def between(earlier: Figures, later: M) -> M:
     """Return what was added from one moment to another of the same stream; depths and peaks are those of the later."""
     return replace(

@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO, TypeAlias
 
 from streamline.core.threads import start_thread
-from streamline.observe.figures import ChannelStats
+from streamline.observe.figures import ChannelStats, per_s
 from streamline.observe.stats import Stats
 from streamline.observe.tables import brief
 
@@ -187,8 +187,8 @@ def lines(stats: Stats, now: float | None, epoch: int, width: int) -> Text:
     waits, skipped = _waits(stats), _skipped(stats)
     figures = [
         Text(f"{stats.items:,} items", "bold cyan"),
-        Text("" if now is None else f"{_per_s(now)} now"),
-        Text(f"{_per_s(stats.items / stats.elapsed_s)} avg" if stats.elapsed_s > 0 else ""),
+        Text("" if now is None else f"{per_s(now)}/s now"),
+        Text(f"{per_s(stats.items / stats.elapsed_s)}/s avg" if stats.elapsed_s > 0 else ""),
         Text(f"waits {waits:.0%}", "yellow" if waits > 0.1 else "green"),
         Text(f"{skipped:,} skipped" if skipped else "", "bold red"),
         Text(clock(stats.elapsed_s)),
@@ -219,7 +219,7 @@ def _bar(channel: ChannelStats) -> Text:
 
 def summary(stats: Stats, epoch: int) -> str:
     """Return one line that says how far a stream is, and how fast."""
-    rate = f", {_per_s(stats.items / stats.elapsed_s)}" if stats.elapsed_s > 0 else ""
+    rate = f", {per_s(stats.items / stats.elapsed_s)}/s" if stats.elapsed_s > 0 else ""
     skipped = f", {_skipped(stats):,} skipped" if _skipped(stats) else ""
     waited = f"; the consumer waited {_waits(stats):.0%}"
     return f"streamline, epoch {epoch}: {stats.items:,} items in {clock(stats.elapsed_s)}{rate}{skipped}{waited}"
@@ -237,7 +237,3 @@ def _waits(stats: Stats) -> float:
 
 def _skipped(stats: Stats) -> int:
     return sum(stage.errors for stage in stats.stages)
-
-
-def _per_s(rate: float) -> str:
-    return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"

@@ -13,7 +13,7 @@ Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsK
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from io import FileIO
 from os import PathLike
@@ -202,26 +202,23 @@ class Trace:
         self._write(event)
 
     def _write_counters(self, now: float) -> None:
-        """Write how full the channels are, how fast the consumer is, and how much of its time it waits."""
-        for name, values in list(self._read_counters(now)):
-            if self._counters.get(name) != values:
-                self._counters[name] = values
-                self._write({"ph": "C", "name": name, "pid": 1, "tid": 0, "ts": self._us(now), "args": values})
-
-    def _read_counters(self, now: float) -> Iterator[tuple[str, dict[str, float]]]:
-        held: dict[str, float] = {}
+        """Write how full the channels are, how fast the consumer is, and how much of its time it waits, if changed."""
+        found: dict[str, dict[str, float]] = {}
         for (name, _), meter in list(self._meters.channels.items()):
-            held[name] = held.get(name, 0) + meter.depth
-        for name, items in held.items():
-            yield f"channel after {name}", {"items": items}
+            channel = found.setdefault(f"channel after {name}", {"items": 0})
+            channel["items"] += meter.depth
         consumer = self._meters.consumer
         items, waited_s = consumer.items, consumer.waited_until(now)
         took = now - max(self._counted_at, consumer.opened_at)
         if took > 0:
             share = min(1.0, max(0.0, (waited_s - self._waited_s) / took))
-            yield "consumer waits", {"%": round(100 * share, 1)}
-            yield "consumer takes", {"items/s": round((items - self._items) / took, 1)}
+            found["consumer waits"] = {"%": round(100 * share, 1)}
+            found["consumer takes"] = {"items/s": round((items - self._items) / took, 1)}
         self._counted_at, self._items, self._waited_s = now, items, waited_s
+        for name, values in found.items():
+            if self._counters.get(name) != values:
+                self._write({"ph": "C", "name": name, "pid": 1, "tid": 0, "ts": self._us(now), "args": values})
+        self._counters |= found
 
     def _name(self, what: str, pid: int, tid: int, name: str) -> None:
         self._write({"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}})
@@ -264,7 +261,6 @@ class _Lane:
         self.began = self.end = float("-inf")
 
     def begin(self, doing: Doing, began: float, ended: float) -> None:
-        """Begin a span with a segment."""
         self.began, self.end, self.segments = max(began, self.end), ended, 1
         self.seconds = {doing: ended - self.began}
 
@@ -317,7 +313,7 @@ class TraceFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits. A write that fails leaves the file as it was."""
+        """Write what waits."""
         data, self._waiting = self._waiting, bytearray()
         self._append(data)
 
@@ -330,9 +326,10 @@ class TraceFile:
             self._file.close()
 
     def give_up(self) -> None:
-        """Close after a write that failed: with an end if there is room for so much."""
-        self._waiting.clear()
+        """Close after a write that failed: without half an event, and with an end if there is room for so much."""
         with suppress(OSError, ValueError):  # ValueError: it is closed
+            self._file.truncate(self._written)
+            self._file.seek(self._written)
             self._append(END)
         with suppress(OSError):
             self._file.close()
@@ -350,12 +347,6 @@ class TraceFile:
 
     def _append(self, data: bytes | bytearray) -> None:
         rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) or 0 :]
-        except OSError:
-            with suppress(OSError):  # half an event is what no viewer can read
-                self._file.truncate(self._written)
-                self._file.seek(self._written)
-            raise
+        while rest:
+            rest = rest[self._file.write(rest) or 0 :]
         self._written += len(data)

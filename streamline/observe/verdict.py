@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
 
-from streamline.observe.figures import Figures, StageStats, WorkerStats
+from streamline.observe.figures import Figures, StageStats, WorkerStats, per_s
 
 MOST = 8
 """The most calls at once, for each there are now, that is advised in one step."""
@@ -353,7 +353,7 @@ def _calls_full(loads: Loads) -> Limit | None:
         return None
     if stage.kind in ("from_stream", "stream_http"):
         line = (
-            f"{stage} limits: the feed gives {_per_s(stage.items / loads.elapsed_s)} items/s and is waited for "
+            f"{stage} limits: the feed gives {per_s(stage.items / loads.elapsed_s)} items/s and is waited for "
             f"{_percent(loads.awaited(stage))} of the time, "
             f"{_consumer_waits(loads)}; what it does for each item, if anything, belongs into .map(concurrency=)"
         )
@@ -421,10 +421,6 @@ def _consumer_waits(loads: Loads) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * min(1.0, share):.0f} %"
-
-
-def _per_s(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def _about(speedup: float) -> str:

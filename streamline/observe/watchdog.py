@@ -145,7 +145,6 @@ class Watched:
         return [host for host in held if host is not None]
 
     def warn(self, waited: float, why: str, stacks: str = "") -> None:
-        """Log the stall."""
         logger.warning("the consumer has waited %s: %s%s", _seconds(waited), printable(why), stacks)
 
 

@@ -63,7 +63,6 @@ class Plan:
 
     @property
     def mode(self) -> Mode:
-        """How the source is split."""
         return self.shard.mode or self.source.default_mode
 
     @property

@@ -69,7 +69,6 @@ class Topology:
     Attributes:
       feed: of a live source, its reader and each worker's queue; else nothing.
       worker: of one worker, up to its last channel, `worker_end`.
-      workers: in the whole job.
       after: from the merge on, a task and a channel; nothing: the consumer pulls the merge.
       border: between the event loop's thread and a plain loop's, at the most; None: it is in `after` already.
     """
@@ -77,7 +76,6 @@ class Topology:
     feed: tuple[Part, ...]
     worker: tuple[Part, ...]
     worker_end: PlannedChannel
-    workers: int
     after: tuple[Part, ...]
     border: PlannedChannel | None
 
@@ -101,7 +99,6 @@ def topology(plan: Plan) -> Topology:
         feed=feed,
         worker=tuple(worker),
         worker_end=last if isinstance(last, PlannedChannel) else end,
-        workers=workers,
         after=tuple(_after(plan)) if plan.after else (),
         border=None if plan.owns_output_channel else PlannedChannel(items=plan.border_capacity, each=plan.output_items),
     )

@@ -91,7 +91,6 @@ class Epochs:
         return replace(self.place, step=self.place.step + taken, fresh=False) if taken else self.place
 
     def begin(self) -> Epochs:
-        """Begin the next iteration."""
         return replace(self, place=self.upcoming, phase=LoaderPhase.RUNNING, given=None)
 
     def end(self) -> Epochs:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
@@ -111,8 +112,8 @@ class Passes(Generic[T]):
                 ready.stream.begin()
                 return ready
             coming.drop()
-        spent = Spent()
-        stream = opened.sync_stream(spent=spent.tell)
+        spent = Future[None]()
+        stream = opened.sync_stream(spent=partial(_tell, spent))
         self._current = weakref.ref(stream)
         return LoaderRun(stream, begin, opened.resolved.epoch, spent)
 
@@ -124,7 +125,7 @@ class Passes(Generic[T]):
         """
         self._epoch = epoch
         if self.ahead and current is not None:
-            current.spent.then(self._begin_next)
+            current.spent.add_done_callback(lambda _: self._begin_next())
 
     def close(self) -> None:
         """Close the present pass, and what was opened ahead, and end the hosts. Idempotent."""
@@ -191,12 +192,12 @@ class _Next(Generic[T]):
             run.stream.close()
 
     def _open(self) -> None:
-        spent = Spent()
+        spent = Future[None]()
         try:
             opened = self._open_at(resume=None, epoch=self._epoch)
             if opened.resolved.ending.store is not None:
                 return  # ranks agree on streams in the order in which they begin, and none knows what others open ahead
-            stream = opened.sync_stream(spent=spent.tell, ahead=True)
+            stream = opened.sync_stream(spent=partial(_tell, spent), ahead=True)
         except Exception:
             return
         self.resolved = opened.resolved
@@ -221,29 +222,10 @@ class OpenAt(Protocol[T]):
     ) -> Opened[T]: ...
 
 
-class Spent:
-    """Whether the workers of a pass have given all that they have. Set and asked in different threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._is_spent = False
-        self._work: Callable[[], None] | None = None
-
-    def tell(self) -> None:
-        """They have. Idempotent."""
-        with self._lock:
-            self._is_spent = True
-            work, self._work = self._work, None
-        if work is not None:
-            work()
-
-    def then(self, work: Callable[[], None]) -> None:
-        """Do `work` as soon as they have, once; at once, if they have already."""
-        with self._lock:
-            self._work = None if self._is_spent else work
-            now = self._is_spent
-        if now:
-            work()
+def _tell(spent: Future[None]) -> None:
+    """Say that a pass is spent. In its event loop's thread, perhaps again."""
+    if not spent.done():
+        spent.set_result(None)
 
 
 @dataclass(frozen=True)
@@ -253,7 +235,7 @@ class LoaderRun(Generic[T]):
     Attributes:
       begin: what it was opened at; None: at the beginning of `epoch`.
       epoch: the pipeline's; with `steps_per_epoch` it isn't the loader's.
-      spent: whether its workers have given all that they have.
+      spent: done when its workers have given all that they have.
       offset: less the items that it had given when the present iteration began, plus those of that from before it.
       alive: it can still be asked for items.
     """
@@ -261,7 +243,7 @@ class LoaderRun(Generic[T]):
     stream: SyncStream[T]
     begin: Snapshot | None
     epoch: int
-    spent: Spent
+    spent: Future[None]
     offset: int = 0
     alive: bool = True
 

@@ -55,6 +55,7 @@ class Dispatcher:
 
     Attributes:
       source: what reads the stream; None: it hasn't begun.
+      begun: it reads, or has read.
       end: what each replica ends with, after its last item; None: it goes on.
       blocked: the share whose queue is full, while the task waits for its reader.
     """
@@ -70,7 +71,7 @@ class Dispatcher:
         self._stall_timeout = stall_timeout
         self._lock = threading.RLock()  # Ctrl-C may come while it is held
         self._not_run = [True]
-        self._begun = self._stopped = False
+        self.begun = self._stopped = False
         self._scope: anyio.CancelScope | None = None
         self._wake: Callable[[Callable[[], None]], object] | None = None
         self._thread_id: int | None = None
@@ -80,7 +81,7 @@ class Dispatcher:
 
     def disown(self) -> None:
         """Give nothing more, if reading has begun: it goes on in the process that this one is a copy of."""
-        if self._begun:
+        if self.begun:
             self._lock, self._over = threading.RLock(), Future()  # another thread may have had theirs
             self._wake = self._scope = None
             for share in self.shares.all:
@@ -89,10 +90,6 @@ class Dispatcher:
 
     # What readers say ------------------------------------------------------------------------------------------------
 
-    @property
-    def begun(self) -> bool:
-        return self._begun
-
     def begin(self, *, in_loop: bool) -> None:
         """Begin to read, unless that has begun.
 
@@ -100,7 +97,7 @@ class Dispatcher:
           in_loop: this is an event loop, and an async stream is to be read in it.
         """
         with self._lock:  # Ctrl-C may come anywhere in here: then the next one who asks begins
-            if self._begun or self.end is not None:
+            if self.begun or self.end is not None:
                 return
             try:
                 self.source = self.source or self._open_source()
@@ -111,7 +108,7 @@ class Dispatcher:
                     start_thread(threading.Thread(target=self._run_thread, name="streamline replicator", daemon=True))
             except Exception as failure:
                 self._ended(failure)
-            self._begun = True
+            self.begun = True
 
     def made_room(self) -> None:
         """A reader is just about to take an item of the share that is waited for, as it has promised."""
@@ -163,7 +160,7 @@ class Dispatcher:
     async def aclose(self) -> None:
         """Read no more, and wait until the stream is closed. The clean-up is finished also if this is cancelled."""
         self.stop()
-        if self._begun:
+        if self.begun:
             over, wake = anyio.Event(), waker()
             self._over.add_done_callback(lambda _: wake(over.set))
             with anyio.CancelScope(shield=True):
@@ -172,21 +169,19 @@ class Dispatcher:
     def close(self) -> None:
         """Read no more, and wait until the stream is closed, but not for user code that is stuck."""
         self.stop()
-        if self._begun and self._thread_id != threading.get_ident():
+        if self.begun and self._thread_id != threading.get_ident():
             wait([self._over], EXIT_S)
 
     # The task --------------------------------------------------------------------------------------------------------
 
     def _run_thread(self) -> None:
         if self._not_run and self._not_run.pop():  # else it is at work: Ctrl-C came when it had just been started
-            anyio.run(self._own_loop)
+            self._thread_id = threading.get_ident()
+            anyio.run(self._main, True)
 
-    async def _own_loop(self) -> None:
-        hold_quietly()
-        self._thread_id = threading.get_ident()
-        await self._main()
-
-    async def _main(self) -> None:
+    async def _main(self, own_loop: bool = False) -> None:
+        if own_loop:
+            hold_quietly()
         source = self.source
         assert source is not None
         self._wake = waker()

@@ -24,8 +24,6 @@ Standing = Literal["unasked", "read", "closed", "lost"]
 
 
 class _Waiter:
-    """One wait."""
-
     __slots__ = ("rung", "set", "thread", "wake")
 
     def __init__(
@@ -187,7 +185,6 @@ class ReplicaShares:
         self._behind = max(count * len(self.all) + replica for replica, count in enumerate(taken))
 
     def give(self, item: Any) -> None:
-        """Deal one item."""
         at = self.at
         share = self.all[at % len(self.all)]
         if share.open and (at >= self._behind or at // len(self.all) >= share.before):
@@ -197,7 +194,6 @@ class ReplicaShares:
             share.notifier.ring()
 
     def give_all(self, items: Sequence[Any]) -> None:
-        """Deal a list."""
         at, count = self.at, len(self.all)
         if at < self._behind:
             for item in items:

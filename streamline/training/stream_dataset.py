@@ -278,7 +278,6 @@ class StreamDataset(Generic[T]):
 
 
 def _sealed(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state with its checksum."""
     return {**state, "sha256": digest(state)}
 
 

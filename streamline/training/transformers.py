@@ -43,7 +43,6 @@ class LoaderTrainer(transformers.Trainer):  # type: ignore[misc]  # nobody types
         self.add_callback(_SavesState(self._batches))
 
     def get_train_dataloader(self) -> Any:
-        """Return the loader, as the Trainer wants it."""
         return DataLoader(self._batches, batch_size=None)
 
 
