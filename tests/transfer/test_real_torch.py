@@ -16,6 +16,7 @@ import streamline as sl
 from streamline.errors import PlanError
 from streamline.transfer.cuda import CudaCopier
 from streamline.transfer.pinned_ring import RingMover
+from streamline.transforms.collate import stack
 from tests.transfer.arrays import nested, odd_arrays
 
 
@@ -75,6 +76,21 @@ def test_types_that_numpy_has_from_elsewhere_arrive(monkeypatch: pytest.MonkeyPa
             assert (got.shape, got.tolist()) == (array.shape, plain.tolist())
         mover.close()
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_batches_in_lent_memory_are_not_staged(monkeypatch: pytest.MonkeyPatch, tensors: bool) -> None:
+    torch = pytest.importorskip("torch")
+    mover = RingMover(_without_a_gpu(monkeypatch, torch), 2)
+    assert mover.tells is not None
+    row = np.arange(1 << 18, dtype=np.float32)
+    for number in range(4):
+        batch = stack([torch.from_numpy(row + number) if tensors else row + number] * 4, mover.place)
+        got = mover.arrived(mover.move({"x": batch}))["x"]
+        assert torch.equal(got, torch.from_numpy(row + number).expand(4, -1))
+        del batch, got
+    assert [detail.value for detail in mover.tells()][:2] == [4 * 4 * row.nbytes, 0]
+    mover.close()
 
 
 def _dense(tensor: Any) -> Any:

@@ -181,6 +181,26 @@ def test_drain_writes_without_a_flush_task(run: Run) -> None:
     run(test)
 
 
+def test_memory_that_will_be_used_again_is_told_of_when_it_comes_and_when_it_goes() -> None:
+    told: list[Any] = []
+
+    def mapped(address: int, size: int) -> Callable[[], object]:
+        told.append(size)
+        return lambda: told.append(-size)
+
+    async def test() -> None:
+        with linked(pool_bytes=8 * LARGE) as (near, far):
+            far.on_mapped = mapped
+            for size in (LARGE // 2, LARGE // 2, 2 * LARGE):  # the last is more than a slab's share: used once
+                put(near, np.zeros(size, np.uint8))
+                assert await got(far)
+            assert len(told) == 1
+        gc.collect()
+        assert told == [told[0], -told[0]]
+
+    run_on("asyncio", test)
+
+
 @pytest.mark.parametrize("nbytes", [LARGE // 2, 2 * LARGE])
 def test_a_consumer_that_hoards_gets_private_copies_and_is_never_stuck(nbytes: int) -> None:
     async def test() -> None:
