@@ -283,7 +283,7 @@ def test_pause_and_resume_callbacks_run_once_each_however_a_pause_ends(run: Call
     run(test)
 
 
-def test_a_wait_that_is_set_or_cancelled_is_over_and_setting_it_again_changes_nothing(
+def test_a_wait_that_is_set_or_cancelled_may_be_set_again(
     run: Callable[[AsyncTest], None],
 ) -> None:
     async def test() -> None:

@@ -218,7 +218,7 @@ def test_one_large_item_among_small_ones_shortens_lists_for_a_while(run: Run) ->
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4])
-def test_no_call_begins_between_the_last_item_of_a_batch_after_the_merge_and_its_receipt(
+def test_no_call_begins_between_a_batch_after_the_merge_and_its_receipt(
     shards: int, work: Callable[[Iterator[float]], Work], run: Run
 ) -> None:
     fn = work(steady())
