@@ -124,8 +124,7 @@ class Pace:
         """
         if made >= need or perf_counter() - began > HOLD_S:
             return False
-        await checkpoint()  # a host's loop reads a message in one turn, and handles it in the next
-        await self.breathe()
+        await self.give_way(-1.0, turns=2)  # a host's loop reads a message in one turn, and handles it in the next
         return True
 
     def apply(

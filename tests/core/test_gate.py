@@ -283,7 +283,7 @@ def test_pause_and_resume_callbacks_run_once_each_however_a_pause_ends(run: Call
     run(test)
 
 
-def test_a_wait_ends_when_it_is_set_or_cancelled_and_may_be_set_again(
+def test_a_wait_that_is_set_or_cancelled_may_be_set_again(
     run: Callable[[AsyncTest], None],
 ) -> None:
     async def test() -> None:

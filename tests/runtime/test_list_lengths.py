@@ -217,6 +217,36 @@ def test_one_large_item_among_small_ones_shortens_lists_for_a_while(run: Run) ->
     run(test)
 
 
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_no_call_begins_between_a_batch_after_the_merge_and_its_receipt(
+    shards: int, work: Callable[[Iterator[float]], Work], run: Run
+) -> None:
+    fn = work(steady())
+
+    async def test() -> None:
+        async with sl.from_items(range(10**6)).shard(shards).map(fn).merge().batch(32, collate=None).open() as stream:
+            for _ in range(20):
+                batch = await anext(stream)
+                assert fn.now == max(fn.made[item] for item in batch)
+
+    run(test)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_a_pause_waits_for_no_list_to_go_on(shards: int, work: Callable[[Iterator[float]], Work], run: Run) -> None:
+    fn = work(steady())
+
+    async def test() -> None:
+        async with sl.from_items(range(10**6)).shard(shards).map(fn).batch(32, collate=None).merge().open() as stream:
+            for _ in range(20):
+                await anext(stream)
+                began = fn.now
+                async with stream.paused():
+                    assert fn.now - began <= 0.0011 * shards  # a slice of each
+
+    run(test)
+
+
 @pytest.mark.parametrize("kind", ["map", "filter"])
 def test_a_stage_between_merge_and_batch_works_while_others_make_more(kind: str) -> None:
     fn, seen = Blocks(3), threading.Event()
