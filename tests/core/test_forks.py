@@ -199,6 +199,22 @@ def test_what_a_fork_lets_go_of_is_still_held_here() -> None:
     pool.close()
 
 
+def test_a_fork_is_lent_no_memory_that_is_lent_here() -> None:
+    pool = slabs.SlabPool(8 << 20)
+    freed = pool.empty(1 << 20)
+    assert freed is not None
+    del freed
+
+    def work() -> None:
+        with pool._lock:  # not the one that a thread of the parent may have held
+            assert pool.empty(1 << 20) is None, "else both write there"
+
+    with pool._lock:
+        in_a_fork(work)
+    assert pool.empty(1 << 20) is not None
+    pool.close()
+
+
 def read(backend: Backend, what: str) -> tuple[Any, Any]:
     pipe = sl.from_items(range(400))
     if what == "loader":

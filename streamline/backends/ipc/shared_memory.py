@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from streamline.core.forks import disowned_in_copies
 from streamline.core.place import Bytes, Mapped, Memory
 
 ALIGN = 64
@@ -249,6 +250,7 @@ class SlabPool:
         self._out: dict[int, deque[Slab]] = {}
         self._lent: list[Slab] = []
         self._dropped: list[int] = []
+        disowned_in_copies(self)
 
     @property
     def nbytes(self) -> int:
@@ -273,7 +275,8 @@ class SlabPool:
             return None
         slab.take()
         with self._lock:
-            self._out[slab.size].append(slab)
+            if not self._closed:  # by `made`, where the other end has gone
+                self._out[slab.size].append(slab)
         return slab
 
     def empty(self, nbytes: int) -> Bytes | None:
@@ -287,7 +290,7 @@ class SlabPool:
         with self._lock:
             self._sweep_lent()
             held = sum(slab.size for slab in self._lent)
-            if self._closed or len(self._lent) >= MOST_LENT or 2 * (held + size) > self._capacity:
+            if len(self._lent) >= MOST_LENT or 2 * (held + size) > self._capacity:
                 return None
         try:
             slab = self._find(size)
@@ -297,7 +300,8 @@ class SlabPool:
             return None
         lease = slab.lend()
         with self._lock:
-            self._lent.append(slab)
+            if not self._closed:
+                self._lent.append(slab)
         return lease
 
     @property
@@ -329,9 +333,16 @@ class SlabPool:
             self._held = 0
             self._closed = True
 
+    def disown(self) -> None:
+        """Lend and take nothing more: this is a fork, which shares the memory with the process that sends it."""
+        self._lock = threading.RLock()  # another thread may have held it
+        self.close()
+
     def _find(self, size: int) -> Slab | None:
         """Return a free slab of at least this size, or a new one; None: there is no room. `OSError`: no memory."""
         with self._lock:
+            if self._closed:
+                return None
             free = self._free.setdefault(size, [])
             self._sweep(size)
             if free:
@@ -358,8 +369,9 @@ class SlabPool:
         """Move freed slabs to the stack: the one used last, still in the cache, on top."""
         out, free = self._out.setdefault(size, deque()), self._free.setdefault(size, [])
         for _ in range(min(len(out), SWEEP)):
-            slab = out.popleft()
-            (free if slab.free else out).append(slab)
+            if out:  # else a finaliser of the user's has moved the rest
+                slab = out.popleft()
+                (free if slab.free else out).append(slab)
 
     def _sweep_lent(self) -> None:
         """Move slabs that this end has let go of to where those are that were sent."""
@@ -368,13 +380,16 @@ class SlabPool:
             (self._lent if slab.held else self._out.setdefault(slab.size, deque())).append(slab)
 
     def _make_room(self, size: int) -> Slab | None:
-        """Return a larger free slab; if there is none, drop smaller ones."""
+        """Return a larger free slab; if there is none, drop smaller ones.
+
+        A descriptor that waits to be sent stays open: the other end must get it before it hears of the drop.
+        """
+        self._sweep_lent()
         for other in sorted(self._out):
             self._sweep(other)
             if other > size and self._free[other]:
                 return self._free[other].pop()
         for slab in self._smaller(size):
-            slab.sent()
             self._held -= slab.size
             self._dropped.append(slab.number)
             if self._held + size <= self._capacity:

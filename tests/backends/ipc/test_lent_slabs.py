@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
@@ -215,3 +216,72 @@ async def test_slabs_are_used_again_and_lent_within_bounds() -> None:
         if memory is not None:
             memory[:] = 1  # is still there
     assert near._pool.empty(50_001) is None, "closed"
+
+
+def pair(pool_bytes: int = MIB) -> tuple[SocketLink, SocketLink]:
+    near, far = (SocketLink(sock, pool_bytes=pool_bytes) for sock in socket.socketpair(socket.AF_UNIX))
+    return near, far
+
+
+def sent(link: SocketLink, item: Any, worker: int = 1) -> None:
+    link.send(ItemsMessage(worker, link.pack([item]), b""))
+
+
+async def test_a_slab_that_is_dropped_before_its_descriptor_is_sent_keeps_nothing_from_being_sent() -> None:
+    near, far = pair()
+    while not near._unsent:  # the socket is full
+        sent(near, bytes(20_000))
+    made = 0
+    for nbytes in (40_000, 60_000, 80_000, 100_000, 120_000):  # not sent, and too small for the next ones
+        lent = [near._pool.empty(nbytes) for _ in range(16)]
+        made += nbytes * sum(memory is not None for memory in lent)
+        del lent
+    assert made > 2 * near._pool.nbytes, "most were dropped, to make room"
+    sent(near, np.full(100_000, 7, np.uint8), worker=2)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(near.flush)
+        while (message := (await far.receive())[-1]).worker != 2:
+            pass
+        assert (far.unpack(message.packed)[0] == 7).all()
+        near.close()
+    far.close()
+
+
+def test_items_for_an_end_that_has_died_are_dropped_when_their_slab_is_announced() -> None:
+    near, far = pair()
+    far.close()
+    sent(near, np.zeros(100_000, np.uint8))
+    assert near._pool.nbytes == 0
+    near.close()
+
+
+def test_what_was_lent_before_is_room_for_what_is_copied() -> None:
+    pool = SlabPool(MIB)
+    for _ in [pool.empty(50_001) for _ in range(20)]:
+        pass
+    slabs = [pool.take(100_000) for _ in range(8)]
+    assert None not in slabs
+    pool.close()
+
+
+def test_a_finaliser_may_ask_for_memory_while_freed_slabs_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector runs it anywhere, from Python 3.12 on even between two lines of the pool's own."""
+    pool, free, deep = SlabPool(MIB), Slab.free, []
+
+    def finalising(slab: Slab) -> bool:
+        if not deep:
+            deep.append(True)
+            kept.append(pool.empty(50_001))
+            deep.clear()
+        assert isinstance(free, property)
+        assert free.fget is not None
+        return bool(free.fget(slab))
+
+    kept: list[Any] = []
+    for _ in [pool.empty(50_001) for _ in range(4)]:
+        pass
+    monkeypatch.setattr(Slab, "free", property(finalising))
+    kept += [pool.empty(50_001) for _ in range(3)]
+    addresses = [memory.ctypes.data for memory in kept if memory is not None]
+    assert len(addresses) == len(set(addresses)) >= 4, "each slab is lent once"
+    pool.close()
