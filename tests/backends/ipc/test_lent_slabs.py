@@ -240,9 +240,9 @@ async def test_a_slab_may_be_dropped_before_its_descriptor_is_sent() -> None:
     sent(near, np.full(100_000, 7, np.uint8), worker=2)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(near.flush)
-        while (message := (await far.receive())[-1]).worker != 2:
+        while (message := (await far.receive())[-1])[0] != 2:  # the worker's number
             pass
-        assert (far.unpack(message.packed)[0] == 7).all()
+        assert (far.unpack(message[1])[0] == 7).all()
         near.close()
     far.close()
 
@@ -266,18 +266,17 @@ def test_what_was_lent_before_is_room_for_what_is_copied() -> None:
 
 def test_a_finaliser_may_ask_for_memory_while_freed_slabs_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The garbage collector runs it anywhere, from Python 3.12 on even between two lines of the pool's own."""
-    pool, free, deep = SlabPool(MIB), Slab.free, []
+    pool, free = SlabPool(MIB), vars(Slab)["free"].fget
+    deep: list[bool] = []
+    kept: list[Any] = []
 
     def finalising(slab: Slab) -> bool:
         if not deep:
             deep.append(True)
             kept.append(pool.empty(50_001))
             deep.clear()
-        assert isinstance(free, property)
-        assert free.fget is not None
-        return bool(free.fget(slab))
+        return bool(free(slab))
 
-    kept: list[Any] = []
     for _ in [pool.empty(50_001) for _ in range(4)]:
         pass
     monkeypatch.setattr(Slab, "free", property(finalising))
