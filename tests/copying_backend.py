@@ -75,6 +75,10 @@ class CopiedItems(NamedTuple):
     def nbytes(self) -> int:
         return len(self.data)
 
+    @property
+    def copied_bytes(self) -> int:
+        return len(self.data)
+
 
 class CopyLink(PipeLink):
     """One end of a pipe through which nothing goes but copies."""

@@ -107,7 +107,7 @@ class HostMeter:
 
     Attributes:
       shards: of its workers.
-      items: of theirs that have arrived, of `bytes` bytes.
+      items: of theirs that have arrived, of `bytes` bytes, of which `copied_bytes` were copied to be sent.
       arrival_s: that taking them in has held the event loop.
       restarts: how many times another one has taken its place.
       alive: it has been started, and hasn't ended.
@@ -127,6 +127,7 @@ class HostMeter:
         self.shards: set[int] = set()
         self.items = 0
         self.bytes = 0
+        self.copied_bytes = 0
         self.arrival_s = 0.0
         self.restarts = 0
         self.alive = False

@@ -125,6 +125,7 @@ class HostStats:
       shards: of its workers.
       items: of theirs that have arrived.
       bytes: of those, pickled, with their buffers; 0 of a thread, where nothing is copied.
+      copied_bytes: of those, that were copied to be sent; the others were written where they are read.
       busy_s: that its event loop was held by its stages.
       wait_input_s: that its stages waited for items, summed over stages and calls.
       wait_output_s: that they waited for room, likewise.
@@ -141,6 +142,7 @@ class HostStats:
     shards: tuple[int, ...] = ()
     items: int = 0
     bytes: int = 0
+    copied_bytes: int = 0
     busy_s: float = 0.0
     wait_input_s: float = 0.0
     wait_output_s: float = 0.0
@@ -211,8 +213,9 @@ class Figures:
 
 
 COUNTERS = frozenset({
-    "items", "bytes", "errors", "padded", "requests", "retries", "cache_hits", "cache_misses", "cache_bytes",
-    "elapsed_s", "consumer_wait_s", "consumer_held_s", "busy_s", "held_s", "wait_input_s", "wait_output_s", "arrival_s",
+    "items", "bytes", "copied_bytes", "errors", "padded", "requests", "retries", "cache_hits", "cache_misses",
+    "cache_bytes", "elapsed_s", "consumer_wait_s", "consumer_held_s", "busy_s", "held_s", "wait_input_s",
+    "wait_output_s", "arrival_s",
 })  # fmt: skip
 """Fields that grow. The others, depths, peaks, pids, memory, are as they stand."""
 

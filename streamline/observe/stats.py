@@ -68,6 +68,7 @@ def host_stats(host: HostMeter, stages: Sequence[StageMeter], now: float) -> Hos
         shards=tuple(sorted(host.shards)),
         items=host.items,
         bytes=host.bytes,
+        copied_bytes=host.copied_bytes,
         busy_s=sum(stage.held_until(now) for stage in stages),
         wait_input_s=sum(stage.waited_until("wait_input", now) for stage in stages),
         wait_output_s=sum(stage.waited_until("wait_output", now) for stage in stages),

@@ -132,7 +132,8 @@ def test_rows_are_kept_in_arrays_that_are_used_again(
     blocks = [np.full((50, 100), number, np.float32) for number in range(60)]
     monkeypatch.setattr("streamline.transforms.regenerate_cycle.np.empty", counted)
     found = list(sl.from_items(blocks).regenerate(500, block=100, overlap=overlap))
-    assert made == [500 * 100 * 4] * cycles  # for six cycles
+    assert set(made) == {500 * 100 * 4}
+    assert len(made) <= cycles, "for six cycles"
     assert sorted(int(row[0]) for block in found for row in block) == sorted(list(range(60)) * 50)
 
 

@@ -196,6 +196,7 @@ class HostConnection:
         meter.arrival_s += perf_counter() - began
         meter.items += packed.count
         meter.bytes += packed.nbytes
+        meter.copied_bytes += packed.copied_bytes
         self._end_turn(worker)
 
     def _progress(self, link: Link, message: ProgressMessage) -> None:

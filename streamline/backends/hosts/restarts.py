@@ -8,7 +8,8 @@ its last item that arrived. A call that ends every host is found so:
 2. A worker that dies within `TRACKED_ITEMS` items of its last death, or for the last time but one, or whose host was
    killed because a worker was stuck, has its calls tracked: it reports each one before it is made, makes one at a time,
    and reads nothing ahead. That may be a hundred times slower, so after enough items it is opened again without.
-3. If several workers were in calls, none is counted: they take turns, so that the next death has one call.
+3. If several workers were in calls, or would be counted and one of them for the last time, none is counted: they take
+   turns, so that the next death has one worker.
 4. At the last death that is tolerated, the call is at fault. Calls are numbered from where the worker was opened, and
    it is opened at the same state, so `WorkerDied` is raised in place of the call with that number, a failure as any
    other. If no single call is known, the worker fails.
@@ -246,12 +247,16 @@ class CrashReport(Generic[W]):
         Args:
           stuck: it was killed because one of them was stuck.
         """
-        suspects = [worker for worker in workers if worker.restart_policy.calls]
+        in_calls = [worker for worker in workers if worker.restart_policy.calls]
+        waiting = list(self._turns)[1:]
+        counted = in_calls or [
+            worker for worker in workers if not worker.over and worker.has_room and worker not in waiting
+        ]
         self._turns.clear()
-        if len(suspects) > 1:
-            self._turns.extend(sorted(suspects, key=lambda worker: worker.held))  # the merge waits for those with 0
+        last = any(worker.restart_policy.count == self._most - 1 for worker in counted)
+        if len(counted) > 1 and (in_calls or last):
+            self._turns.extend(sorted(counted, key=lambda worker: worker.held))  # the merge waits for those with 0
             return []
-        counted = suspects or [worker for worker in workers if worker.has_room]
         return [worker for worker in counted if worker.restart_policy.count_death(self._most, track_calls=stuck)]
 
     def waits(self, worker: W) -> bool:

@@ -89,6 +89,10 @@ class HandedOver(NamedTuple):
     def nbytes(self) -> int:
         return 0
 
+    @property
+    def copied_bytes(self) -> int:
+        return 0
+
 
 class PipeLink(Link):
     """One end of a pipe. Each end's queue has one reader; the other end fills it from its own thread."""

@@ -244,13 +244,20 @@ Message: TypeAlias = tuple[Any, ...]
 
 
 class PackedItems(Protocol):
-    """A list of `count` items, packed by one end of a link; `nbytes` is 0 where nothing is copied."""
+    """A list of `count` items, packed by one end of a link; `nbytes` is 0 where they stay where they are.
+
+    Attributes:
+      copied_bytes: of those, that were copied to be sent; before that, that would be at the most.
+    """
 
     @property
     def count(self) -> int: ...
 
     @property
     def nbytes(self) -> int: ...
+
+    @property
+    def copied_bytes(self) -> int: ...
 
 
 class PackingError(Exception):

@@ -117,6 +117,10 @@ class Outgoing:
     pickled: PickledItems
     parts: dict[int, SlabPart]
 
+    @property
+    def copied_bytes(self) -> int:
+        return self.nbytes
+
 
 @dataclass(slots=True)
 class ReceivedItems:

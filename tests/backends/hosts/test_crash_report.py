@@ -88,6 +88,29 @@ def test_several_in_calls_take_turns_and_none_is_counted() -> None:
     assert report.turn is None
 
 
+def test_several_that_would_be_counted_for_the_last_time_take_turns() -> None:
+    """Else one that lost an item at each death of the others would fail in their place."""
+    report = CrashReport[Worker](CrashTracking(max_restarts=2))
+    awaited, later, full = Worker(), Worker(held=3), Worker(has_room=False)
+    assert dies(report, awaited, later, full) == []
+    assert dies(report, awaited, later, full) == []
+    assert [worker.restart_policy.count for worker in (awaited, later, full)] == [1, 1, 0]
+    assert report.turn is awaited
+    awaited.restart_policy.on_items(1)
+    assert report.turn_over(awaited)
+    awaited.has_room = False
+    assert report.turn is later
+    assert dies(report, awaited, later, full) == [later]
+
+
+def test_one_that_waits_for_its_turn_is_not_counted() -> None:
+    report = CrashReport[Worker](CrashTracking(max_restarts=1))
+    first, second = Worker(), Worker(held=1)
+    assert dies(report, first, second) == []
+    assert dies(report, first, second) == [first]
+    assert second.restart_policy.count == 0
+
+
 def test_a_call_that_is_known_is_the_culprit_once() -> None:
     worker = Worker(shard=2).calls(5)
     worker.restart_policy.count = 3

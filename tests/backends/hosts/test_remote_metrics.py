@@ -107,6 +107,7 @@ def test_hosts_say_how_they_are(backend: Backend) -> None:
     assert first.items + second.items == 225
     assert first.restarts == second.restarts == 0
     assert (first.bytes > 0) == isinstance(backend, Copying)
+    assert first.copied_bytes == first.bytes
     assert not stats.since(stats).hosts[0].items
     assert "thread 0" in str(stats)
 
