@@ -177,7 +177,7 @@ def test_the_pass_of_each_item_is_known(kind: str, shards: int) -> None:
         if kind == "a filter":  # odd items alone
             of_shard = [at for at in range(5) if (2 * at + 1) % shards == shard]
         expected = [(number * together + at) // 5 for number in range(items // together) for at in of_shard]
-        passes = {at: tells(state) for at, state, _ in found.states if at}  # of several states, the last one
+        passes = {at: tells(state) for at, state, _ in reversed(found.states) if at}  # of several states, the first one
         assert [passes[at] for at in range(1, len(found.items) + 1)] == expected
         assert tells(found.states[0][1]) == 0
         seen += len(found.items)
