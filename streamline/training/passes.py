@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, 
 from streamline.backends.base import Backend
 from streamline.backends.hosts.pool import HostingBackend, HostPool
 from streamline.core.cursor import PartIterator
+from streamline.core.forks import disowned_in_copies
 from streamline.core.options import check_int, given
 from streamline.core.threads import HEAR_S, start_thread
 from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
@@ -97,6 +98,11 @@ class Passes(Generic[T]):
         self._epoch = 0
         self._current: weakref.ref[SyncStream[T]] | None = None
         self._next: _Next[T] | None = None
+        disowned_in_copies(self)
+
+    def disown(self) -> None:
+        """Forget the lock, which another thread may have held."""
+        self._lock = threading.RLock()
 
     def open(self, begin: Snapshot | None, epoch: int) -> LoaderRun[T]:
         """Open the pipeline at a snapshot, or at the beginning of an epoch; or return what was opened ahead."""

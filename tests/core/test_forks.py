@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
+from streamline.backends.hosts.pool import HostPool
 from streamline.backends.ipc import shared_memory as slabs
 from streamline.backends.ipc.messages import Shutdown
 from streamline.backends.ipc.socket_link import SocketLink
@@ -240,6 +242,29 @@ def test_what_was_open_before_a_fork_is_refused_there_and_goes_on_here(what: str
     in_a_fork(go_on)
     assert held + list(items) == list(range(400))
     opened.close()
+
+
+def test_a_loader_is_closed_in_a_fork_whatever_another_thread_held_then() -> None:
+    """An epoch that is opened ahead is, in the loop's thread: the copy waited for ever."""
+    loader = sl.from_items(range(400)).shard(1).loader(backend=sl.Threads(1))
+    passes, held, over = loader._passes, threading.Event(), threading.Event()
+    assert passes._pool is not None
+
+    def hold(pool: HostPool = passes._pool) -> None:
+        with passes._lock, pool._lock:
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        in_a_fork(loader.close)
+    finally:
+        over.set()
+        thread.join()
+    assert list(loader) == list(range(400))
+    loader.close()
 
 
 async def test_an_async_stream_is_refused_in_a_fork(pool: Backend) -> None:

@@ -24,6 +24,7 @@ from streamline.core.channel import Inbox
 from streamline.core.cleanup import Cleanup
 from streamline.core.cpus import cpus_here
 from streamline.core.flow import Site
+from streamline.core.forks import disowned_in_copies
 from streamline.core.state import Tree
 from streamline.core.tasks import Session
 from streamline.errors import ClosedError, PlanError
@@ -192,6 +193,11 @@ class HostPool:
         self._closed = False
         self._at_close: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._end = Cleanup(self, _end, self._hosts, os.getpid())
+        disowned_in_copies(self)
+
+    def disown(self) -> None:
+        """Forget the lock, which another thread may have held."""
+        self._lock = threading.Lock()
 
     def begin(self, plan: Plan, site: Site, workers: int) -> HostedWorkers:
         """Return what opens the workers of a run, in hosts of this pool; raises `ClosedError` if it is closed."""
