@@ -5,6 +5,7 @@ Whatever is closed without being waited for (a thread after a call, say) gets a 
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import re
@@ -81,6 +82,21 @@ def _warm_up() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _wait_turn_by_turn() -> Iterator[None]:
+    """Let `anyio.wait_all_tasks_blocked` look at each turn of the loop: it sleeps for 0.1 s where a task has work."""
+
+    async def wait(_: object) -> None:
+        this = asyncio.current_task()
+        await anyio.lowlevel.checkpoint()
+        while any((at := task._fut_waiter) is None or at.done() for task in asyncio.all_tasks() - {this}):  # type: ignore[attr-defined]
+            await anyio.lowlevel.checkpoint()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("anyio._backends._asyncio.AsyncIOBackend.wait_all_tasks_blocked", classmethod(wait))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
