@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from dataclasses import replace
 from typing import Any, Literal
 
 import anyio
@@ -487,6 +488,12 @@ def test_rank_0_may_look_for_another_item_while_the_others_save(tmp_path: Any) -
         loader.close()
 
 
+def without_surplus(of_rank: tuple[*tuple[Any, ...], sl.EndsReport]) -> list[Any]:
+    """Return what is known of a rank, without how many surplus items had come when it ended, if there may be more."""
+    *known, report = of_rank
+    return [*known, replace(report, dropped=0) if report.more else report]
+
+
 @pytest.mark.parametrize("policy", ["drop", "pad"])
 def test_ranks_end_together_before_what_goes_to_a_device(policy: Literal["drop", "pad"]) -> None:
     store = MemoryStore()
@@ -494,7 +501,8 @@ def test_ranks_end_together_before_what_goes_to_a_device(policy: Literal["drop",
     for pipe in (known.merge(), known.filter(lambda item: item < 5 or item == 6).merge()):
         whole = together(pipe, 2, sl.Ends(policy, store=store))
         for transferred in (pipe.transfer("host"), to_elsewhere(pipe)):
-            assert together(transferred, 2, sl.Ends(policy, store=store)) == whole
+            found = together(transferred, 2, sl.Ends(policy, store=store))
+            assert list(map(without_surplus, found)) == list(map(without_surplus, whole))
         assert len({len(items) for items, *_ in whole}) == 1
 
 
