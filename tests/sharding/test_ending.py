@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from dataclasses import replace
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+import streamline.core.pace
 from streamline.core.state import CountedStates, trimmed
 from streamline.errors import PlanError, PlanTypeError, RanksError
 from streamline.sharding.end_flow import _Leaving
@@ -345,8 +347,9 @@ def failures_of(pipe: sl.Pipeline[Any], ends: sl.Ends) -> list[tuple[int, Except
     return on_ranks(3, work)
 
 
-def test_the_other_ranks_learn_that_one_has_nothing_to_pad_with() -> None:
+def test_the_other_ranks_learn_that_one_has_nothing_to_pad_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """▲ They waited for it until their time was out, ten minutes."""
+    monkeypatch.setattr(streamline.core.pace, "SLICE_S", math.inf)  # else they may learn it within their items
     pipe = sl.from_items(range(9)).shard(3).filter(lambda item: item % 3 != 1)
     failures = failures_of(pipe, sl.Ends("pad", MemoryStore()))
     said = 'ends="pad": rank 1 of 3 has no items at all'
