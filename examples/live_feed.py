@@ -10,6 +10,7 @@ import asyncio
 import json
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import streamline as sl
@@ -19,11 +20,12 @@ forgotten: list[int] = []
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while len(forgotten) < len(RECORDS):
-        writer.write(json.dumps(RECORDS[len(forgotten)]).encode() + b"\n")
-        if not await reader.readline():
-            break  # the trainer has gone
-        forgotten.append(RECORDS[len(forgotten)])
+    with suppress(ConnectionError):  # a trainer that has gone with a record unread resets the connection
+        while len(forgotten) < len(RECORDS):
+            writer.write(json.dumps(RECORDS[len(forgotten)]).encode() + b"\n")
+            if not await reader.readline():
+                break  # the trainer has gone
+            forgotten.append(RECORDS[len(forgotten)])
     writer.close()
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 from typing import Any, cast
 
 import pytest
 
 import streamline as sl
+import streamline.core.pace
 from streamline.core.tasks import Tasks
 from streamline.testing import oracle
 from streamline.testing.checks import check_resume
@@ -97,8 +99,9 @@ def test_progress_passes_every_stage_that_keeps_it() -> None:
     assert run(work).count('"script":50') == 2
 
 
-def test_progress_before_an_input_that_is_unfolded_again_keeps_the_place_in_it() -> None:
+def test_progress_before_an_input_that_is_unfolded_again_keeps_the_place_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A resume inside of 30's outputs meets the dropped items before 30 as a list of their own."""
+    monkeypatch.setattr(streamline.core.pace, "SLICE_S", math.inf)  # else a first pull may end before 30
     pipe = scripted(range(1, 31)).filter(lambda item: item % 30 == 0).flat_map(lambda item: [item, -item, 0])
     subject = ChainSubject(cast(Script, pipe.source), pipe.stages)
 
