@@ -20,11 +20,10 @@ forgotten: list[int] = []
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(ConnectionError):  # a trainer that has gone with a record unread resets the connection
+    with suppress(EOFError, ConnectionError):  # the trainer has gone, perhaps with a record unread
         while len(forgotten) < len(RECORDS):
             writer.write(json.dumps(RECORDS[len(forgotten)]).encode() + b"\n")
-            if not await reader.readline():
-                break  # the trainer has gone
+            await reader.readuntil()
             forgotten.append(RECORDS[len(forgotten)])
     writer.close()
 
