@@ -111,9 +111,7 @@ class RingMover(Mover):
         self._slots = [_PinnedSlot() for _ in range(slots)]
         self._abandoned: list[Any] = []
         self._turn = 0
-        self._lock = (
-            threading.Lock()
-        )  # after its event loop was ended, a stream is closed while a thread may be in here
+        self._lock = threading.Lock()  # a stream whose loop was ended is closed while a thread may be in here
         self._closed = False
 
     def move(self, batch: Any) -> _Landing:
