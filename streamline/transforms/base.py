@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -172,7 +173,10 @@ class Stage(ABC, Generic[In, Out]):
 
     def begin(self, upstream: State, own: Any) -> State:
         """Return the state before the first item: without a state of its own, the upstream's."""
-        return upstream if self.first_own is None else Over(self.name, own or self.first_own, upstream)
+        if self.first_own is None:
+            return upstream
+        first = deepcopy(self.first_own)  # what a snapshot gives out may be changed
+        return Over(self.name, first if own is None else own, upstream)
 
     def lists(self, run: Run[In]) -> Lists[Out]:
         """Yield this stage's output, list by list."""
