@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import anyio
 
 from streamline.backends.base import Workers
-from streamline.backends.hosts.host import Host
+from streamline.backends.hosts.host import Host, HostExit
 from streamline.backends.hosts.host_server import Spec, serve
 from streamline.backends.hosts.pool import HostedWorkers
 from streamline.backends.hosts.restarts import CrashTracking
@@ -139,7 +139,7 @@ class _TaskHost(Host):
     def name(self) -> str:
         return f"copying host {self.number}"
 
-    def connect(self, payload: Spec, answer: Callable[[Any], Any] | None = None) -> Link:
+    async def connect(self, payload: Spec, answer: Callable[[Any], Any] | None = None) -> Link:
         lock = threading.Lock()
         near, far = CopyLink(lock), CopyLink(lock)
         near.other, far.other = far, near
@@ -160,8 +160,8 @@ class _TaskHost(Host):
         counts[number] += 1
         return limit is None or counts[number] <= limit
 
-    def exit_reason(self, link: Link) -> str:
-        return "a cut"
+    def exit_reason(self, link: Link) -> HostExit:
+        return HostExit("a cut")
 
     def kill(self, link: Link) -> None:
         link.close()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any, TypeAlias
 
 import anyio
 
 import streamline as sl
+from streamline.backends.base import Backend, Workers
+from streamline.core.flow import Site
 from streamline.plan.plan import Plan
 
 AsyncTest: TypeAlias = Callable[[], Awaitable[None]]
@@ -27,6 +30,21 @@ class AnyThreads(sl.Threads):
 
     def check(self, plan: Plan) -> None:
         """Refuse nothing."""
+
+
+@dataclass(frozen=True)
+class Changing:
+    """Another backend at each opening, in turn."""
+
+    backends: Sequence[Backend]
+    turns: Any = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "turns", cycle(self.backends))
+
+    def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
+        backend: Backend = next(self.turns)
+        return backend.begin(plan, site, workers)
 
 
 def run_on(loop: str, test: AsyncTest) -> None:

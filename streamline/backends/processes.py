@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from streamline.backends.hosts.child_process import HostProcess
-from streamline.backends.hosts.host import Host
+from streamline.backends.hosts.host import Host, HostExit
 from streamline.backends.hosts.host_server import Spec
 from streamline.backends.hosts.plan_shipping import Shipped, ship
 from streamline.backends.hosts.pool import HostingBackend
@@ -109,7 +109,7 @@ class ProcessHost(Host):
         with self._lock:
             self._started()
 
-    def connect(self, payload: Shipped, answer: Callable[[Any], Any] | None = None) -> Link:
+    async def connect(self, payload: Shipped, answer: Callable[[Any], Any] | None = None) -> Link:
         with self._lock:
             process = self._started()
             link = SocketLink(process.link(payload, answer))
@@ -128,7 +128,7 @@ class ProcessHost(Host):
             self._used = False
         return self._process
 
-    def exit_reason(self, link: Link) -> str:
+    def exit_reason(self, link: Link) -> HostExit:
         process = self._process_of[link]
         hung_up = not process.wait(DYING_S)
         if hung_up:
@@ -141,7 +141,7 @@ class ProcessHost(Host):
         with self._lock:
             if self._process is process:
                 self._process = None
-        return f"{reason}\n{crash}" if crash else reason
+        return HostExit(reason, crash)
 
     def kill(self, link: Link) -> None:
         self._process_of[link].kill()

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from streamline.backends.hosts.host import Host
+from streamline.backends.hosts.host import Host, HostExit
 from streamline.backends.hosts.host_server import Spec, serve
 from streamline.backends.hosts.pool import HostingBackend
 from streamline.backends.hosts.restarts import CrashTracking
@@ -82,7 +82,7 @@ class ThreadHost(Host):
     def name(self) -> str:
         return f"thread {self.number}"
 
-    def connect(self, payload: Spec, answer: Callable[[Any], Any] | None = None) -> Link:
+    async def connect(self, payload: Spec, answer: Callable[[Any], Any] | None = None) -> Link:
         consumer_end, host_end = pipe()
         with self._lock:
             if self.closed:
@@ -96,8 +96,8 @@ class ThreadHost(Host):
             self._notify()
         return consumer_end
 
-    def exit_reason(self, link: Link) -> str:
-        return "its event loop has ended"
+    def exit_reason(self, link: Link) -> HostExit:
+        return HostExit("its event loop has ended")
 
     def kill(self, link: Link) -> None:
         link.close()

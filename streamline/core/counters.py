@@ -226,6 +226,14 @@ class StageCounts(NamedTuple):
     waits: tuple[tuple[int, tuple[Doing, float]], ...]
     details: Details = ()
 
+    def shifted(self, by: float) -> StageCounts:
+        """Return it with the times of a clock that shows `by` seconds more."""
+        return self._replace(
+            begun=None if self.begun is None else self.begun + by,
+            slots=tuple(began + by for began in self.slots),
+            waits=tuple((slot, (doing, began + by)) for slot, (doing, began) in self.waits),
+        )
+
 
 SUMMED = {"items", "bytes", "worked_s", "held_s", "wait_input_s", "wait_output_s"}
 """Of `StageCounts`: what adds up where a stage is opened again in another process."""

@@ -6,9 +6,7 @@ resume.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import cycle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,35 +14,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.backends.base import Backend, Workers
-from streamline.core.flow import Site
+from streamline.backends.base import Backend
 from streamline.pipeline import Pipeline
-from streamline.plan.plan import Plan
 from streamline.testing import oracle
 from streamline.testing.checks import check_failure, check_resume
 from streamline.testing.compositions import Composition, compositions
 from streamline.testing.scripted import Script
 from streamline.testing.steps import DICE
 from tests.copying_backend import Copying
-from tests.kit import AnyThreads
+from tests.kit import AnyThreads, Changing
 from tests.laws.profile import examples
 
 seeds = st.integers(0, 1000)
-
-
-@dataclass(frozen=True)
-class Changing:
-    """Another backend at each opening, in turn."""
-
-    backends: Sequence[Backend]
-    turns: Any = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "turns", cycle(self.backends))
-
-    def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
-        backend: Backend = next(self.turns)
-        return backend.begin(plan, site, workers)
 
 
 ANY: list[Backend] = [sl.Inline(), Copying(1), Copying(2), Copying(5), AnyThreads(2)]

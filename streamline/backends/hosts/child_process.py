@@ -29,9 +29,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from streamline.backends.hosts.plan_shipping import Shipped, memory_file
-from streamline.backends.hosts.process_env import environment, process_env
+from streamline.backends.hosts.process_env import ProcessEnv, environment, process_env
 from streamline.backends.hosts.process_main import LINK_HEADER, STACKS_SIGNAL
-from streamline.backends.hosts.stdio_relay import Answer, ParentStdio
+from streamline.backends.hosts.stdio_relay import Answer, Frames, HostOutput, ParentStdio
 from streamline.core.cleanup import Cleanup
 from streamline.core.threads import start_thread
 from streamline.errors import HostError
@@ -71,14 +71,14 @@ EXIT_S = 5.0
 class ChildProcess:
     """The parent's part of one child. Its thread refers to this, so that the `HostProcess` can be collected."""
 
-    def __init__(self, number: int, env: Mapping[str, str], entry_point: str) -> None:
+    def __init__(self, number: int, env: Mapping[str, str], entry_point: str, output: Frames | None) -> None:
         self._number = number
         self._owner = os.getpid()
         self.gone = threading.Event()
         self.crash = ""
         self._lock = threading.Lock()
         self._calls: list[Callable[[], object]] = []
-        self._consumer_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._watched: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         with ExitStack() as theirs, ExitStack() as ours:
             self.control, child_control = _pair(ours, theirs)
             parent_stdio, child_stdio = _pair(ours, theirs)
@@ -87,7 +87,9 @@ class ChildProcess:
             ours.callback(os.close, self._lifeline)
             self.stacks = memory_file(f"streamline stacks {number}")
             ours.callback(os.close, self.stacks)
-            self.stdio = ParentStdio(parent_stdio, number)
+            self.stdio = ParentStdio(parent_stdio)
+            self.output = HostOutput(f"[process {number}] ", self.stdio.reply)
+            self._frames = output or self.output.frame
             fds = (child_control.fileno(), child_stdio.fileno(), child_lifeline, self.stacks)
             self.popen = start(number, env, entry_point, fds)
             ours.callback(_reap, self.popen)
@@ -99,10 +101,12 @@ class ChildProcess:
             self._ours = ours.pop_all()
         _children.add(self)
 
-    def send_link(self, number: int, consumer_end: socket.socket, host_end: socket.socket, payload: int) -> None:
-        """Send the child one end of a link, and its payload."""
-        env = pickle.dumps(process_env())
-        message = memoryview(LINK_HEADER.pack(number, len(env)) + env)
+    def send_link(
+        self, number: int, watched: socket.socket, host_end: socket.socket, payload: int, env: ProcessEnv
+    ) -> None:
+        """Send the child its end of a link, and its payload; `watched` is shut down when the child has exited."""
+        env_bytes = pickle.dumps(env)
+        message = memoryview(LINK_HEADER.pack(number, len(env_bytes)) + env_bytes)
         try:
             sent = socket.send_fds(self.control, [message], [host_end.fileno(), payload])
             if sent < len(message):
@@ -110,11 +114,11 @@ class ChildProcess:
         except (BrokenPipeError, ConnectionResetError):
             return  # it is dead; the consumer's end reads the end of the link
         except OSError as error:
-            consumer_end.close()
+            watched.close()
             closed = self.control.fileno() < 0
             why = "it was closed" if closed else f"{error.strerror or error}"
             raise HostError(f"process {self._number} can't be handed another stream: {why}") from error
-        self._consumer_ends.add(consumer_end)
+        self._watched.add(watched)
         if self.gone.is_set():
             self._hang_up()
 
@@ -159,9 +163,9 @@ class ChildProcess:
         try:
             self._until_exit()
             self.popen.wait()
-            while self.stdio.read(wait=False):  # its last output
+            while self.stdio.read(self._frames, wait=False):  # its last output
                 pass
-            self.stdio.end()
+            self.output.end()
             self.crash = self._crash()
         finally:
             self._hang_up()
@@ -174,7 +178,7 @@ class ChildProcess:
     def _until_exit(self) -> None:
         """Return when the process has exited; without a pidfd, when its stdio socket closes."""
         if self._pidfd is None:
-            while self.stdio.read(wait=True):
+            while self.stdio.read(self._frames, wait=True):
                 pass
             return
         poll = select.poll()
@@ -184,7 +188,7 @@ class ChildProcess:
             ready = [fd for fd, _ in poll.poll()]
             if self._pidfd in ready:
                 return
-            if not self.stdio.read(wait=False):
+            if not self.stdio.read(self._frames, wait=False):
                 poll.unregister(self.stdio.sock)
 
     def _crash(self) -> str:
@@ -193,9 +197,9 @@ class ChildProcess:
 
     def _hang_up(self) -> None:
         """Close the links of an exited process: a fork of it may hold their other ends."""
-        for consumer_end in list(self._consumer_ends):
+        for sock in list(self._watched):
             with contextlib.suppress(OSError):  # closed already
-                consumer_end.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
 
 
 _children: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
@@ -240,6 +244,7 @@ class HostProcess:
       number: its number in messages.
       env: environment variables to change.
       entry_point: serves a link there, as "module:function".
+      output: given the frames that the child writes; None: they are printed, logged and answered here.
     """
 
     def __init__(
@@ -248,10 +253,12 @@ class HostProcess:
         env: Mapping[str, str] = MappingProxyType({}),
         *,
         entry_point: str = "streamline.backends.hosts.host_server:serve_socket",
+        output: Frames | None = None,
     ) -> None:
         self.number = number
         self._env = dict(env)
         self._entry_point = entry_point
+        self._output = output
         self._lock = threading.Lock()
         self._child: ChildProcess | None = None
         self._links = 0
@@ -267,7 +274,7 @@ class HostProcess:
             if self._child is not None:
                 raise HostError(f"process {self.number} was started already")
             try:
-                self._child = ChildProcess(self.number, self._env, self._entry_point)
+                self._child = ChildProcess(self.number, self._env, self._entry_point, self._output)
             except MemoryError as error:
                 raise HostError(f"process {self.number} can't be started: out of memory (`ulimit -v`)") from error
             except OSError as error:
@@ -285,9 +292,17 @@ class HostProcess:
         with host_end, self._lock:
             self._links += 1
             if answer is not None:
-                child.stdio.answer(self._links, answer)
-            child.send_link(self._links, consumer_end, host_end, shipped.fileno())
+                child.output.answer(self._links, answer)
+            child.send_link(self._links, consumer_end, host_end, shipped.fileno(), process_env())
         return consumer_end
+
+    def link_over(self, sock: socket.socket, number: int, shipped: Shipped, env: ProcessEnv) -> None:
+        """Pass a connected socket as link `number`, as `link` does. It is shut down when the process has exited."""
+        self._started().send_link(number, sock, sock, shipped.fileno(), env)
+
+    def reply(self, link: int, reply: bytes) -> None:
+        """Send the reply to a question that went to `output`; `OSError`: the process has exited."""
+        self._started().stdio.reply(link, reply)
 
     @property
     def pid(self) -> int:

@@ -152,7 +152,8 @@ class HostConnection:
         await self._gate.passage()
         session, meters = self._tasks.session, self._meters
         errors = session.errors
-        link = self.host.connect(self._payload, lambda question: errors.decide(decode_skipped(question)))
+        connecting = self.host.connect(self._payload, lambda question: errors.decide(decode_skipped(question)))
+        link = await resting(connecting)
         link.on_mapped = session.on_mapped
         self._link = self._hang_detector.link = link
         self._meter.alive = True
@@ -219,8 +220,7 @@ class HostConnection:
                 worker.gone()
         await self._gate.passage()  # then all that has arrived is handled
         name = self.host.name
-        exit_text = await self._tasks.threads.run(partial(self.host.exit_reason, link))
-        ended, _, crash = exit_text.partition("\n")
+        ended, crash, counts = await self._tasks.threads.run(partial(self.host.exit_reason, link))
         stuck_s, self._hang_detector.ended_for_s = self._hang_detector.ended_for_s, None
         if stuck_s is not None:
             ended = f"{ended}: it was stuck for {stuck_s:.3g} s"
@@ -231,7 +231,7 @@ class HostConnection:
         lost = [worker for worker in lost if not worker.over]
         if lost:
             logger.warning("%s has ended with %s: another one takes its place%s", name, ended, crash and f"\n{crash}")
-        for worker in self._crash_report.died(lost, stuck=stuck_s is not None):
+        for worker in self._crash_report.died(lost, stuck=stuck_s is not None) if counts else ():
             worker.apply_verdict(crash_verdict(worker, self.host.number, name, ended))
         for worker in lost:
             worker.restart_policy.calls.clear()

@@ -5,10 +5,24 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from streamline.backends.ipc.link import Link
 from streamline.core.counters import HostKind
+
+
+class HostExit(NamedTuple):
+    """How a host ended.
+
+    Attributes:
+      reason: for a person: "signal 9 (SIGKILL)".
+      output: what it wrote, such as the stacks of a crash.
+      counts: whether what it ran may have ended it; else its machine or the network did.
+    """
+
+    reason: str
+    output: str = ""
+    counts: bool = True
 
 
 class Host(ABC):
@@ -41,8 +55,10 @@ class Host(ABC):
         """Begin to start if that takes time; returns at once. Raises `HostError`; once closed, `ClosedError`."""
 
     @abstractmethod
-    def connect(self, payload: Any, answer: Callable[[Any], Any] | None = None) -> Link:
-        """Return the consumer's end of a new link, starting the host if needed. Doesn't wait for it.
+    async def connect(self, payload: Any, answer: Callable[[Any], Any] | None = None) -> Link:
+        """Return the consumer's end of a new link, starting the host if needed.
+
+        Waits for a machine to run it, if it runs on another one, but not for its start.
 
         Args:
           payload: what `host_server.serve` gets in the host.
@@ -50,12 +66,8 @@ class Host(ABC):
         """
 
     @abstractmethod
-    def exit_reason(self, link: Link) -> str:
-        """Make sure that the host of a closed link has ended; return why, for a person.
-
-        The first line is the reason; further lines are what it wrote, such as the stacks of a crash. Blocks. The next
-        `connect` starts another one.
-        """
+    def exit_reason(self, link: Link) -> HostExit:
+        """Make sure that the host of a closed link has ended; return why. Blocks. The next `connect` starts another."""
 
     @abstractmethod
     def kill(self, link: Link) -> None:

@@ -59,8 +59,12 @@ from streamline.sources.live import FedSource
 
 
 async def serve_socket(sock: socket.socket, payload: int) -> None:
-    """Serve a run in a host process; if its plan can't be loaded, send the reason."""
-    link = SocketLink(sock)
+    """Serve a run in a host process."""
+    await serve_link(SocketLink(sock), payload)
+
+
+async def serve_link(link: Link, payload: int) -> None:
+    """Serve a run over `link`; if its plan can't be loaded, send the reason."""
     try:
         spec = load(payload)
     except BaseException as error:  # the import of a user's module may raise anything

@@ -8,6 +8,7 @@ holds the event loop, and is what must be seen; it also flushes what that functi
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import suppress
 from functools import partial
@@ -35,9 +36,13 @@ class RemoteMetrics:
         self._earlier: dict[Key, StageCounts] = {}
         self._earlier_items: dict[Key, int] = {}  # of channels
         self._earlier_traffic: dict[str, tuple[int, int, int, int, int, int]] = {}
+        self._ahead = math.inf  # of the host's clock, with the least time on the way that was seen
 
     def show(self, counts: MetricsUpdate) -> None:
         """Show a host's update."""
+        if counts.clock is not None:
+            self._ahead = min(self._ahead, perf_counter() - counts.clock)
+            counts = _by_own_clock(counts, self._ahead)
         meters = self._meters
         for counted in counts.stages:
             key = counted.name, counted.shard
@@ -62,6 +67,7 @@ class RemoteMetrics:
     def lost(self) -> None:
         """Keep the counts of a host that has ended; nothing is in progress in it."""
         now = perf_counter()
+        self._ahead = math.inf
         for key, meter in self._shown.items():
             self._earlier[key] = meter.stopped(now)
         for key in self._earlier_items:
@@ -72,6 +78,12 @@ class RemoteMetrics:
             for (name, number), traffic in list(self._meters.traffics.items())
             if number == self._host.number
         }
+
+
+def _by_own_clock(counts: MetricsUpdate, ahead: float) -> MetricsUpdate:
+    """Return an update of another machine with this one's times."""
+    spans = tuple((key, doing, began + ahead, ended + ahead) for key, doing, began, ended in counts.spans)
+    return counts._replace(stages=tuple(stage.shifted(ahead) for stage in counts.stages), spans=spans)
 
 
 TICK_S = 0.1
@@ -122,9 +134,11 @@ class MetricsReporter:
             traffics = [(name, (name, *traffic.counts())) for (name, _), traffic in list(meters.traffics.items())]
             spans, self._spans = self._spans, []
             update = MetricsUpdate(self._new(stages), self._new(channels), tuple(spans), self._new(traffics))
-            if any(update):
-                self._link.send_threadsafe(update)
-            return any(update)
+            news = any(update)
+            if news:
+                clock = None if self._link.one_machine else perf_counter()
+                self._link.send_threadsafe(update._replace(clock=clock))
+            return news
 
     def _new(self, rows: list[tuple[Any, Any]]) -> tuple[Any, ...]:
         """Return the rows that differ from those sent last; keys are of one kind of meter each."""

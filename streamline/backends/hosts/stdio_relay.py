@@ -25,6 +25,9 @@ from typing import Any, TypeAlias
 Answer: TypeAlias = Callable[[Any], Any]
 """Answers a run's questions, in the thread of its process; what it raises is raised at the question."""
 
+Frames: TypeAlias = Callable[[int, int, bytes], object]
+"""Is given each frame: its kind, the link that it belongs to, its body."""
+
 HEADER = struct.Struct("<BQI")  # kind, the link it belongs to, bytes that follow
 
 STDOUT, STDERR, RECORD, QUESTION, OVER = range(5)
@@ -169,55 +172,41 @@ def _picklable(value: object) -> object:
 
 
 # In the parent --------------------------------------------------------------------------------------------------------
-class ParentStdio:
-    """The parent's end. `read` is called in one thread, `answer` in any."""
+class HostOutput:
+    """What a host process writes and asks, in the consumer's process. Call `frame` in one thread, `answer` in any.
 
-    def __init__(self, sock: socket.socket, number: int) -> None:
-        self.sock = sock
-        self._mark = f"[process {number}] "
+    Args:
+      mark: begins each line that is printed.
+      reply: called with a link and the reply to its question; may raise `OSError`.
+    """
+
+    def __init__(self, mark: str, reply: Callable[[int, bytes], object]) -> None:
+        self._mark = mark
+        self._reply = reply
         self._answers: dict[int, Answer] = {}
-        self._waiting = bytearray()
         self._lines = {STDOUT: bytearray(), STDERR: bytearray()}
 
     def answer(self, link: int, by: Answer) -> None:
         """Answer the questions of the run with this link."""
         self._answers[link] = by
 
-    def read(self, *, wait: bool) -> bool:
-        """Read once, and relay the complete frames; False: nothing is there, or the child has hung up."""
-        try:
-            data = self.sock.recv(READ_BYTES, 0 if wait else socket.MSG_DONTWAIT)
-        except (BlockingIOError, ConnectionError):
-            return False
-        self._waiting += data
-        at = 0
-        while len(self._waiting) - at >= HEADER.size:
-            kind, link, size = HEADER.unpack_from(self._waiting, at)
-            if len(self._waiting) - at < HEADER.size + size:
-                break
-            at += HEADER.size
-            self._dispatch(kind, link, bytes(self._waiting[at : at + size]))
-            at += size
-        del self._waiting[:at]
-        return bool(data)
-
-    def end(self) -> None:
-        """Print unterminated lines."""
-        for kind, rest in self._lines.items():
-            if rest:
-                self._print(kind, b"\n")
-
-    def _dispatch(self, kind: int, link: int, body: bytes) -> None:
+    def frame(self, kind: int, link: int, body: bytes) -> None:
+        """Print it, log it or answer it."""
         if kind in self._lines:
             self._print(kind, body)
         elif kind == RECORD:
             _handle(body)
         elif kind == QUESTION:
             with contextlib.suppress(OSError):  # it has died meanwhile
-                reply = _reply(self._answers.get(link), body)
-                self.sock.sendall(HEADER.pack(QUESTION, link, len(reply)) + reply)
+                self._reply(link, _reply(self._answers.get(link), body))
         elif kind == OVER:
             self._answers.pop(link, None)
+
+    def end(self) -> None:
+        """Print unterminated lines."""
+        for kind, rest in self._lines.items():
+            if rest:
+                self._print(kind, b"\n")
 
     def _print(self, kind: int, data: bytes) -> None:
         rest = self._lines[kind]
@@ -230,6 +219,36 @@ class ParentStdio:
         stream = sys.stdout if kind == STDOUT else sys.stderr
         with contextlib.suppress(Exception):  # None, closed, or a user's stream that fails
             stream.write(marked)
+
+
+class ParentStdio:
+    """The parent's end of the socket. `read` is called in one thread, `reply` in any."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._waiting = bytearray()
+
+    def reply(self, link: int, reply: bytes) -> None:
+        """Send the reply to a question; `OSError`: the child has exited."""
+        self.sock.sendall(HEADER.pack(QUESTION, link, len(reply)) + reply)
+
+    def read(self, to: Frames, *, wait: bool) -> bool:
+        """Read once, and pass the complete frames on; False: nothing is there, or the child has hung up."""
+        try:
+            data = self.sock.recv(READ_BYTES, 0 if wait else socket.MSG_DONTWAIT)
+        except (BlockingIOError, ConnectionError):
+            return False
+        self._waiting += data
+        at = 0
+        while len(self._waiting) - at >= HEADER.size:
+            kind, link, size = HEADER.unpack_from(self._waiting, at)
+            if len(self._waiting) - at < HEADER.size + size:
+                break
+            at += HEADER.size
+            to(kind, link, bytes(self._waiting[at : at + size]))
+            at += size
+        del self._waiting[:at]
+        return bool(data)
 
 
 def _handle(body: bytes) -> None:

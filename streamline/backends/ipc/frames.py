@@ -7,11 +7,14 @@ pickle, then each buffer beside it) and the parts, unless those lie in a slab.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import NamedTuple
 
+import numpy as np
+
 from streamline.backends.ipc.shared_memory import ALIGN
+from streamline.core.place import Bytes
 
 HEADER = Struct("=IIIIIxxxxQQ")
 """Bytes of the message; items; parts; 1 + the slab's number, 0: none; descriptors; bytes of parts; of the slab."""
@@ -19,8 +22,14 @@ HEADER = Struct("=IIIIIxxxxQQ")
 BUFFER = 1 << 18
 """Bytes read at once: what a socket's buffer holds."""
 
+AHEAD = 1 << 12
+"""Bytes read after a large frame: the head of the next one, whose parts are then received where they stay."""
+
 LARGE = 1 << 15
 """Bytes of a frame from which on it is received into memory of its own."""
+
+
+GAP = memoryview(bytes(ALIGN))
 
 
 class Frame(NamedTuple):
@@ -76,10 +85,28 @@ def lay_out(pieces: Sequence[bytes], buffers: Sequence[memoryview], memory: memo
         start += len(buffer)
 
 
-class Frames:
-    """Parses frames: read into `spaces()`, then take the frames that `filled()` yields."""
+def padded(pieces: Sequence[bytes], buffers: Sequence[memoryview]) -> Iterator[memoryview]:
+    """Yield the parts as `lay_out` would copy them, uncopied, with what fills the gaps between them."""
+    nbytes = sum(map(len, pieces))
+    yield from (memoryview(piece) for piece in pieces)
+    for buffer in buffers:
+        if gap := -nbytes % ALIGN:
+            yield GAP[:gap]
+        yield buffer
+        nbytes = len(buffer)
+    if gap := -nbytes % ALIGN:
+        yield GAP[:gap]
 
-    def __init__(self) -> None:
+
+class Frames:
+    """Parses frames: read into `spaces()`, then take the frames that `filled()` yields.
+
+    Args:
+      memory: returns so many bytes for a frame with buffers, uninitialised.
+    """
+
+    def __init__(self, memory: Callable[[int], Bytes] = lambda nbytes: np.empty(nbytes, np.uint8)) -> None:
+        self._memory = memory
         self._buffer = memoryview(bytearray(BUFFER))
         self._start = self._end = 0  # of what is unparsed in the buffer
         self._large: memoryview | None = None
@@ -88,7 +115,7 @@ class Frames:
     def spaces(self) -> list[memoryview]:
         """Return where to read to, in this order."""
         if self._large is not None:
-            return [self._large[self._received :], self._buffer]
+            return [self._large[self._received :], self._buffer[:AHEAD]]
         if self._start:  # move the start of a small frame to the front: the rest fits after it
             left = self._end - self._start
             self._buffer[:left] = self._buffer[self._start : self._end]
@@ -109,7 +136,7 @@ class Frames:
             size = _size(self._buffer[self._start :])
             if available < size and size <= LARGE:
                 return
-            frame = memoryview(bytearray(size))
+            frame = self._space(self._buffer[self._start :], size)
             received = min(available, size)
             frame[:received] = self._buffer[self._start : self._start + received]
             self._start += received
@@ -119,6 +146,15 @@ class Frames:
             yield _frame(frame)
         if self._start == self._end:
             self._start = self._end = 0
+
+    def _space(self, header: memoryview, size: int) -> memoryview:
+        """Return memory for a frame of `size` bytes, in which buffers beside the pickle are aligned."""
+        _, _, parts, _, _, inline, _ = HEADER.unpack_from(header)
+        if parts < 2 or not inline:
+            return memoryview(bytearray(size))
+        whole = self._memory(size + ALIGN - 1)
+        begin = -(whole.ctypes.data + size - inline) % ALIGN
+        return whole.data[begin : begin + size]
 
 
 def _size(header: memoryview) -> int:

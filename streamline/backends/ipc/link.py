@@ -28,6 +28,9 @@ class Link(ABC):
     copies: ClassVar[bool]
     """Whether items and states are copied; else both ends share the objects."""
 
+    one_machine: ClassVar[bool] = True
+    """Whether both ends have the same clock."""
+
     place: Place | None = None
     """Lends memory for what this end sends; None: there is nothing to gain."""
 

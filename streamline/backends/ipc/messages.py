@@ -222,6 +222,7 @@ class MetricsUpdate(NamedTuple):
     """Meters that have changed. Times are of `time.perf_counter`, one clock for all processes of a machine.
 
     Attributes:
+      clock: the sender's, where it is on another machine; None: it is not.
       channels: (stage, shard, capacity, items, depth, peak).
       spans: since the last update, if observed.
       traffics: (source, requests, retries, bytes, hits, misses and bytes of its cache).
@@ -231,6 +232,7 @@ class MetricsUpdate(NamedTuple):
     channels: tuple[tuple[str, int, int, int, int, int], ...] = ()
     spans: tuple[Span, ...] = ()
     traffics: tuple[tuple[str, int, int, int, int, int, int], ...] = ()
+    clock: float | None = None
 
 
 class HostFailed(NamedTuple):

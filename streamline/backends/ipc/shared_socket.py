@@ -1,4 +1,4 @@
-"""A Unix socket used by several tasks and threads, closed when the last of them leaves; it passes descriptors, too."""
+"""A socket used by several tasks and threads, closed when the last of them leaves. A Unix one passes descriptors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import suppress
 from streamline.core.forks import disowned_in_copies
 
 SOCKET_BYTES = 1 << 20
-"""Bytes of the socket's buffers that are asked for; the system may give less."""
+"""Bytes of a Unix socket's buffers that are asked for; the system may give less. Those of TCP grow by themselves."""
 
 DESCRIPTORS = 64
 """Descriptors read at once: a kernel returns those of one message, and a message has one."""
@@ -32,7 +32,7 @@ class Gone(Exception):  # noqa: N818 - as LinkClosed
 
 
 class SharedSocket:
-    """A connected AF_UNIX stream socket, which it owns. Use it inside `with`, in any thread.
+    """A connected stream socket, which it owns. Use it inside `with`, in any thread.
 
     Args:
       closed: called when it is closed, in the thread of the last user.
@@ -43,7 +43,7 @@ class SharedSocket:
 
     def __init__(self, sock: socket.socket, closed: Callable[[], object]) -> None:
         sock.setblocking(False)
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF) if sock.family == socket.AF_UNIX else ():
             sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
         self.descriptors: deque[int] = deque()
         self._socket = sock

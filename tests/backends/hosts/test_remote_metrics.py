@@ -248,6 +248,34 @@ def test_a_host_that_is_gone_is_at_nothing_and_what_it_did_stays() -> None:
     assert shown.busy_s >= 4.0
 
 
+@pytest.mark.parametrize("ahead", [-1e6, 1e6])
+def test_times_of_another_machine_are_shown_by_this_ones_clock(monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
+    here = time.perf_counter
+    link, session = Wires(), Session()
+    link.one_machine = False  # type: ignore[misc]
+    meter = session.meters.stage("decode", "map", 3)
+    spans: list[tuple[float, float]] = []
+    meters, mirror = mirrored()
+    reporter = MetricsReporter(link, session)
+    reporter.observe(True)
+    meters.observe(lambda _, __, began, ended: spans.append((began, ended)))
+    for _ in range(3):  # on the machine with the other clock
+        with monkeypatch.context() as patch:
+            patch.setattr("streamline.backends.hosts.remote_metrics.perf_counter", lambda: here() + ahead)
+            before, meter.begun = here(), here() + ahead
+            meter.count([1])
+            meter.worked(meter.begun, meter.begun + 0.5)
+            reporter.report()
+        mirror.show(link.sent[-1])
+        shown = meters.stages["decode", 3].since
+        assert shown is not None
+        assert before <= shown <= here()
+    assert all(before - 60 < began < ended < here() + 60 for began, ended in spans)
+    mirror.lost()
+    mirror.show(link.sent[-1]._replace(clock=here() + 5))  # a host on a third machine
+    assert meters.stages["decode", 3].since is not None
+
+
 def test_what_hosts_have_asked_of_servers_adds_up_also_of_those_that_are_gone() -> None:
     link, session = Wires(), Session()
     reporter = MetricsReporter(link, session)
