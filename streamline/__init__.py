@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from streamline import errors
     from streamline.backends.inline import Inline
     from streamline.backends.processes import Processes
+    from streamline.backends.remote.remote import Remote
     from streamline.backends.threads import Threads
     from streamline.constructors import StreamReplicator, from_items, from_iterable, from_stream, mix, source, zip
     from streamline.core.error_policy import ErrorReport, Failure
@@ -69,6 +70,7 @@ __all__ = [
     "Opened",
     "Pipeline",
     "Processes",
+    "Remote",
     "Report",
     "ServerSentEvent",
     "Snapshot",
@@ -107,6 +109,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "streamline.backends.inline": "Inline",
     "streamline.backends.processes": "Processes",
+    "streamline.backends.remote.remote": "Remote",
     "streamline.backends.threads": "Threads",
     "streamline.constructors": "StreamReplicator from_items from_iterable from_stream mix source zip",
     "streamline.core.error_policy": "ErrorReport Failure",

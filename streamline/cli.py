@@ -1,8 +1,9 @@
-"""The command line: `streamline demo`, `streamline inspect FILE`, `streamline check FILE.py:pipe`."""
+"""The command line: `streamline demo`, `inspect FILE`, `check FILE.py:pipe`, `worker --connect HOST:PORT`."""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 import traceback
 from collections.abc import Iterator
@@ -77,6 +78,33 @@ def check(target: str, world_size: int | None) -> None:
         raise click.ClickException(_shown(error)) from error
     click.echo(_shown(report))
     sys.exit(0 if report.ok else 1)
+
+
+@main.command()
+@click.option("--connect", required=True, metavar="HOST:PORT", help="Where the trainer listens: Remote(listen=).")
+@click.option(
+    "--key-file", type=click.Path(), default=None, help="The key that the trainer has, too; else STREAMLINE_KEY."
+)
+@click.option("--hosts", type=click.IntRange(1), default=None, help="Processes at once; by default one per core.")
+@click.option(
+    "--wait", type=click.FloatRange(0), default=300.0, show_default=True, help="Seconds for the trainer to listen."
+)
+def worker(connect: str, key_file: str | None, hosts: int | None, wait: float) -> None:
+    """Run workers on this machine for the trainer at HOST:PORT, whose pipeline is opened with backend=sl.Remote(n).
+
+    Ends some seconds after the trainer. Exits with 1 if that was lost, can't be reached, or refuses this machine.
+    """
+    from streamline.backends.remote.agent import run_agent  # for this command only
+    from streamline.backends.remote.handshake import read_key
+    from streamline.backends.remote.remote import parse_address
+    from streamline.core.cpus import cpus_here
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        lost = run_agent(parse_address("--connect", connect), read_key(key_file), hosts or cpus_here(), wait_s=wait)
+    except StreamlineError as error:
+        raise click.ClickException(_shown(error)) from error
+    sys.exit(0 if lost is None else 1)
 
 
 def _shown(text: object) -> str:

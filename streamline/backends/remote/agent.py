@@ -1,0 +1,275 @@
+"""The agent of a machine: what `streamline worker` runs. It starts host processes for a trainer, and speaks for them.
+
+The agent dials the trainer, once for control and once more for each link of a host, and hands the connected socket of a
+link to its host: items don't pass through the agent, and it answers though user code in a host holds that interpreter's
+lock. Its hosts are those of `Processes`, and end with it. Success: the trainer detaches. Failure: without the trainer
+all hosts are killed at once; then the agent dials again, for as long as `run_agent` is told to.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from streamline.backends.hosts.child_process import HostProcess
+from streamline.backends.hosts.plan_shipping import Shipped, memory_file
+from streamline.backends.hosts.process_env import ProcessEnv
+from streamline.backends.hosts.stdio_relay import OVER
+from streamline.backends.remote.control import (
+    DYING_S,
+    Alive,
+    Attach,
+    ControlConnection,
+    Detach,
+    DropPayload,
+    EndHost,
+    HostExited,
+    HostFrame,
+    HostStacks,
+    HostStarted,
+    KillHost,
+    LinkFailed,
+    Offer,
+    OpenLink,
+    Payload,
+    Reply,
+    StacksOf,
+    StartHost,
+)
+from streamline.backends.remote.dial import UnreachableError, dial
+from streamline.backends.remote.handshake import PeerHello
+from streamline.backends.remote.network_link import watch_peer
+from streamline.core.threads import start_thread
+from streamline.errors import HostError
+
+logger = logging.getLogger("streamline.agent")
+
+BEAT_S = 1.0
+"""Seconds between two `Alive`; precedent: Ray's heartbeats."""
+
+ENTRY_POINT = "streamline.backends.remote.network_link:serve_network"
+
+
+class _Hosted:
+    """One host process of this agent, and the agent's handles of its links."""
+
+    def __init__(self, process: HostProcess) -> None:
+        self.process = process
+        self.broken = False  # killed since its connection broke
+        self.links: dict[int, socket.socket] = {}
+
+
+class Agent:
+    """Serves one trainer over a connection on which the handshake is done.
+
+    Args:
+      reach: opens a further connection to the trainer, for a link with this ticket.
+      hosts: that may run here at once.
+    """
+
+    def __init__(self, sock: socket.socket, reach: Callable[[str], socket.socket], hosts: int) -> None:
+        self._control = ControlConnection(sock)
+        self._reach = reach
+        self._offer = hosts
+        self._hosts: dict[int, _Hosted] = {}
+        self._payloads: dict[int, Shipped] = {}
+        self._lost_after_s = 0.0
+        self._over = threading.Event()
+        self._handlers: dict[type, Callable[[Any], object]] = {
+            Attach: self._attach,
+            StartHost: self._start,
+            Payload: self._keep,
+            DropPayload: self._drop,
+            OpenLink: lambda message: _apart("link", partial(self._open, message)),
+            Reply: self._reply,
+            StacksOf: lambda message: _apart("stacks", partial(self._stacks, message.host)),
+            KillHost: lambda message: _apart("kill", partial(self._kill, message)),
+            EndHost: lambda message: self._known(message.host, lambda hosted: self._end(hosted, message.grace_s)),
+        }
+
+    def serve(self) -> str | None:
+        """Serve the trainer until it detaches: None; else why it is lost. All hosts have ended then."""
+        _apart("heartbeat", self._beat)
+        self._control.send(Offer(self._offer))
+        try:
+            while not isinstance(message := self._control.receive(), Detach):
+                self._handlers[type(message)](message)
+        except EOFError as error:
+            return str(error)
+        else:
+            return None
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Kill all hosts, and hang up. Idempotent; in any thread."""
+        self._over.set()
+        hosts = list(self._hosts.values())
+        for hosted in hosts:
+            hosted.process.kill()
+        for hosted in hosts:
+            hosted.process.close(0.0)
+        for payload in list(self._payloads.values()):
+            payload.close()
+        self._control.hang_up()
+
+    # What the trainer asks for ----------------------------------------------------------------------------------------
+
+    def _attach(self, message: Attach) -> None:
+        self._lost_after_s = message.lost_after_s
+        watch_peer(self._control.sock, message.lost_after_s, busy=True)
+
+    def _start(self, message: StartHost) -> None:
+        output = partial(self._frame, message.host)
+        process = HostProcess(message.number, message.env, entry_point=ENTRY_POINT, output=output)
+        try:
+            process.start()
+        except HostError as error:
+            self._control.send(HostStarted(message.host, 0, str(error)))
+            return
+        hosted = self._hosts[message.host] = _Hosted(process)
+        self._control.send(HostStarted(message.host, process.pid))
+        process.on_exit(partial(self._exited, message.host, hosted))
+
+    def _keep(self, message: Payload) -> None:
+        fd = memory_file("streamline plan")
+        with open(fd, "wb", closefd=False) as file:
+            file.write(message.data)
+        self._payloads[message.payload] = Shipped(fd, len(message.data))
+
+    def _drop(self, message: DropPayload) -> None:
+        if (payload := self._payloads.pop(message.payload, None)) is not None:
+            payload.close()
+
+    def _open(self, message: OpenLink) -> None:
+        hosted, payload = self._hosts.get(message.host), self._payloads.get(message.payload)
+        if hosted is None or payload is None:
+            return  # the host has exited, which the trainer was told, or the run is over
+        try:
+            sock = self._reach(message.ticket)
+            watch_peer(sock, self._lost_after_s)
+            hosted.links[message.link] = sock
+            hosted.process.link_over(sock, message.link, payload, _here(message.env))
+        except (HostError, OSError) as error:
+            self._control.send(LinkFailed(message.ticket, str(error)))
+
+    def _reply(self, message: Reply) -> None:
+        self._known(message.host, lambda hosted: hosted.process.reply(message.link, message.body))
+
+    def _stacks(self, host: int) -> None:
+        if (hosted := self._hosts.get(host)) is not None:
+            self._control.send(HostStacks(host, hosted.process.stacks()))
+
+    def _kill(self, message: KillHost) -> None:
+        hosted = self._hosts.get(message.host)
+        if hosted is not None and not (message.broken and hosted.process.wait(DYING_S)):
+            hosted.broken = message.broken
+            hosted.process.kill()
+
+    def _end(self, hosted: _Hosted, grace_s: float | None) -> None:
+        hosted.process.leave()
+        if grace_s is not None:
+            _apart("end of a host", partial(hosted.process.close, grace_s))
+
+    def _known(self, host: int, work: Callable[[_Hosted], object]) -> None:
+        """Do something with a host, unless it has exited."""
+        if (hosted := self._hosts.get(host)) is not None:
+            try:
+                work(hosted)
+            except OSError:
+                logger.debug("host %d exits just now", host)
+
+    # What hosts do ----------------------------------------------------------------------------------------------------
+
+    def _frame(self, host: int, kind: int, link: int, body: bytes) -> None:
+        if kind == OVER and (hosted := self._hosts.get(host)) is not None:
+            sock = hosted.links.pop(link, None)
+            if sock is not None:
+                sock.close()
+        self._control.send(HostFrame(host, kind, link, body))
+
+    def _exited(self, host: int, hosted: _Hosted) -> None:
+        self._hosts.pop(host, None)
+        if not self._over.is_set():  # else this agent has killed it: its trainer knows
+            process = hosted.process
+            why = ", since its connection broke" if hosted.broken else ""
+            self._control.send(HostExited(host, f"{process.exit}{why}", process.crash, counts=not hosted.broken))
+        for sock in hosted.links.values():
+            sock.close()
+        hosted.process.close(0.0)
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_S):
+            hosts = list(self._hosts.items())
+            self._control.send(Alive({host: hosted.process.resident_bytes() for host, hosted in hosts}))
+
+
+def _apart(name: str, work: Callable[[], object]) -> None:
+    """Do work that may wait in a thread of its own."""
+    start_thread(threading.Thread(target=work, name=f"streamline agent, {name}", daemon=True))
+
+
+def _here(env: ProcessEnv) -> ProcessEnv:
+    """Return what a host takes over of the trainer's process on this machine: of its paths, those that are here."""
+    theirs = [entry or env.directory or "" for entry in env.path]
+    return env._replace(
+        path=[*sys.path, *(entry for entry in theirs if entry not in sys.path and Path(entry).exists())]
+    )
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+RETRY_S = 0.5
+"""Seconds between two attempts to reach the trainer."""
+
+
+def run_agent(
+    address: tuple[str, int], key: bytes, hosts: int, *, wait_s: float = 300.0, rejoin_s: float = 5.0
+) -> str | None:
+    """Serve the trainer at `address`, and the runs after that; return why it was lost, None if it detached.
+
+    Args:
+      hosts: that may run here at once.
+      wait_s: seconds to wait for the trainer to listen.
+      rejoin_s: seconds to dial again after it has gone: another of its runs may begin, or the network come back.
+
+    Raises:
+      HostError: it can't be reached, or refuses this agent.
+    """
+    reach = partial(_dial, address, key)
+    patience_s, lost = wait_s, None
+    while True:
+        try:
+            sock = _reached(reach, patience_s)
+        except UnreachableError:
+            if patience_s == wait_s:
+                raise
+            return lost
+        logger.info("attached to the trainer at %s:%d, for up to %d hosts", *address, hosts)
+        lost = Agent(sock, partial(reach, "link"), hosts).serve()
+        sock.close()
+        logger.info("the trainer %s", "has detached" if lost is None else f"is lost: {lost}")
+        patience_s = rejoin_s
+
+
+def _dial(address: tuple[str, int], key: bytes, role: Any, ticket: str = "") -> socket.socket:
+    return dial(address, key, PeerHello(role=role, node=socket.gethostname(), pid=os.getpid(), ticket=ticket))
+
+
+def _reached(reach: Callable[[str], socket.socket], patience_s: float) -> socket.socket:
+    """Dial until the trainer listens."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return reach("control")
+        except UnreachableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_S)

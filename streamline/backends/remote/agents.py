@@ -1,0 +1,456 @@
+"""The agents that are attached to this process, and the host processes that they run for it.
+
+One listener per address and key serves all runs of this process. Hosts wait for a place: an agent offers so many, and
+each goes to the agent with the most free ones. An agent that is silent for too long counts as lost, and its hosts with
+it; they wait for other places. Each agent has a thread, which reads its control connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar
+
+import anyio
+
+from streamline.backends.hosts.host import HostExit
+from streamline.backends.hosts.plan_shipping import Shipped
+from streamline.backends.hosts.process_env import process_env
+from streamline.backends.hosts.stdio_relay import QUESTION, Answer, HostOutput
+from streamline.backends.remote.control import (
+    Alive,
+    Attach,
+    ControlConnection,
+    Detach,
+    DropPayload,
+    EndHost,
+    HostExited,
+    HostFrame,
+    HostStacks,
+    HostStarted,
+    KillHost,
+    LinkFailed,
+    Offer,
+    OpenLink,
+    Payload,
+    Reply,
+    StacksOf,
+    StartHost,
+)
+from streamline.backends.remote.handshake import PeerHello
+from streamline.backends.remote.listener import Listener
+from streamline.backends.remote.network_link import watch_peer
+from streamline.core.forks import disowned_in_copies
+from streamline.core.threads import start_thread, waker
+from streamline.errors import HostError
+
+logger = logging.getLogger("streamline.hosts")
+
+T = TypeVar("T")
+
+STACKS_S = 3.0
+"""Seconds to wait for the stacks of a host on another machine."""
+
+
+async def brought(future: Future[T]) -> T:
+    """Return what another thread brings."""
+    arrived, wake = anyio.Event(), waker()
+
+    def done(_: object) -> None:
+        with suppress(RuntimeError):  # the event loop has ended
+            wake(arrived.set)
+
+    future.add_done_callback(done)
+    await arrived.wait()
+    return future.result()
+
+
+class CarriedPlan:
+    """A shipped plan, sent to an agent before the first link of its run there."""
+
+    _numbers = count()
+
+    def __init__(self, shipped: Shipped) -> None:
+        self.number = next(self._numbers)
+        self._shipped = shipped
+        self._lock = threading.Lock()
+        self._agents: weakref.WeakSet[AttachedAgent] = weakref.WeakSet()
+
+    def send(self, agent: AttachedAgent) -> None:
+        """Send it to an agent, once."""
+        with self._lock:
+            if agent not in self._agents:
+                self._agents.add(agent)
+                agent.send(Payload(self.number, os.pread(self._shipped.fileno(), self._shipped.nbytes, 0)))
+
+    def close(self) -> None:
+        """Let all agents drop it. Idempotent."""
+        self._shipped.close()
+        with self._lock:
+            agents, self._agents = list(self._agents), weakref.WeakSet()
+        for agent in agents:
+            agent.send(DropPayload(self.number))
+
+
+class HostGone(Exception):  # noqa: N818 - its exit is no error of the caller's
+    """The host has ended before its link came."""
+
+
+class RemoteProcess:
+    """One host process of an agent.
+
+    Attributes:
+      pid: there; 0: not known yet.
+      gone: set once it has ended; then `exit` says how.
+      resident_bytes: as last reported.
+    """
+
+    def __init__(self, agent: AttachedAgent, host: int, number: int) -> None:
+        self.agent = agent
+        self.host = host
+        self.pid = 0
+        self.gone = threading.Event()
+        self.exit = HostExit("unknown")
+        self.resident_bytes = 0
+        self.output = HostOutput(f"[process {number} on {agent.node}] ", partial(_reply, agent, host))
+        self.asked: Future[str] = Future()
+        self._links = count(1)
+        self._pending: set[Future[socket.socket]] = set()
+        self._socks: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+    async def link(self, plan: CarriedPlan, answer: Answer | None) -> socket.socket:
+        """Return a new connection to it.
+
+        Raises:
+          HostGone: it has ended; see `exit`.
+          HostError: it can't reach this process.
+        """
+        agent, number = self.agent, next(self._links)
+        if answer is not None:
+            self.output.answer(number, answer)
+        plan.send(agent)
+        with agent.agents.expected_link() as (ticket, future):
+            self._pending.add(future)
+            try:
+                agent.send(OpenLink(self.host, number, ticket, plan.number, process_env()))
+                if self.gone.is_set():
+                    raise HostGone
+                sock = await brought(future)
+                self._socks.add(sock)
+                if self.gone.is_set():
+                    self._hang_up()
+                return sock
+            finally:
+                self._pending.discard(future)
+
+    def kill(self, *, broken: bool = False) -> None:
+        """Send SIGKILL; `broken`: its connection broke, unless it has just died."""
+        self.agent.send(KillHost(self.host, broken))
+
+    def end(self, grace_s: float | None) -> None:
+        """Ask it to exit once its runs have ended; kill it after `grace_s` seconds, if not None."""
+        self.agent.send(EndHost(self.host, grace_s))
+
+    def stacks(self) -> str:
+        """Return the stacks of its threads; "": it doesn't answer. Blocks."""
+        asked: Future[str] = Future()
+        self.asked = asked
+        self.agent.send(StacksOf(self.host))
+        with suppress(TimeoutError):
+            return asked.result(STACKS_S)
+        return ""
+
+    def ended(self, how: HostExit) -> None:
+        """Note how it ended, once."""
+        if self.gone.is_set():
+            return
+        self.exit = how
+        self.output.end()
+        self.gone.set()
+        for future in list(self._pending):
+            _bring(future, HostGone())
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close the links of a lost machine, which may hold their other ends open for ever."""
+        for sock in () if self.exit.counts else list(self._socks):
+            with suppress(OSError):  # closed already
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def _reply(agent: AttachedAgent, host: int, link: int, body: bytes) -> None:
+    agent.send(Reply(host, link, body))
+
+
+def _bring(future: Future[T], result: T | BaseException) -> bool:
+    """Give a future its result; return whether it had none."""
+    try:
+        future.set_exception(result) if isinstance(result, BaseException) else future.set_result(result)
+    except InvalidStateError:
+        return False
+    return True
+
+
+class AttachedAgent:
+    """One agent. `lost` is called once, when it has gone; its hosts have ended then."""
+
+    def __init__(self, agents: Agents, sock: socket.socket, hello: PeerHello, lost_after_s: float) -> None:
+        self.agents = agents
+        self.node = hello.node
+        self.pid = hello.pid
+        self.hosts: dict[int, RemoteProcess] = {}
+        self.offer = 0
+        self._control = ControlConnection(sock)
+        self._lost_after_s = lost_after_s
+        self._numbers = count()
+        self._handlers: dict[type, Callable[[Any], object]] = {
+            Offer: self._offered,
+            HostStarted: self._started,
+            HostFrame: self._frame,
+            HostStacks: lambda message: self._known(message.host, lambda host: _bring(host.asked, message.text)),
+            LinkFailed: lambda message: agents.link_failed(message.ticket, f"{self.node}: {message.why}"),
+            HostExited: self._exited,
+            Alive: self._alive,
+        }
+        disowned_in_copies(self)
+
+    def __repr__(self) -> str:
+        return f"<agent on {self.node}, pid {self.pid}: {len(self.hosts)} of {self.offer} hosts>"
+
+    @property
+    def free(self) -> int:
+        """How many more hosts it takes."""
+        return self.offer - len(self.hosts)
+
+    def attach(self) -> None:
+        """Begin to read what it says."""
+        watch_peer(self._control.sock, self._lost_after_s, busy=True)
+        self._control.sock.settimeout(self._lost_after_s)  # it says `Alive` more often
+        self.send(Attach(self._lost_after_s))
+        name = f"streamline agent on {self.node}"
+        start_thread(threading.Thread(target=self._listen, name=name, daemon=True))
+
+    def send(self, message: Any) -> None:
+        """Send it a message; dropped if it is gone."""
+        self._control.send(message)
+
+    def start(self, number: int, env: Mapping[str, str]) -> RemoteProcess:
+        """Start a host on it; under the lock of `agents`."""
+        process = RemoteProcess(self, next(self._numbers), number)
+        self.hosts[process.host] = process
+        return process
+
+    def detach(self) -> None:
+        """Let it go, with all its hosts."""
+        self.send(Detach())
+        self._control.hang_up()
+
+    def disown(self) -> None:
+        """Close the connection in a fork of this process: its end must have one holder."""
+        self._control.sock.close()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._control.receive()
+                self._handlers[type(message)](message)
+        except EOFError as error:
+            why = f"silent for {self._lost_after_s:g} s" if isinstance(error.__cause__, TimeoutError) else str(error)
+        self._control.hang_up()
+        self.agents.lost(self, why)
+        self._control.sock.close()
+
+    def _offered(self, message: Offer) -> None:
+        self.offer = message.hosts
+        self.agents.offered(self)
+
+    def _started(self, message: HostStarted) -> None:
+        if (host := self.hosts.get(message.host)) is not None:
+            host.pid = message.pid
+            if message.failure:
+                self.agents.freed(host, HostExit(message.failure))
+
+    def _frame(self, message: HostFrame) -> None:
+        def give(host: RemoteProcess) -> None:
+            host.output.frame(message.kind, message.link, message.body)
+
+        if message.kind == QUESTION:  # the user's handler may take its time
+            answering = threading.Thread(
+                target=partial(self._known, message.host, give), name="streamline answer", daemon=True
+            )
+            start_thread(answering)
+        else:
+            self._known(message.host, give)
+
+    def _exited(self, message: HostExited) -> None:
+        how = HostExit(message.reason, message.crash, message.counts)
+        self._known(message.host, lambda host: self.agents.freed(host, how))
+
+    def _alive(self, message: Alive) -> None:
+        for number, nbytes in message.resident.items():
+            if (host := self.hosts.get(number)) is not None:
+                host.resident_bytes = nbytes
+
+    def _known(self, host: int, work: Callable[[RemoteProcess], object]) -> None:
+        if (process := self.hosts.get(host)) is not None:
+            work(process)
+
+
+class _Wanted:
+    """A host that waits for a place."""
+
+    def __init__(self, number: int, env: Mapping[str, str]) -> None:
+        self.number = number
+        self.env = env
+        self.process: Future[RemoteProcess] = Future()
+
+
+class Agents:
+    """The agents that have dialled one address of this process; see `agents_at`."""
+
+    def __init__(self, address: tuple[str, int], key: bytes, lost_after_s: float) -> None:
+        self._lost_after_s = lost_after_s
+        self._lock = threading.RLock()
+        self._agents: list[AttachedAgent] = []
+        self._wanted: list[_Wanted] = []
+        self._links: dict[str, Future[socket.socket]] = {}
+        self._closed = False
+        self._listener = Listener(address, key, self._peer)
+        disowned_in_copies(self)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._listener.port
+
+    def place(self, number: int, env: Mapping[str, str]) -> Future[RemoteProcess]:
+        """Return what brings a host, once an agent has a place for it. Cancel it to stop waiting."""
+        wanted = _Wanted(number, env)
+        with self._lock:
+            self._wanted.append(wanted)
+        self._fill()
+        return wanted.process
+
+    def summary(self) -> str:
+        """Say how many agents there are, for a message."""
+        with self._lock:
+            agents = [f"{agent.node} ({len(agent.hosts)} of {agent.offer} hosts)" for agent in self._agents]
+        return f"{len(agents)} attached" + (f": {', '.join(agents)}" if agents else "")
+
+    @contextmanager
+    def expected_link(self) -> Iterator[tuple[str, Future[socket.socket]]]:
+        """Expect a connection with a new ticket, good for one; yield both."""
+        ticket: str = secrets.token_hex(16)
+        future: Future[socket.socket] = Future()
+        self._links[ticket] = future
+        try:
+            yield ticket, future
+        except BaseException:
+            self._links.pop(ticket, None)
+            if not _bring(future, HostGone()) and future.exception() is None:
+                future.result().close()
+            raise
+
+    def link_failed(self, ticket: str, why: str) -> None:
+        """Fail a link that was expected."""
+        if (future := self._links.pop(ticket, None)) is not None:
+            _bring(future, HostError(f"a host can't reach this process: {why}"))
+
+    def offered(self, agent: AttachedAgent) -> None:
+        """Use an agent, which has said how many hosts it takes."""
+        with self._lock:
+            if not self._closed:
+                self._agents.append(agent)
+        logger.info("agent on %s attached, for up to %d hosts", agent.node, agent.offer)
+        self._fill()
+
+    def freed(self, process: RemoteProcess, how: HostExit) -> None:
+        """Note the end of a host; its place is free."""
+        with self._lock:
+            process.agent.hosts.pop(process.host, None)
+        process.ended(how)
+        self._fill()
+
+    def lost(self, agent: AttachedAgent, why: str) -> None:
+        """Note that an agent has gone, and its hosts with it."""
+        with self._lock:
+            if agent in self._agents:
+                self._agents.remove(agent)
+            hosts, closed = list(agent.hosts.values()), self._closed
+            agent.hosts.clear()
+        if not closed:
+            logger.warning("the agent on %s is lost (%s), and %d hosts with it", agent.node, why, len(hosts))
+        for process in hosts:
+            process.ended(HostExit(f"the loss of its machine, {agent.node} ({why})", counts=False))
+
+    def close(self) -> None:
+        """Let all agents go."""
+        with self._lock:
+            self._closed = True
+            agents = list(self._agents)
+        self._listener.close()
+        for agent in agents:
+            agent.detach()
+
+    def disown(self) -> None:
+        """Forget the lock, which another thread may have held at a fork."""
+        self._lock = threading.RLock()
+
+    def _fill(self) -> None:
+        """Give hosts that wait the places that are free."""
+        while True:
+            with self._lock:
+                self._wanted = [wanted for wanted in self._wanted if not wanted.process.cancelled()]
+                agent = max(self._agents, key=lambda agent: agent.free, default=None)
+                if not self._wanted or agent is None or agent.free < 1:
+                    return
+                wanted = self._wanted.pop(0)
+                process = agent.start(wanted.number, wanted.env)
+            agent.send(StartHost(process.host, wanted.number, wanted.env))
+            if not _bring(wanted.process, process):  # it waits no more
+                agent.send(EndHost(process.host, 0.0))
+
+    def _peer(self, sock: socket.socket, hello: PeerHello, address: str) -> None:
+        """Take a connection whose handshake is done."""
+        if hello.role == "control":
+            agent = AttachedAgent(self, sock, hello, self._lost_after_s)
+            agent.attach()
+            return
+        future = self._links.pop(hello.ticket, None)
+        if future is None or not _bring(future, sock):
+            sock.close()
+
+
+_open: dict[tuple[tuple[str, int], bytes], tuple[Agents, int]] = {}
+"""Those in use, by address and key, with their users."""
+
+_opening = threading.Lock()
+
+
+@contextmanager
+def agents_at(address: tuple[str, int], key: bytes, lost_after_s: float) -> Iterator[Agents]:
+    """Listen at an address, as long as there is a user; `HostError`: it is in use, or not of this machine."""
+    where = address, key
+    with _opening:
+        agents, users = _open.get(where) or (Agents(address, key, lost_after_s), 0)
+        _open[where] = agents, users + 1
+    try:
+        yield agents
+    finally:
+        with _opening:
+            agents, users = _open[where]
+            if users > 1:
+                _open[where] = agents, users - 1
+            else:
+                del _open[where]
+        if users == 1:
+            agents.close()

@@ -1,0 +1,229 @@
+"""Workers in processes on other machines, which agents start there (`streamline worker`)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import anyio
+
+from streamline.backends.hosts.host import Host, HostExit
+from streamline.backends.hosts.host_server import Spec
+from streamline.backends.hosts.plan_shipping import ship
+from streamline.backends.hosts.pool import HostingBackend
+from streamline.backends.hosts.restarts import CrashTracking
+from streamline.backends.ipc.link import Link
+from streamline.backends.remote.agents import Agents, CarriedPlan, HostGone, RemoteProcess, agents_at, brought
+from streamline.backends.remote.handshake import read_key
+from streamline.backends.remote.network_link import NetworkLink, watch_peer
+from streamline.core.counters import HostKind
+from streamline.core.options import check_int
+from streamline.core.tasks import Session
+from streamline.errors import ClosedError, HostError, PlanError
+from streamline.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Remote(HostingBackend):
+    """Worker w runs in host w mod n: a process on a machine whose agent has dialled this process.
+
+    On each machine, `streamline worker --connect HOST:PORT --key-file FILE` starts an agent. A host that dies, or whose
+    machine is lost, is replaced where there is a place; its workers continue after the last item that arrived. Agents
+    and this process prove to each other that they know the key, but nothing is encrypted: the network must be trusted.
+
+    `with sl.Remote(32) as pool:` makes a pool that is kept between pipelines and serves several at once.
+
+    Args:
+      hosts: processes, at least 1, at most one per worker.
+      listen: "ADDRESS:PORT" where agents dial.
+      key_file: a file with the key, at least 16 bytes, that the agents have, too; None: the environment's
+        STREAMLINE_KEY.
+      env: environment variables to change in the hosts.
+      start_timeout_s: seconds to wait for an agent with a place, for each host.
+      lost_after_s: seconds of silence after which a machine counts as lost, at least 2.
+    """
+
+    hosts: int
+    listen: str = field(default="0.0.0.0:7077", kw_only=True)
+    key_file: str | os.PathLike[str] | None = field(default=None, kw_only=True)
+    env: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    start_timeout_s: float = field(default=300.0, kw_only=True)
+    lost_after_s: float = field(default=10.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_int("Remote(hosts)", self.hosts, 1)
+        parse_address("Remote(listen=)", self.listen)
+        for name, value, least in (
+            ("start_timeout_s", self.start_timeout_s, 0.0),
+            ("lost_after_s", self.lost_after_s, 2.0),
+        ):
+            if not value >= least:
+                raise PlanError(f"Remote({name}=) is at least {least:g} seconds, got {value!r}")
+
+    @property
+    def most(self) -> int:
+        return self.hosts
+
+    @property
+    def crash_tracking(self) -> CrashTracking:
+        return CrashTracking()
+
+    def host(self, number: int) -> RemoteHost:
+        return RemoteHost(number, self)
+
+    def payload(self, plan: Plan, session: Session, hosts: int) -> CarriedPlan:
+        carried = CarriedPlan(ship(Spec.of(plan, session)))
+        session.at_close(carried.close)
+        return carried
+
+
+def parse_address(option: str, text: str) -> tuple[str, int]:
+    """Return host and port of "HOST:PORT"; `PlanError` names the option."""
+    host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
+        raise PlanError(f'{option} is an address such as "0.0.0.0:7077", got {text!r}')
+    return host.strip("[]"), int(port)
+
+
+CLOSE_S = 5.0
+"""Seconds for a host to exit when asked to."""
+
+RETRY_S = 1.0
+"""Seconds between two attempts to open a link."""
+
+
+class RemoteHost(Host):
+    """A host process on another machine, or the one that replaced it."""
+
+    kind: ClassVar[HostKind] = "process"
+
+    def __init__(self, number: int, remote: Remote) -> None:
+        self.number = number
+        self.closed = False
+        self._remote = remote
+        self._lock = threading.RLock()  # reentrant: a finaliser may close it in this thread
+        self._using = ExitStack()
+        self._agents: Agents | None = None
+        self._process: Future[RemoteProcess] | None = None
+        self._process_of: weakref.WeakKeyDictionary[Link, RemoteProcess] = weakref.WeakKeyDictionary()
+
+    @property
+    def name(self) -> str:
+        process = self._running
+        where = "" if process is None else f" on {process.agent.node}" + (f", pid {process.pid}" if process.pid else "")
+        return f"process {self.number}{where}"
+
+    @property
+    def pid(self) -> int | None:
+        process = self._running
+        return None if process is None else process.pid or None
+
+    @property
+    def _running(self) -> RemoteProcess | None:
+        """The process, if it has a place."""
+        process = self._process
+        return process.result() if process is not None and process.done() and not process.cancelled() else None
+
+    def start(self) -> None:
+        with self._lock:
+            self._placed()
+
+    def _placed(self) -> Future[RemoteProcess]:
+        """Return what brings the process; under the lock."""
+        if self.closed:
+            raise ClosedError(f"process {self.number} was closed with its pool")
+        if self._agents is None:
+            address, key = parse_address("listen", self._remote.listen), read_key(self._remote.key_file)
+            self._agents = self._using.enter_context(agents_at(address, key, self._remote.lost_after_s))
+        if self._process is None or ((running := self._running) is not None and running.gone.is_set()):
+            self._process = self._agents.place(self.number, self._remote.env)
+        return self._process
+
+    async def connect(self, payload: CarriedPlan, answer: Callable[[Any], Any] | None = None) -> Link:
+        try:
+            with anyio.fail_after(self._remote.start_timeout_s):
+                return await self._connected(payload, answer)
+        except TimeoutError:
+            raise HostError(self._late()) from None
+
+    async def _connected(self, payload: CarriedPlan, answer: Callable[[Any], Any] | None) -> Link:
+        while True:
+            with self._lock:
+                placed = self._placed()
+            process = await brought(placed)
+            try:
+                sock = await process.link(payload, answer)
+            except HostGone:
+                if process.exit.counts:
+                    return self._bound(_dead(), process)
+            except HostError:
+                await anyio.sleep(RETRY_S)
+            else:
+                watch_peer(sock, self._remote.lost_after_s)
+                return self._bound(sock, process)
+
+    def _bound(self, sock: socket.socket, process: RemoteProcess) -> Link:
+        link = NetworkLink(sock)
+        with self._lock:
+            self._process_of[link] = process
+        return link
+
+    def _late(self) -> str:
+        assert self._agents is not None
+        return (
+            f"no machine has run process {self.number} of {self._remote.short} within "
+            f"{self._remote.start_timeout_s:g} s (start_timeout_s=). Agents: {self._agents.summary()}. Start more of "
+            f"`streamline worker --connect HOST:{self._agents.port}`, or let them offer more places (--hosts), and see "
+            "what they log"
+        )
+
+    def exit_reason(self, link: Link) -> HostExit:
+        process = self._process_of[link]
+        process.kill(broken=True)
+        if not process.gone.wait(self._remote.lost_after_s):
+            return HostExit(f"silence: its agent on {process.agent.node} doesn't answer", counts=False)
+        return process.exit
+
+    def kill(self, link: Link) -> None:
+        self._process_of[link].kill()
+
+    def stacks(self) -> str:
+        process = self._running
+        return ("" if process is None else process.stacks()) or "it doesn't answer: it is stopped, or just starting"
+
+    def resident_bytes(self) -> int:
+        process = self._running
+        return 0 if process is None or process.gone.is_set() else process.resident_bytes
+
+    def leave(self) -> None:
+        with self._lock:
+            self.closed = True
+            process = self._process
+        if process is not None and not process.cancel() and (running := self._running) is not None:
+            running.end(None)
+        for link in list(self._process_of):  # else it would wait for its runs to end
+            link.close()
+
+    def close(self) -> None:
+        self.leave()
+        with self._lock:
+            using, self._using = self._using, ExitStack()
+        running = self._running
+        if running is not None:
+            running.end(CLOSE_S)
+            running.gone.wait(CLOSE_S + 1)
+        using.close()
+
+
+def _dead() -> socket.socket:
+    """Return a connection whose other end has hung up."""
+    here, there = socket.socketpair()
+    there.close()
+    return here

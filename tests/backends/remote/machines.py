@@ -1,0 +1,135 @@
+"""Agents for tests: in threads of this process, or as processes of their own, on this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import streamline as sl
+from streamline.backends.remote.agent import run_agent
+from streamline.backends.remote.handshake import read_key
+from streamline.backends.remote.remote import parse_address
+
+KEY = "0123456789abcdef" * 4
+
+
+def free_address() -> str:
+    """Return an address of this machine that nothing listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def key_file(folder: Path) -> Path:
+    file = folder / "key"
+    file.touch(mode=0o600)
+    file.write_text(KEY)
+    return file
+
+
+@contextmanager
+def machines(
+    folder: Path, *, agents: int = 1, hosts: int = 2, cuts: Iterable[int | None] = (), **options: Any
+) -> Iterator[sl.Remote]:
+    """Run agents in threads; yield a backend that waits for them, of as many hosts as they offer together.
+
+    Args:
+      cuts: as in `CuttingProxy`.
+    """
+    address, key = free_address(), key_file(folder)
+    proxy = CuttingProxy(address, cuts)
+    serve = partial(run_agent, parse_address("", proxy.address), read_key(key), hosts, rejoin_s=0.0)
+    threads = [threading.Thread(target=serve, name=f"agent {number}") for number in range(agents)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield sl.Remote(agents * hosts, listen=address, key_file=key, start_timeout_s=60.0, **options)
+    finally:
+        for thread in threads:
+            thread.join()
+        proxy.close()
+
+
+@contextmanager
+def agent_process(address: str, key: Path, *, hosts: int = 2) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `streamline worker`; kill it at the end if it still runs."""
+    command = [sys.executable, "-m", "streamline", "worker", "--connect", address, "--key-file", os.fspath(key)]
+    process = subprocess.Popen([*command, "--hosts", str(hosts)], stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+class CuttingProxy:
+    """Stands between agents and a trainer, and cuts connections off, in the midst of frames, as a bad network does.
+
+    Args:
+      cuts: after how many bytes, of both directions together, each further connection is cut; None: never. After the
+        last of these none is.
+    """
+
+    def __init__(self, trainer: str, cuts: Iterable[int | None]) -> None:
+        self._trainer = parse_address("trainer", trainer)
+        self._cuts = iter(cuts)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self._ends: set[socket.socket] = set()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        for end in list(self._ends):
+            _hang_up(end)
+        for thread in self._threads:
+            thread.join()
+        self._server.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                agent, _ = self._server.accept()
+                try:
+                    trainer = socket.create_connection(self._trainer)
+                except ConnectionError:  # it doesn't listen yet, or no more
+                    agent.close()
+                    continue
+                self._threads.append(threading.Thread(target=self._connect, args=(agent, trainer)))
+                self._threads[-1].start()
+
+    def _connect(self, agent: socket.socket, trainer: socket.socket) -> None:
+        self._ends |= {agent, trainer}
+        left = [next(self._cuts, None)]
+        back = threading.Thread(target=self._forward, args=(trainer, agent, left))
+        back.start()
+        self._forward(agent, trainer, left)
+        back.join()
+        self._ends -= {agent, trainer}
+        agent.close()
+        trainer.close()
+
+    def _forward(self, there: socket.socket, back: socket.socket, left: list[int | None]) -> None:
+        with suppress(OSError):  # the other direction has ended
+            while data := there.recv(1 << 16 if left[0] is None else min(1 << 16, max(1, left[0]))):
+                back.sendall(data)
+                if left[0] is not None:
+                    left[0] -= len(data)
+                    if left[0] <= 0:
+                        break
+        _hang_up(there)
+        _hang_up(back)
+
+
+def _hang_up(sock: socket.socket) -> None:
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,172 @@
+"""A link over TCP: items arrive whole, aligned, and as they were when they were sent, however little a socket takes."""
+
+from __future__ import annotations
+
+import mmap
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import anyio
+import numpy as np
+import pytest
+
+from streamline.backends.ipc.link import LinkClosed
+from streamline.backends.ipc.messages import Credit, ItemsMessage, Message
+from streamline.backends.ipc.shared_socket import SharedSocket
+from streamline.backends.remote.network_link import BUFFERS_BYTES, NetworkLink, ReceiveBuffers
+from tests.kit import LOOPS, run_on
+
+pytestmark = pytest.mark.parametrize("loop", LOOPS)
+
+
+@contextmanager
+def linked() -> Iterator[tuple[NetworkLink, NetworkLink]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = socket.create_connection(server.getsockname())
+        here, _ = server.accept()
+    ends = NetworkLink(here), NetworkLink(there)
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            end.close()
+
+
+def put(link: NetworkLink, *items: Any) -> None:
+    link.send(ItemsMessage(3, link.pack(items), b"states"))
+
+
+async def received(link: NetworkLink, count: int) -> list[Message]:
+    messages: list[Message] = []
+    while len(messages) < count:
+        messages += await link.receive()
+    return messages
+
+
+def rows(sizes: list[int]) -> list[Any]:
+    return [np.full(size, at % 251, np.uint8) if at % 3 else b"%d" % at * size for at, size in enumerate(sizes)]
+
+
+def same(left: Any, right: Any) -> bool:
+    return bool((left == right).all() if isinstance(left, np.ndarray) else left == right)
+
+
+def test_items_of_any_size_cross_in_order_with_messages_between_them(loop: str) -> None:
+    async def test() -> None:
+        dice = random.Random(1)
+        lists = [
+            rows([dice.choice([0, 1, 63, 64, 65, 4096, 5000, 70_000, 3_000_001]) for _ in range(9)]) for _ in range(20)
+        ]
+        with linked() as (near, far):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(far.flush)
+                for at, items in enumerate(lists):
+                    put(far, *items)
+                    far.send(Credit(1, at, at))
+                messages = await received(near, 2 * len(lists))
+                far.close()
+            for at, items in enumerate(lists):
+                there: Any = messages[2 * at]
+                got = near.unpack(there.packed)
+                assert all(map(same, got, items))
+                large = [item for item in got if isinstance(item, np.ndarray) and item.size >= 1 << 15]
+                assert all(item.ctypes.data % 64 == 0 and item.flags.writeable for item in large)
+                assert messages[2 * at + 1] == Credit(1, at, at)
+
+    run_on(loop, test)
+
+
+def test_what_was_sent_may_be_overwritten_at_once(loop: str) -> None:
+    async def test() -> None:
+        with linked() as (near, far):
+            buffer = np.empty(4 << 20, np.uint8)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(far.flush)
+                for value in range(6):  # more than the socket takes
+                    buffer.fill(value)
+                    put(far, buffer)
+                buffer.fill(255)
+                messages: list[Any] = await received(near, 6)
+                far.close()
+            for value, message in enumerate(messages):
+                (got,) = near.unpack(message.packed)
+                assert (got == value).all()
+
+    run_on(loop, test)
+
+
+def test_a_socket_that_takes_little_at_a_time_loses_nothing(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(2)
+    write = SharedSocket.write
+
+    def little(self: SharedSocket, pieces: list[memoryview], descriptor: int | None = None) -> int:
+        if dice.random() < 0.1:
+            raise BlockingIOError
+        return write(self, [pieces[0][: dice.randrange(1, 100_000)]], descriptor)
+
+    async def test() -> None:
+        with linked() as (near, far):
+            lists = [rows([dice.randrange(200_000) for _ in range(4)]) for _ in range(5)]
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(far.flush)
+                for items in lists:
+                    put(far, *items)
+                messages: list[Any] = await received(near, len(lists))
+                far.close()
+            for items, message in zip(lists, messages, strict=True):
+                assert all(map(same, near.unpack(message.packed), items))
+
+    monkeypatch.setattr(SharedSocket, "write", little)
+    run_on(loop, test)
+
+
+def test_memory_is_used_again_only_when_its_last_view_is_gone(loop: str) -> None:
+    async def test() -> None:
+        dice, held = random.Random(3), dict[int, Any]()
+        with linked() as (near, far):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(far.flush)
+                for at in range(200):
+                    put(far, {"a": np.full(100_000, at, np.int32), "b": np.full((100, 300), -at, np.int32)})
+                    (message,) = await received(near, 1)
+                    (item,) = near.unpack(cast("ItemsMessage", message).packed)
+                    if dice.random() < 0.5:  # a part of it, far from its beginning
+                        held[at] = dice.choice([item["a"][99_999:], memoryview(item["a"][50_000:]), item["b"][7:9].T])
+                    if held and dice.random() < 0.45:
+                        del held[dice.choice(list(held))]
+                    del message, item
+                    for sent, view in held.items():
+                        assert set(np.abs(np.asarray(view)).ravel()) == {sent}
+                far.close()
+        near.close()
+        assert all(set(np.abs(np.asarray(view)).ravel()) == {sent} for sent, view in held.items())
+
+    run_on(loop, test)
+
+
+def test_what_a_link_keeps_to_receive_into_is_bounded(loop: str) -> None:
+    buffers = ReceiveBuffers()
+    kept = [buffers.take(1 << 20) for _ in range(4)]
+    addresses = {block.ctypes.data for block in kept}
+    del kept
+    assert buffers.take(1 << 20).ctypes.data in addresses
+    for size in [1 << 24] * 9 + [1 << 27]:
+        buffers.take(size)
+        assert sum(block.nbytes for block, _ in buffers._blocks) <= max(BUFFERS_BYTES, size + mmap.PAGESIZE)
+
+
+def test_a_lost_connection_is_the_end_of_the_link_after_what_came(loop: str) -> None:
+    async def test() -> None:
+        with linked() as (near, far):
+            far.send(Credit(1, 2, 3))
+            far.close()
+            assert await received(near, 1) == [Credit(1, 2, 3)]
+            with pytest.raises(LinkClosed):
+                await near.receive()
+            put(near, b"x" * 5_000_000)  # nobody reads it
+            await near.drain()
+
+    run_on(loop, test)

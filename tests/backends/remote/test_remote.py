@@ -1,0 +1,306 @@
+"""Workers on other machines, which are this one: the same items, what they print, what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import streamline as sl
+from streamline.cli import main
+from streamline.errors import HostError, PlanError
+from streamline.pipeline import Pipeline
+from tests.backends.remote.machines import KEY, agent_process, free_address, key_file, machines
+
+LENGTH = 3000
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Iterator[sl.Remote]:
+    with machines(tmp_path) as backend:
+        yield backend
+
+
+def squares(length: int = LENGTH) -> Pipeline[int]:
+    return sl.from_items(range(length)).shard(4).map(lambda item: item * item).merge()
+
+
+def test_items_and_their_order_are_those_of_one_process(remote: sl.Remote) -> None:
+    with squares().open(backend=remote) as stream:
+        assert list(stream) == [item * item for item in range(LENGTH)]
+
+
+def test_large_arrays_arrive_aligned_writable_and_whole(remote: sl.Remote) -> None:
+    def fill(item: int) -> dict[str, Any]:
+        return {"a": np.full((300_000 + item,), item, np.float32), "b": np.arange(item), "c": b"x" * 200_000}
+
+    with sl.from_items(range(40)).shard(2).map(fill).merge().open(backend=remote) as stream:
+        for item, got in enumerate(stream):
+            assert got["a"].shape == (300_000 + item,)
+            assert (got["a"] == item).all()
+            assert got["a"].flags.aligned
+            assert got["a"].flags.writeable
+            assert got["a"].ctypes.data % 64 == 0
+            assert (got["b"] == np.arange(item)).all()
+            assert got["c"] == b"x" * 200_000
+
+
+def test_prints_are_marked_with_process_and_machine(remote: sl.Remote, capsys: pytest.CaptureFixture[str]) -> None:
+    def shout(item: int) -> int:
+        print("item", item)
+        return item
+
+    with sl.from_items(range(2)).shard(1).map(shout).merge().open(backend=remote) as stream:
+        assert list(stream) == [0, 1]
+    out = capsys.readouterr().out
+    assert f"[process 0 on {os.uname().nodename}] item 1\n" in out
+
+
+def test_a_handler_of_errors_is_asked_over_the_network(remote: sl.Remote) -> None:
+    asked: list[int] = []
+
+    def handle(failure: sl.Failure) -> Literal["skip"]:
+        asked.append(failure.item)
+        return "skip"
+
+    def odd(item: int) -> int:
+        return item // (item % 2)
+
+    pipe = sl.from_items(range(10)).shard(1).map(odd).merge()
+    with pipe.open(backend=remote, on_error=handle) as stream:
+        assert list(stream) == [1, 3, 5, 7, 9]
+    assert asked == [0, 2, 4, 6, 8]
+
+
+def test_a_host_that_is_killed_is_replaced(tmp_path: Path) -> None:
+    def die(item: int) -> int:
+        mark = tmp_path / f"died at {item}"
+        if item % 700 == 350 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item
+
+    with machines(tmp_path) as remote:
+        pipe = sl.from_items(range(LENGTH)).shard(4).shuffle(window=16).map(die).merge()
+        with pipe.open(backend=remote) as stream:
+            got = list(stream)
+            restarts = sum(host.restarts for host in stream.stats().hosts)
+    assert got == list(sl.from_items(range(LENGTH)).shard(4).shuffle(window=16).merge())
+    assert restarts == len(list(tmp_path.glob("died at *"))) == 4
+
+
+def test_an_agent_that_is_killed_counts_against_no_worker(tmp_path: Path) -> None:
+    address, key = free_address(), key_file(tmp_path)
+    remote = sl.Remote(2, listen=address, key_file=key, start_timeout_s=60.0)
+    pipe = squares(60_000)
+    got = []
+    with agent_process(address, key) as first, agent_process(address, key) as second, agent_process(address, key):
+        victims = [first, second]
+        with pipe.open(backend=remote) as stream:
+            for item in stream:
+                got.append(item)
+                if len(got) % 20_000 == 5_000 and victims:
+                    victims.pop().kill()
+    assert got == [item * item for item in range(60_000)]
+
+
+def test_an_agent_that_says_nothing_any_more_is_replaced(tmp_path: Path) -> None:
+    address, key = free_address(), key_file(tmp_path)
+    remote = sl.Remote(1, listen=address, key_file=key, start_timeout_s=60.0, lost_after_s=2.0)
+    got = []
+    with agent_process(address, key, hosts=1) as agent, squares(60_000).open(backend=remote) as stream:
+        for item in stream:
+            got.append(item)
+            if len(got) == 1000:
+                os.kill(agent.pid, signal.SIGSTOP)
+                for child in Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split():
+                    os.kill(int(child), signal.SIGSTOP)
+                with agent_process(address, key, hosts=1):
+                    got += stream
+    assert got == [item * item for item in range(60_000)]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_connections_that_are_cut_anywhere_lose_and_repeat_nothing(tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    cuts = [None, *(dice.choice([1, 150, 400, 3000, 20_000, 200_000]) + dice.randrange(50) for _ in range(12))]
+
+    def fill(item: int) -> np.ndarray[Any, Any]:
+        return np.full(5000 if item % 7 == 0 else 5, item)
+
+    pipe = sl.from_items(range(2000)).shard(4).shuffle(window=8).map(fill).merge()
+    with machines(tmp_path, cuts=cuts) as remote, pipe.open(backend=remote) as stream:
+        got = [(int(item[0]), item.size) for item in stream]
+    assert got == [(int(item[0]), item.size) for item in pipe]
+
+
+TRAINER = """
+import sys
+import streamline as sl
+
+def fn(item):
+    import os
+    return os.getpid()
+
+pipe = sl.from_items(range(10**9)).shard(2).map(fn).merge()
+with pipe.open(backend=sl.Remote(2, listen=sys.argv[1], key_file=sys.argv[2])) as stream:
+    print(next(stream), next(stream), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_trainer_that_is_killed_leaves_nothing_on_other_machines(tmp_path: Path) -> None:
+    address, key = free_address(), key_file(tmp_path)
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, address, str(key)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with trainer, agent_process(address, key) as agent:
+        assert trainer.stdout is not None
+        hosts = [os.pidfd_open(int(pid)) for pid in trainer.stdout.readline().split()]
+        trainer.kill()
+        for host in hosts:
+            assert select.select([host], [], [], 60)[0], "it still runs"
+            os.close(host)
+        assert agent.wait(60) == 1
+
+
+def test_an_agent_ends_well_some_time_after_its_trainer_has(tmp_path: Path) -> None:
+    address, key = free_address(), key_file(tmp_path)
+    with agent_process(address, key) as agent:
+        for _ in range(2):  # one agent serves several runs of a program
+            with squares().open(backend=sl.Remote(2, listen=address, key_file=key)) as stream:
+                assert len(list(stream)) == LENGTH
+        assert agent.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--connect", "127.0.0.1:1", "--wait", "0"], r"Error: 127\.0\.0\.1:1 can't be reached: .*refused"),
+        (["--connect", "nowhere"], r'--connect is an address such as "0\.0\.0\.0:7077", got \'nowhere\''),
+        (["--connect", "127.0.0.1:1", "--key-file", "/no/key"], r"the key can't be read: No such file .*/no/key"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    options: list[str], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("STREAMLINE_KEY", KEY)
+    result = CliRunner().invoke(main, ["worker", *options])
+    assert result.exit_code == 1
+    assert re.search(words, result.output), result.output
+
+
+def test_an_agent_with_another_key_is_told_so(remote: sl.Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    with squares().open(backend=remote) as stream:
+        assert next(stream) == 0
+        monkeypatch.setenv("STREAMLINE_KEY", "another key " * 4)
+        result = CliRunner().invoke(main, ["worker", "--connect", remote.listen])
+    assert result.exit_code == 1
+    assert "the other end has another key: give both the same --key-file or STREAMLINE_KEY" in result.output
+
+
+def test_a_loader_keeps_its_hosts_between_epochs(remote: sl.Remote) -> None:
+    pipe = sl.from_items(range(8)).shard(2).map(lambda item: (item, os.getpid())).merge()
+    with pipe.loader(backend=remote) as loader:
+        epochs = [list(loader) for _ in range(3)]
+    assert [[item for item, _ in epoch] for epoch in epochs] == [list(range(8))] * 3
+    assert len({pid for epoch in epochs for _, pid in epoch}) == 2
+
+
+def test_a_pool_serves_several_streams_at_once(remote: sl.Remote) -> None:
+    with remote as pool, squares().open(backend=pool) as one, squares().open(backend=pool) as other:
+        assert list(zip(one, other, strict=True)) == [(item * item, item * item) for item in range(LENGTH)]
+
+
+def test_a_live_source_is_read_here_and_worked_on_there(remote: sl.Remote) -> None:
+    feed = iter(range(50))  # what was read once doesn't come again
+
+    async def arriving() -> AsyncIterator[int]:
+        for item in feed:
+            yield item
+
+    pipe = sl.from_stream(arriving).shard(2).map(lambda item: (item, os.getpid())).merge()
+    with pipe.open(backend=remote) as stream:
+        got = [next(stream) for _ in range(20)]
+        snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
+    assert os.getpid() not in {pid for _, pid in got}
+    with pipe.open(resume=snapshot) as stream:
+        assert [item for item, _ in got] + [item for item, _ in stream] == list(range(50))
+
+
+def test_a_call_that_kills_every_host_is_named(remote: sl.Remote) -> None:
+    def deadly(item: int) -> int:
+        if item == 7:
+            os._exit(3)
+        return item
+
+    with (
+        sl.from_items(range(20)).shard(2).map(deadly).merge().open(backend=remote) as stream,
+        pytest.raises(sl.errors.WorkerDied, match="each time it had called deadly, on the same item"),
+    ):
+        list(stream)
+
+
+def test_without_a_machine_the_error_says_who_came(tmp_path: Path) -> None:
+    address, key = free_address(), key_file(tmp_path)
+    remote = sl.Remote(1, listen=address, key_file=key, start_timeout_s=0.05)
+    with (
+        squares().open(backend=remote) as stream,
+        pytest.raises(HostError, match=rf"no machine has run process 0 .* 0 attached.*--connect HOST:{address[10:]}"),
+    ):
+        list(stream)
+
+
+def test_two_places_serve_two_of_three_hosts_until_one_more_comes(tmp_path: Path) -> None:
+    with machines(tmp_path, hosts=2) as remote:
+        more = sl.Remote(3, listen=remote.listen, key_file=remote.key_file, start_timeout_s=60.0)
+        with squares().open(backend=more) as stream:
+            assert next(stream) == 0
+            with agent_process(remote.listen, tmp_path / "key", hosts=1):
+                assert list(stream) == [item * item for item in range(1, LENGTH)]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"hosts": 0}, r"Remote\(hosts\) is at least 1"),
+        ({"hosts": 2, "listen": "7077"}, r'Remote\(listen=\) is an address such as "0\.0\.0\.0:7077", got \'7077\''),
+        ({"hosts": 2, "lost_after_s": 0.5}, r"Remote\(lost_after_s=\) is at least 2 seconds, got 0\.5"),
+    ],
+)
+def test_options_are_checked_where_they_are_written(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        sl.Remote(**options)
+
+
+def test_a_key_is_needed_long_enough_and_only_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(key: Path | None) -> None:
+        remote = sl.Remote(1, listen=free_address(), key_file=key)
+        with squares().open(backend=remote):
+            pytest.fail("it was opened")
+
+    monkeypatch.delenv("STREAMLINE_KEY", raising=False)
+    file = tmp_path / "key"
+    with pytest.raises(HostError, match=r"can't be read: No such file"):
+        opened(file)
+    file.write_text(KEY)
+    file.chmod(0o644)
+    with pytest.raises(HostError, match=r"may be read by others: `chmod 600"):
+        opened(file)
+    file.chmod(0o600)
+    file.write_text("short\n")
+    with pytest.raises(HostError, match=r"has 5 bytes; at least 16"):
+        opened(file)
+    with pytest.raises(HostError, match=r"machines need a common key"):
+        opened(None)
