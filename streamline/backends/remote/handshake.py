@@ -8,7 +8,8 @@
 
 MAC is HMAC-SHA256 with the key; its first argument keeps one end's answer from being sent back as the other's. Nonces
 are new for each connection, so a recorded one can't be replayed. Nothing is parsed before its MAC was verified, and
-nothing is ever unpickled here. The channel itself is not encrypted.
+nothing is ever unpickled here. What follows the handshake is neither encrypted nor authenticated: the
+network between the two must be trusted.
 
 Each machine says how many bytes it `needs` next; its owner reads no more than that, since what follows the handshake
 isn't for it.
@@ -20,13 +21,12 @@ import hmac
 import os
 import stat
 import struct
+import sys
 from collections.abc import Callable
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from platform import python_version
-from secrets import token_bytes
-from typing import Literal
+from secrets import token_bytes, token_hex
+from typing import Annotated, Literal, NoReturn, TypeVar
 
 import msgspec
 
@@ -46,13 +46,18 @@ KEY = 16
 """Bytes of a key at the least; 32 random ones as hexadecimal digits are 64."""
 
 
+T = TypeVar("T")
+
+
 class HandshakeError(HostError):
     """The other end doesn't know the key, isn't streamline, or refuses this one."""
 
 
-@cache
 def _version() -> str:
-    return metadata.version("streamline")
+    return str(sys.modules["streamline"].__version__)  # of the code that runs; what is installed may be another one
+
+
+_Short = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class PeerHello(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,11 +70,11 @@ class PeerHello(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     role: Literal["control", "link"]
-    node: str
-    pid: int
-    ticket: str = ""
-    version: str = msgspec.field(default_factory=_version)
-    python: str = msgspec.field(default_factory=python_version)
+    node: Annotated[str, msgspec.Meta(max_length=253)]
+    pid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+    ticket: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    version: _Short = msgspec.field(default_factory=_version)
+    python: _Short = msgspec.field(default_factory=python_version)
 
 
 class _Refused(msgspec.Struct, frozen=True):
@@ -84,11 +89,13 @@ class _Handshake:
     Attributes:
       needs: bytes that it wants next.
       done: whether it has succeeded.
+      refused: of a listener: why the dialer is refused, once what `receive` has returned is sent; "": it isn't.
     """
 
-    def __init__(self, key: bytes, needs: int, step: Callable[[bytes], bytes]) -> None:
-        self.needs = needs
+    def __init__(self, key: bytes, step: Callable[[bytes], bytes]) -> None:
+        self.needs = len(MAGIC)
         self.done = False
+        self.refused = ""
         self._key = key
         self._step = step
         self._nonces = b""
@@ -99,15 +106,18 @@ class _Handshake:
 
         Raises:
           HandshakeError: this connection is of no use.
+          ValueError: there is more than it needs; nothing is taken.
         """
-        assert len(data) <= self.needs, "what follows the handshake isn't for it"
+        if len(data) > self.needs:
+            raise ValueError(f"{len(data)} bytes for a handshake that needs {self.needs}: what follows isn't for it")
         self._data += data
         self.needs -= len(data)
         if self.needs:
             return b""
         whole, self._data = self._data, b""
-        answer = self._step(whole)
-        self.done = not self.needs
+        step, self._step = self._step, _over
+        answer = step(whole)
+        self.done = self._step is _over and not self.refused
         return answer
 
     def _expect(self, needs: int, step: Callable[[bytes], bytes]) -> None:
@@ -121,13 +131,15 @@ class _Handshake:
             raise HandshakeError("the other end has another key: give both the same --key-file or STREAMLINE_KEY")
 
     def _sealed(self, role: bytes, body: bytes) -> bytes:
+        if len(body) > MOST:
+            raise HandshakeError(f"a {role.decode()} may say {MOST:,} bytes, not {len(body):,}: is its name that long?")
         return self._mac(role, body) + SIZE.pack(len(body)) + body
 
     def _open(self, role: bytes, take: Callable[[bytes], bytes]) -> None:
         """Expect what `_sealed` makes of `role`; give its body to `take`."""
 
         def head(data: bytes) -> bytes:
-            mac, (size,) = data[:MAC], SIZE.unpack(data[MAC:])
+            mac, size = data[:MAC], SIZE.unpack(data[MAC:])[0]
             if not 0 < size <= MOST:
                 raise HandshakeError(f"the other end speaks of {size} bytes: it is no streamline")
 
@@ -141,6 +153,10 @@ class _Handshake:
         self._expect(MAC + SIZE.size, head)
 
 
+def _over(_: bytes) -> NoReturn:
+    raise HandshakeError("this handshake is over")
+
+
 def _checked_magic(data: bytes) -> None:
     if data[:-1] != MAGIC[:-1]:
         raise HandshakeError("the other end is no streamline")
@@ -148,24 +164,35 @@ def _checked_magic(data: bytes) -> None:
         raise HandshakeError(f"the other end speaks version {data[-1]} of the protocol, this one {MAGIC[-1]}")
 
 
+def _parsed(data: bytes, kind: type[T], name: str) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # of UTF-8, and of brackets in brackets
+        raise HandshakeError(f"a {name} that isn't one: {error}") from error
+
+
 class DialerHandshake(_Handshake):
     """The end that dials; `greeting` is what it sends first."""
 
     def __init__(self, key: bytes, hello: PeerHello) -> None:
-        super().__init__(key, len(MAGIC) + NONCE + MAC, self._proof)
+        super().__init__(key, self._magic)
         self._hello = msgspec.json.encode(hello)
         self._nonce = token_bytes(NONCE)
         self.greeting = MAGIC + self._nonce
 
+    def _magic(self, data: bytes) -> bytes:
+        _checked_magic(data)
+        self._expect(NONCE + MAC, self._proof)
+        return b""
+
     def _proof(self, data: bytes) -> bytes:
-        _checked_magic(data[: len(MAGIC)])
-        self._nonces = self._nonce + data[len(MAGIC) : -MAC]
-        self._verified(b"listener", data[-MAC:])
+        self._nonces = self._nonce + data[:NONCE]
+        self._verified(b"listener", data[NONCE:])
         self._open(b"verdict", self._verdict)
         return self._sealed(b"dialer", self._hello)
 
     def _verdict(self, data: bytes) -> bytes:
-        if why := msgspec.json.decode(data, type=_Refused).why:
+        if why := _parsed(data, _Refused, "verdict").why:
             raise HandshakeError(why)
         return b""
 
@@ -174,29 +201,31 @@ class ListenerHandshake(_Handshake):
     """The end that listens.
 
     Attributes:
-      hello: the dialer's, once it is done.
-      refused: why the dialer is refused, once what `receive` has returned is sent; "": it isn't.
+      challenged: whether the dialer was answered: it speaks this protocol.
+      hello: the dialer's, once it is done; None: it is refused.
     """
 
     def __init__(self, key: bytes) -> None:
-        super().__init__(key, len(MAGIC) + NONCE, self._challenge)
+        super().__init__(key, self._magic)
+        self.challenged = False
         self.hello: PeerHello | None = None
-        self.refused = ""
+
+    def _magic(self, data: bytes) -> bytes:
+        _checked_magic(data)
+        self._expect(NONCE, self._challenge)
+        return b""
 
     def _challenge(self, data: bytes) -> bytes:
-        _checked_magic(data[: len(MAGIC)])
         nonce = token_bytes(NONCE)
-        self._nonces = data[len(MAGIC) :] + nonce
+        self._nonces = data + nonce
+        self.challenged = True
         self._open(b"dialer", self._judge)
         return MAGIC + nonce + self._mac(b"listener")
 
     def _judge(self, data: bytes) -> bytes:
-        try:
-            hello = msgspec.json.decode(data, type=PeerHello)
-        except msgspec.MsgspecError as error:
-            raise HandshakeError(f"a hello that isn't one: {error}") from error
+        hello = _parsed(data, PeerHello, "hello")
         self.refused = _mismatch(hello)
-        self.hello = hello
+        self.hello = None if self.refused else hello
         return self._sealed(b"verdict", msgspec.json.encode(_Refused(self.refused)))
 
 
@@ -215,22 +244,35 @@ def _minor(python: str) -> str:
     return ".".join(python.split(".")[:2])
 
 
+def new_key() -> str:
+    """Return a key that can't be guessed, as hexadecimal digits."""
+    return token_hex(32)
+
+
 def read_key(path: str | os.PathLike[str] | None) -> bytes:
     """Return the key in a file, or, without one, that of the environment's STREAMLINE_KEY; `HostError`: neither."""
     if path is None:
-        key, where = os.environ.get("STREAMLINE_KEY", "").strip().encode(), "STREAMLINE_KEY"
+        key, where = os.fsencode(os.environ.get("STREAMLINE_KEY", "")).strip(), "STREAMLINE_KEY"
         if not key:
             raise HostError(
                 "machines need a common key: write one with `openssl rand -hex 32 > key`, and give both ends the file "
                 "(key_file=, --key-file) or its content (STREAMLINE_KEY)"
             )
     else:
-        try:
-            mode, key, where = Path(path).stat().st_mode, Path(path).read_bytes().strip(), os.fspath(path)
-        except OSError as error:
-            raise HostError(f"the key can't be read: {error.strerror}: {os.fspath(path)}") from error
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise HostError(f"the key in {where} may be read by others: `chmod 600 {where}`")
+        key, where = _key_in(path), os.fspath(path)
     if len(key) < KEY:
         raise HostError(f"the key of {where} has {len(key)} bytes; at least {KEY} are needed: `openssl rand -hex 32`")
     return key
+
+
+def _key_in(path: str | os.PathLike[str]) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            mode, key = os.fstat(file.fileno()).st_mode, file.read(MOST + 1)
+    except OSError as error:
+        raise HostError(f"the key can't be read: {error.strerror}: {os.fspath(path)}") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise HostError(f"the key in {path} may be read by others: `chmod 600 {path}`, or set STREAMLINE_KEY instead")
+    if len(key) > MOST:
+        raise HostError(f"{path} has more than {MOST:,} bytes: it is no key")
+    return key.strip()

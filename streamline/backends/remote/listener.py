@@ -1,14 +1,15 @@
 """The trainer's end: accepts connections, and passes on those whose handshake succeeds. One thread.
 
-A connection that has not proved itself costs a descriptor and at most some kilobytes, for at most `HANDSHAKE_S`
-seconds; there are at most `MOST_PENDING`, and a further one takes the place of the oldest: connections that say nothing
-don't lock agents out.
+A connection that has not proved itself costs a descriptor and at most some kilobytes; for at most `HANDSHAKE_S`
+seconds; there are at most `MOST_PENDING`, and a further one takes the place of the oldest:
+connections that say nothing don't lock agents out.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
-import os
+import re
 import selectors
 import socket
 import threading
@@ -33,6 +34,11 @@ MOST_PENDING = 256
 MOST_LOGGED = 1024
 """Addresses and reasons that are remembered, to log each once."""
 
+FULL_S = 0.5
+"""Seconds until the next attempt, where this process has as many open files as it may. As nginx does."""
+
+_FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
 
 class _Pending:
     """A connection whose handshake is not done."""
@@ -42,6 +48,27 @@ class _Pending:
         self.address = address
         self.handshake = ListenerHandshake(key)
         self.deadline = time.monotonic() + HANDSHAKE_S
+        self._to_send = b""
+
+    def go_on(self) -> int:
+        """Do what needs no waiting; return the event to wait for, 0: it is over.
+
+        Raises:
+          HandshakeError: it is refused.
+          OSError: it has hung up.
+        """
+        try:
+            while self._to_send or self.handshake.needs:
+                if self._to_send:
+                    self._to_send = self._to_send[self.sock.send(self._to_send) :]
+                else:
+                    data = self.sock.recv(self.handshake.needs)
+                    if not data:
+                        raise ConnectionResetError("it hung up")
+                    self._to_send = self.handshake.receive(data)
+        except BlockingIOError:
+            return selectors.EVENT_WRITE if self._to_send else selectors.EVENT_READ
+        return 0
 
 
 class Listener:
@@ -49,135 +76,181 @@ class Listener:
 
     Args:
       address: port 0: any that is free.
-      peer: called in the listener's thread with each connection, blocking, what it said of itself, and its address.
+      on_peer: called in the listener's thread with each connection, blocking, what it said of itself, and its address.
+        It must not wait: others do meanwhile.
+
+    Attributes:
+      port: at which it listens.
 
     Raises:
-      HostError: the address is in use, or not of this machine.
+      HostError: the address is in use, or not of this machine; or there is no room for a thread or a descriptor.
     """
 
     def __init__(
-        self, address: tuple[str, int], key: bytes, peer: Callable[[socket.socket, PeerHello, str], object]
+        self,
+        address: tuple[str, int],
+        key: bytes,
+        on_peer: Callable[[socket.socket, PeerHello, str], object],
     ) -> None:
         self._key = key
-        self._peer = peer
-        try:
-            family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-            self._server = socket.create_server(address, family=family, backlog=1024)
-        except OSError as error:
-            raise HostError(
-                f"can't listen for agents at {address[0]}:{address[1]}: {error.strerror or error}"
-            ) from error
-        self._server.setblocking(False)
-        self._woken, self._wake = os.pipe()
+        self._on_peer = on_peer
+        self._server = _listening(address)
+        self.port: int = self._server.getsockname()[1]
         self._pending: OrderedDict[socket.socket, _Pending] = OrderedDict()
         self._logged: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._full_until: float | None = None
         self._selector = selectors.DefaultSelector()
+        self._woken, self._wake = socket.socketpair()
         self._selector.register(self._server, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self.port: int = self._server.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, name="streamline listener", daemon=True)
-        start_thread(self._thread)
         disowned_in_copies(self)
+        try:
+            start_thread(self._thread)
+        except BaseException:
+            self._close_all()
+            raise
 
     def close(self) -> None:
         """Stop listening, and drop connections whose handshake isn't done. Idempotent."""
-        if self._wake >= 0:
-            wake, self._wake = self._wake, -1
-            os.close(wake)
-            if threading.current_thread() is not self._thread:
-                self._thread.join()
+        with suppress(OSError):  # it is closed already
+            self._wake.send(b"\x00")
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def disown(self) -> None:
         """Close the descriptors in a fork, in which the thread doesn't go on."""
-        if self._wake >= 0:
-            os.close(self._wake)
-            self._wake = -1
-            self._drop_all()
+        self._close_all()
 
     def _serve(self) -> None:
         try:
-            while True:
-                wait_s = next((pending.deadline - time.monotonic() for pending in self._pending.values()), None)
-                for key, _ in self._selector.select(None if wait_s is None else max(0.0, wait_s)):
-                    if key.fileobj == self._woken:
-                        return
-                    if key.fileobj is self._server:
-                        self._accept()
-                    else:
-                        self._read(key.data)
+            while self._turn():
                 self._expire()
         finally:
-            self._drop_all()
+            for pending in list(self._pending.values()):
+                self._drop(pending)
+            self._close_all()
+
+    def _turn(self) -> bool:
+        """Wait, and serve whatever has come; return whether to go on."""
+        for key, _ in self._selector.select(self._wait_s()):
+            if key.fileobj is self._woken:
+                return False
+            if key.fileobj is self._server:
+                self._accept()
+            elif key.fileobj in self._pending:  # it wasn't replaced in this very turn
+                self._go_on(key.data)
+        return True
+
+    def _wait_s(self) -> float | None:
+        times = [pending.deadline for pending in self._pending.values()][:1]
+        if self._full_until is not None:
+            times.append(self._full_until)
+        return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _accept(self) -> None:
         try:
-            sock, address = self._server.accept()
-        except OSError as error:  # it has hung up already; or no descriptors are left: those that wait are dropped
-            if not isinstance(error, BlockingIOError | ConnectionError) and self._pending:
-                self._drop(next(iter(self._pending.values())))
+            sock, (host, *_) = self._server.accept()
+        except OSError as error:  # it has hung up already, or there is no descriptor for it
+            if error.errno in _FULL:
+                self._full(error)
             return
-        sock.setblocking(False)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:  # it has hung up
+            sock.close()
+            return
         if len(self._pending) >= MOST_PENDING:
-            self._drop(next(iter(self._pending.values())))
-        pending = self._pending[sock] = _Pending(sock, str(address[0]), self._key)
+            self._refuse(self._oldest(), f"{MOST_PENDING} later ones aren't done with their handshakes either")
+        pending = self._pending[sock] = _Pending(sock, str(host), self._key)
         self._selector.register(sock, selectors.EVENT_READ, pending)
 
-    def _read(self, pending: _Pending) -> None:
+    def _full(self, error: OSError) -> None:
+        """Make room by dropping the oldest; without any, accept nothing for a while: the selector would spin."""
+        if self._pending:
+            self._refuse(self._oldest(), f"there is no room for it: {error.strerror}")
+            return
+        self._log("", f"agents can't connect: {error.strerror} (`ulimit -n`)")
+        self._selector.unregister(self._server)
+        self._full_until = time.monotonic() + FULL_S
+
+    def _go_on(self, pending: _Pending) -> None:
         handshake = pending.handshake
         try:
-            data = pending.sock.recv(handshake.needs)
-            answer = handshake.receive(data)
-            pending.sock.sendall(answer)  # a new socket's buffer takes it
-        except BlockingIOError:
-            return
-        except (OSError, HandshakeError) as error:
+            events = pending.go_on()
+        except HandshakeError as error:
             self._refuse(pending, str(error))
-            return
-        if not data:
-            self._drop(pending)
-        elif handshake.refused:
-            self._refuse(pending, handshake.refused)
-        elif handshake.done:
-            self._pass_on(pending)
+        except OSError:
+            if handshake.challenged:
+                self._refuse(pending, "it hung up in its handshake: it may have another key")
+            else:
+                self._drop(pending)  # quietly: probes of load balancers do that
+        else:
+            if events:
+                self._selector.modify(pending.sock, events, pending)
+            elif handshake.refused:
+                self._refuse(pending, handshake.refused)
+            else:
+                self._pass_on(pending)
 
     def _pass_on(self, pending: _Pending) -> None:
         self._forget(pending)
-        pending.sock.setblocking(True)
         hello: Any = pending.handshake.hello
         try:
-            self._peer(pending.sock, hello, pending.address)
+            pending.sock.setblocking(True)
+            self._on_peer(pending.sock, hello, pending.address)
         except Exception:
             pending.sock.close()
-            logger.exception("a connection of %s can't be used", pending.address)
+            logger.exception("a connection from %s can't be used", pending.address)
 
     def _refuse(self, pending: _Pending, why: str) -> None:
-        """Drop a connection, and log it once per address and reason."""
         self._drop(pending)
-        known = pending.address, why
+        self._log(pending.address, f"a connection from {pending.address} is refused: {why}")
+
+    def _log(self, address: str, line: str) -> None:
+        """Log once per address and reason. Reasons with other numbers are the same: the sender chooses those."""
+        known = address, re.sub(r"\d+", "0", line)
         if known not in self._logged:
             if len(self._logged) >= MOST_LOGGED:
                 self._logged.popitem(last=False)
             self._logged[known] = None
-            logger.warning("a connection from %s is refused: %s", pending.address, printable(why))
+            logger.warning("%s", printable(line))
 
     def _expire(self) -> None:
         now = time.monotonic()
-        while self._pending and (oldest := next(iter(self._pending.values()))).deadline <= now:
-            self._refuse(oldest, f"no handshake within {HANDSHAKE_S:g} s")
+        while self._pending and self._oldest().deadline <= now:
+            self._refuse(self._oldest(), f"no handshake within {HANDSHAKE_S:g} s")
+        if self._full_until is not None and self._full_until <= now:
+            self._full_until = None
+            self._selector.register(self._server, selectors.EVENT_READ)
+
+    def _oldest(self) -> _Pending:
+        return next(iter(self._pending.values()))
 
     def _forget(self, pending: _Pending) -> None:
-        self._pending.pop(pending.sock, None)
+        del self._pending[pending.sock]
         self._selector.unregister(pending.sock)
 
     def _drop(self, pending: _Pending) -> None:
         self._forget(pending)
+        with suppress(OSError):  # it has hung up
+            pending.sock.shutdown(socket.SHUT_RDWR)  # closing alone doesn't end it while a fork holds it, too
         pending.sock.close()
 
-    def _drop_all(self) -> None:
-        for sock in list(self._pending):
+    def _close_all(self) -> None:
+        for sock in (*self._pending, self._woken, self._wake, self._server):
             sock.close()
         self._pending.clear()
-        with suppress(OSError):
-            os.close(self._woken)
-        self._server.close()
         self._selector.close()
+
+
+def _listening(address: tuple[str, int]) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    try:
+        server = socket.create_server(address, family=family, backlog=1024)
+    except (OSError, UnicodeError) as error:  # the latter: no name of a host
+        why = getattr(error, "strerror", None) or error
+        raise HostError(f"can't listen for agents at {address[0]}:{address[1]}: {why}") from error
+    server.setblocking(False)
+    return server

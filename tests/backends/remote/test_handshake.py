@@ -1,9 +1,16 @@
-"""The handshake of two machines: only those that know the key, each end in its role, whatever else is sent."""
+"""The handshake under attack: whatever a peer sends, or the network changes, it isn't believed and it isn't kept."""
 
 from __future__ import annotations
 
-import sys
+import ast
+import inspect
+import itertools
+import os
+import pickle
+import stat
 from collections.abc import Callable
+from pathlib import Path
+from platform import python_version
 from typing import Any
 
 import msgspec
@@ -11,6 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import streamline
+from streamline.backends.remote import dial, handshake, listener
 from streamline.backends.remote.handshake import (
     MAC,
     MAGIC,
@@ -21,128 +30,242 @@ from streamline.backends.remote.handshake import (
     HandshakeError,
     ListenerHandshake,
     PeerHello,
+    new_key,
+    read_key,
 )
+from streamline.errors import HostError
 
-KEY, OTHER = b"k" * 32, b"o" * 32
+KEY, OTHER = b"key-of-this-job-" * 2, b"key-of-others---" * 2
 
-HELLO = PeerHello(role="link", node="node7", pid=4711, ticket="abc")
+HELLO = PeerHello(role="control", node="node7", pid=4711)
 
-
-def fed(end: DialerHandshake | ListenerHandshake, data: bytes) -> tuple[bytes, bytes]:
-    """Give an end as much of `data` as it needs, piece by piece; return its answers and what is left."""
-    answers = b""
-    while data and end.needs:
-        needs = end.needs
-        answers += end.receive(data[:needs])
-        data = data[needs:]
-    return answers, data
+End = DialerHandshake | ListenerHandshake
 
 
-def talk(dialer: DialerHandshake, listener: ListenerHandshake, change: Callable[[bytes], bytes] = bytes) -> None:
-    """Let two ends talk until neither has anything to say; `change` is what the network does to the dialer's bytes."""
-    to_listener = dialer.greeting
+class Fed:
+    """An end that is given bytes as its owner would: never more than it needs.
+
+    Attributes:
+      said: what it has sent.
+      failed: why it has.
+      left: bytes that it didn't take.
+      asked: the most that it needed at once.
+    """
+
+    def __init__(self, end: End) -> None:
+        self.end = end
+        self.said = self.left = b""
+        self.failed: HandshakeError | None = None
+        self.asked = 0
+
+    def give(self, data: bytes) -> bytes:
+        """Return the answer; an end that has failed takes nothing."""
+        answers = b""
+        while data and self.end.needs and self.failed is None:
+            self.asked = max(self.asked, self.end.needs)
+            piece, data = data[: self.end.needs], data[self.end.needs :]
+            try:
+                answers += self.end.receive(piece)
+            except HandshakeError as error:
+                self.failed = error
+        self.left += data
+        self.said += answers
+        return answers
+
+
+def known_nonces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every handshake have the same nonces, so that one can be recorded, changed and played again."""
+    monkeypatch.setattr(handshake, "token_bytes", bytes)  # zeros
+
+
+def recorded(hello: PeerHello = HELLO) -> tuple[bytes, bytes]:
+    """Return what the dialer and the listener say in a handshake that succeeds."""
+    dialer, there = Fed(DialerHandshake(KEY, hello)), Fed(ListenerHandshake(KEY))
+    greeting = to_listener = dialer.end.greeting  # type: ignore[union-attr]
     while to_listener:
-        to_dialer, _ = fed(listener, change(to_listener))
-        to_listener, _ = fed(dialer, to_dialer)
+        to_listener = dialer.give(there.give(to_listener))
+    assert dialer.end.done
+    assert there.end.done
+    return greeting + dialer.said, there.said
 
 
-def recorded() -> tuple[list[bytes], list[bytes]]:
-    """Return what each end of a handshake sent, the dialer's first."""
-    dialer, listener = DialerHandshake(KEY, HELLO), ListenerHandshake(KEY)
-    challenge, _ = fed(listener, dialer.greeting)
-    proof, _ = fed(dialer, challenge)
-    verdict, _ = fed(listener, proof)
-    fed(dialer, verdict)
-    assert dialer.done
-    assert listener.done
-    return [dialer.greeting, proof], [challenge, verdict]
+def each_end() -> list[tuple[Callable[[], End], bytes]]:
+    """Return what makes each end, and what it hears when all goes well. Nonces must be known."""
+    says_dialer, says_listener = recorded()
+    return [(lambda: ListenerHandshake(KEY), says_dialer), (lambda: DialerHandshake(KEY, HELLO), says_listener)]
 
 
-def test_two_ends_with_the_same_key_agree_and_the_hello_arrives() -> None:
-    dialer, listener = DialerHandshake(KEY, HELLO), ListenerHandshake(KEY)
-    talk(dialer, listener)
-    assert (dialer.done, listener.done, listener.refused) == (True, True, "")
-    assert listener.hello == HELLO
+# What comes in other pieces, or not at all
 
 
-@pytest.mark.parametrize("keys", [(KEY, OTHER), (OTHER, KEY), (KEY, b""), (KEY, KEY[:-1])])
-def test_another_key_is_noticed_by_the_dialer_before_it_says_anything(keys: tuple[bytes, bytes]) -> None:
-    dialer, listener = DialerHandshake(keys[0], HELLO), ListenerHandshake(keys[1])
-    challenge, _ = fed(listener, dialer.greeting)
-    with pytest.raises(HandshakeError, match=r"another key: give both the same --key-file or STREAMLINE_KEY"):
-        fed(dialer, challenge)
-    assert not dialer.done
-    assert not listener.done
+def test_a_handshake_split_at_every_byte_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    known_nonces(monkeypatch)
+    for make, data in each_end():
+        for cut in range(len(data) + 1):
+            end = Fed(make())
+            end.give(data[:cut])
+            end.give(data[cut:])
+            assert end.end.done
+            assert end.failed is None
 
 
-def test_a_dialer_without_the_key_is_noticed_by_the_listener() -> None:
-    listener = ListenerHandshake(KEY)
-    forger = DialerHandshake(OTHER, HELLO)
-    forger._nonces = forger.greeting[len(MAGIC) :] + fed(listener, forger.greeting)[0][len(MAGIC) : -MAC]
-    with pytest.raises(HandshakeError, match="another key"):
-        fed(listener, forger._sealed(b"dialer", msgspec.json.encode(HELLO)))
-    assert listener.hello is None
+def test_a_handshake_cut_off_at_any_byte_is_not_done_and_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    known_nonces(monkeypatch)
+    for make, data in each_end():
+        for cut in range(len(data)):
+            end = Fed(make())
+            end.give(data[:cut])
+            assert not end.end.done
+            assert 0 < end.end.needs <= len(data) - cut, "it asks for bytes that never come"
+            assert end.failed is None
 
 
-def test_a_recorded_dialer_is_of_no_use() -> None:
-    (greeting, proof), _ = recorded()
-    listener = ListenerHandshake(KEY)
-    fed(listener, greeting)
-    with pytest.raises(HandshakeError, match="another key"):
-        fed(listener, proof)
-    assert listener.hello is None
+def test_no_byte_of_a_handshake_can_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    known_nonces(monkeypatch)
+    for make, data in each_end():
+        for at, bit in itertools.product(range(len(data)), (0x01, 0x80)):
+            end = Fed(make())
+            end.give(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
+            assert not end.end.done
+            assert getattr(end.end, "hello", None) is None
 
 
-def test_a_recorded_listener_is_of_no_use() -> None:
-    _, (challenge, _) = recorded()
-    with pytest.raises(HandshakeError, match="another key"):
-        fed(DialerHandshake(KEY, HELLO), challenge)
+def test_garbage_after_any_byte_is_refused_or_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    known_nonces(monkeypatch)
+    for make, data in each_end():
+        for cut in range(len(data)):
+            end = Fed(make())
+            end.give(data[:cut] + b"\xff" * (2 * MOST))
+            assert not end.end.done
+            assert end.failed is not None
 
 
-def test_a_listeners_own_words_sent_back_prove_nothing() -> None:
-    listener = ListenerHandshake(KEY)
-    challenge, _ = fed(listener, MAGIC + bytes(NONCE))
-    body = msgspec.json.encode(HELLO)
-    with pytest.raises(HandshakeError, match="another key"):
-        fed(listener, challenge[-MAC:] + SIZE.pack(len(body)) + body)
+def test_what_follows_the_handshake_is_left_to_the_sockets_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    known_nonces(monkeypatch)
+    for make, data in each_end():
+        end = Fed(make())
+        end.give(data + b"the first frame")
+        assert end.end.done
+        assert end.left == b"the first frame"
+        with pytest.raises(ValueError, match="1 bytes for a handshake that needs 0"):
+            end.end.receive(b"x")
+        assert end.end.done
 
 
-def test_a_dialer_is_not_answered_by_another_dialer() -> None:
-    one, other = DialerHandshake(KEY, HELLO), DialerHandshake(KEY, HELLO)
-    with pytest.raises(HandshakeError, match="another key"):
-        fed(one, other.greeting + bytes(MAC))
+def test_more_than_an_end_needs_is_an_error_and_changes_nothing() -> None:
+    end = ListenerHandshake(KEY)
+    with pytest.raises(ValueError, match=f"9 bytes for a handshake that needs {len(MAGIC)}"):
+        end.receive(MAGIC + b"x")
+    assert end.needs == len(MAGIC)
 
 
-@pytest.mark.parametrize("at", range(len(b"".join(recorded()[0]))))
-def test_any_bit_that_changes_on_the_way_to_the_listener_is_noticed(at: int) -> None:
-    seen = 0
-
-    def flipped(data: bytes) -> bytes:
-        nonlocal seen
-        begin, seen = seen, seen + len(data)
-        if not begin <= at < seen:
-            return data
-        return data[: at - begin] + bytes([data[at - begin] ^ 1]) + data[at - begin + 1 :]
-
-    dialer, listener = DialerHandshake(KEY, HELLO), ListenerHandshake(KEY)
-    try:
-        talk(dialer, listener, flipped)
-    except HandshakeError:
-        assert not (listener.done and dialer.done)
-    else:
-        assert not listener.done, "it needs bytes that will not come"
-    assert listener.hello in (None, HELLO)
+# Who doesn't know the key
 
 
-def test_bytes_may_come_one_by_one_and_none_after_the_end_is_taken() -> None:
-    (greeting, proof), _ = recorded()
-    dialer, listener = DialerHandshake(KEY, HELLO), ListenerHandshake(KEY)
-    challenge = b"".join(listener.receive(dialer.greeting[at : at + 1]) for at in range(len(greeting)))
-    mine = b"".join(dialer.receive(challenge[at : at + 1]) for at in range(len(challenge)))
-    assert len(mine) == len(proof)
-    _, left = fed(listener, mine + b"the first frame of a link")
-    assert left == b"the first frame of a link"
-    assert listener.needs == 0
+@pytest.mark.parametrize(("dialers", "listeners"), [(KEY, OTHER), (OTHER, KEY), (KEY, KEY[:-1]), (KEY, b"")])
+def test_a_dialer_tells_a_wrong_key_before_it_has_said_who_it_is(dialers: bytes, listeners: bytes) -> None:
+    dialer, there = Fed(DialerHandshake(dialers, HELLO)), Fed(ListenerHandshake(listeners))
+    dialer.give(there.give(MAGIC + dialer.end._nonce))  # type: ignore[union-attr]
+    assert "--key-file" in str(dialer.failed)
+    assert "STREAMLINE_KEY" in str(dialer.failed)
+    assert dialer.said == b""
+
+
+def test_a_listener_tells_a_wrong_key_and_does_not_parse_the_hello(monkeypatch: pytest.MonkeyPatch) -> None:
+    known_nonces(monkeypatch)
+    monkeypatch.setattr(msgspec.json, "decode", lambda *_, **__: pytest.fail("it was parsed"))
+    forged = DialerHandshake(OTHER, HELLO)
+    forged._nonces = bytes(2 * NONCE)
+    end = Fed(ListenerHandshake(KEY))
+    end.give(forged.greeting + forged._sealed(b"dialer", msgspec.json.encode(HELLO)))
+    assert "another key" in str(end.failed)
+    assert (end.end.done, end.end.hello) == (False, None)  # type: ignore[union-attr]
+
+
+def test_a_recorded_handshake_proves_nothing_to_either_end() -> None:
+    says_dialer, says_listener = recorded()
+    there, dialer = Fed(ListenerHandshake(KEY)), Fed(DialerHandshake(KEY, HELLO))
+    there.give(says_dialer)
+    dialer.give(says_listener)
+    for end in (there, dialer):
+        assert "another key" in str(end.failed)
+        assert not end.end.done
+
+
+def test_a_listeners_own_bytes_sent_back_prove_nothing() -> None:
+    there, body = Fed(ListenerHandshake(KEY)), msgspec.json.encode(HELLO)
+    challenge = there.give(MAGIC + b"d" * NONCE)
+    there.give(challenge[-MAC:] + SIZE.pack(len(body)) + body)
+    assert "another key" in str(there.failed)
+
+
+def test_a_listener_that_answers_itself_through_an_attacker_lets_no_one_in() -> None:
+    """The second connection is asked to sign the nonce of the first."""
+    first, second = Fed(ListenerHandshake(KEY)), Fed(ListenerHandshake(KEY))
+    challenge = first.give(MAGIC + b"d" * NONCE)
+    answer = second.give(challenge[: len(MAGIC) + NONCE])
+    first.give(answer[-MAC:] + SIZE.pack(2) + b"{}")
+    assert "another key" in str(first.failed)
+
+
+def test_a_dialer_that_is_sent_its_own_bytes_says_nothing_more() -> None:
+    dialer = Fed(DialerHandshake(KEY, HELLO))
+    dialer.give(dialer.end.greeting + bytes(MAC))  # type: ignore[union-attr]
+    assert "another key" in str(dialer.failed)
+    assert dialer.said == b""
+
+
+def test_a_dialers_own_proof_sent_back_is_no_verdict() -> None:
+    dialer = Fed(DialerHandshake(KEY, HELLO))
+    proof = dialer.give(Fed(ListenerHandshake(KEY)).give(dialer.end.greeting))  # type: ignore[union-attr]
+    dialer.give(proof)
+    assert "another key" in str(dialer.failed)
+
+
+def test_two_dialers_at_once_can_not_take_each_others_place() -> None:
+    ends = [(DialerHandshake(KEY, HELLO), Fed(ListenerHandshake(KEY))) for _ in range(2)]
+    proofs = [Fed(dialer).give(there.give(dialer.greeting)) for dialer, there in ends]
+    for (_, there), proof in zip(ends, reversed(proofs), strict=True):
+        there.give(proof)
+        assert "another key" in str(there.failed)
+
+
+def test_a_role_or_a_ticket_that_is_changed_on_the_way_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    known_nonces(monkeypatch)
+    link = msgspec.structs.replace(HELLO, role="link", ticket="a" * 32)
+    says_dialer, _ = recorded(link)
+    for old, new in [(b'"link"', b'"control"'), (b'"a', b'"b'), (b"4711", b"4712")]:
+        changed = says_dialer.replace(old, new, 1)
+        grown = len(changed) - len(says_dialer)
+        at = len(MAGIC) + NONCE + MAC
+        size = SIZE.unpack(says_dialer[at : at + SIZE.size])[0]
+        changed = changed[:at] + SIZE.pack(size + grown) + changed[at + SIZE.size :]
+        there = Fed(ListenerHandshake(KEY))
+        there.give(changed)
+        assert "another key" in str(there.failed)
+
+
+def test_a_verdict_that_is_changed_on_the_way_is_noticed() -> None:
+    """A refused agent can't be let go on, nor be told what to print."""
+    old = msgspec.structs.replace(HELLO, version="0.0.9")
+    there, dialer = Fed(ListenerHandshake(KEY)), Fed(DialerHandshake(KEY, old))
+    challenge = there.give(dialer.end.greeting)  # type: ignore[union-attr]
+    verdict = there.give(dialer.give(challenge))
+    welcome = b'{"why":""}'
+    dialer.give(verdict[:MAC] + SIZE.pack(len(welcome)) + welcome)
+    assert "another key" in str(dialer.failed)
+    assert not dialer.end.done
+
+
+# Who knows the key, and misbehaves
+
+
+def answered(hello: bytes) -> Fed:
+    """Return a listener that was sent a hello under the right key."""
+    dialer, there = DialerHandshake(KEY, HELLO), Fed(ListenerHandshake(KEY))
+    dialer._hello = hello
+    there.give(Fed(dialer).give(there.give(dialer.greeting)))
+    return there
 
 
 @pytest.mark.parametrize(
@@ -150,68 +273,198 @@ def test_bytes_may_come_one_by_one_and_none_after_the_end_is_taken() -> None:
     [
         b"{}",
         b"[]",
-        b"\x80\x04N.",
-        b'{"role": "root", "node": "a", "pid": 1}',
-        b'{"role": "link", "node": 7, "pid": 1}',
-        b'{"role": "link", "node": "a", "pid": "1"}',
+        b"null",
+        b"\xff" * 40,
+        b'{"role":"control","node":"\xff","pid":1}',
+        b'{"role":"root","node":"a","pid":1}',
+        b'{"role":"link","node":7,"pid":1}',
+        b'{"role":"link","node":"a","pid":"1"}',
+        b'{"role":"link","node":"a","pid":-1}',
+        b'{"role":"link","node":"a","pid":' + b"9" * 4000 + b"}",
+        b'{"role":"link","pid":1,"node":"' + b"a" * 254 + b'"}',
+        b'{"role":"link","node":"a","pid":1,"version":"' + b"1" * 3000 + b'"}',
+        b'{"more":' + b"[" * 4000,
+        pickle.dumps(print),
     ],
+    ids=range(14),
 )
-def test_a_hello_of_another_shape_is_refused_even_with_the_key(hello: bytes) -> None:
-    dialer, listener = DialerHandshake(KEY, HELLO), ListenerHandshake(KEY)
-    dialer._hello = hello
-    with pytest.raises(HandshakeError, match="a hello that isn't one"):
-        talk(dialer, listener)
-    assert listener.hello is None
+def test_a_hello_of_another_shape_is_refused_with_the_key_too(hello: bytes) -> None:
+    there = answered(hello)
+    assert str(there.failed).startswith("a hello that isn't one: ")
+    assert (there.end.done, there.end.hello) == (False, None)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("size", [0, MOST + 1, 65535])
-def test_a_hello_of_no_size_or_too_much_is_refused_before_it_is_read(size: int) -> None:
-    listener = ListenerHandshake(KEY)
-    fed(listener, MAGIC + bytes(NONCE))
-    with pytest.raises(HandshakeError, match=f"speaks of {size} bytes"):
-        fed(listener, bytes(MAC) + SIZE.pack(size))
+@pytest.mark.parametrize("size", [0, MOST + 1, 0xFFFF])
+def test_a_hello_that_is_too_long_is_refused_before_any_of_it_is_read(size: int) -> None:
+    there = Fed(ListenerHandshake(KEY))
+    there.give(MAGIC + bytes(NONCE))
+    there.give(bytes(MAC) + SIZE.pack(size))
+    assert f"speaks of {size} bytes" in str(there.failed)
+    assert there.asked < 100
+
+
+def test_a_dialer_does_not_send_a_hello_that_is_too_long() -> None:
+    dialer = Fed(DialerHandshake(KEY, msgspec.structs.replace(HELLO, node="n" * MOST)))
+    dialer.give(Fed(ListenerHandshake(KEY)).give(dialer.end.greeting))  # type: ignore[union-attr]
+    assert "may say 4,096 bytes" in str(dialer.failed)
+
+
+def test_a_hello_that_comes_too_early_is_refused() -> None:
+    body = msgspec.json.encode(HELLO)
+    there = Fed(ListenerHandshake(KEY))
+    there.give(MAGIC + bytes(NONCE) + bytes(MAC) + SIZE.pack(len(body)) + body)
+    assert "another key" in str(there.failed)
+    there = Fed(ListenerHandshake(KEY))
+    there.give(SIZE.pack(len(body)) + body)
+    assert "no streamline" in str(there.failed)
+
+
+@pytest.mark.parametrize("change", [{"version": "0.0.9"}, {"python": "3.99.0"}, {"python": ""}, {"python": "3.1.1"}])
+def test_another_version_is_refused_by_name_and_is_not_done(change: dict[str, str]) -> None:
+    hello = msgspec.structs.replace(HELLO, **change)
+    dialer, there = Fed(DialerHandshake(KEY, hello)), Fed(ListenerHandshake(KEY))
+    dialer.give(there.give(dialer.give(there.give(dialer.end.greeting))))  # type: ignore[union-attr]
+    for part in (
+        f"streamline {streamline.__version__} on Python {python_version()}",
+        f"streamline {hello.version} on Python {hello.python}",
+        "node7",
+    ):
+        assert part in str(dialer.failed)
+    assert there.end.refused == str(dialer.failed)
+    assert [dialer.end.done, there.end.done, there.end.hello] == [False, False, None]  # type: ignore[union-attr]
+
+
+def test_the_longest_hello_is_refused_in_words_that_fit_a_verdict() -> None:
+    hello = msgspec.structs.replace(HELLO, node="\x00" * 253, version="\x00" * 64, python="\x00" * 64)
+    dialer, there = Fed(DialerHandshake(KEY, hello)), Fed(ListenerHandshake(KEY))
+    dialer.give(there.give(dialer.give(there.give(dialer.end.greeting))))  # type: ignore[union-attr]
+    assert "the trainer runs streamline" in str(dialer.failed)
+    assert "\x00" not in str(dialer.failed)
+
+
+def test_an_end_that_has_failed_never_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    known_nonces(monkeypatch)
+    for make, data in each_end():
+        end = make()
+        with pytest.raises(HandshakeError):
+            end.receive(b"\xff" * end.needs)
+        assert end.needs == 0
+        with pytest.raises(ValueError, match="needs 0"):
+            end.receive(data)
+        with pytest.raises(HandshakeError, match="over"):
+            end.receive(b"")
+        assert not end.done
+
+
+# Whatever comes
+
+pieces = st.lists(st.binary(max_size=300) | st.sampled_from([MAGIC, bytes(NONCE), SIZE.pack(MOST), b"\xff" * MOST]))
+
+
+@given(pieces, st.booleans(), st.booleans())
+def test_whatever_bytes_come_there_is_an_error_or_a_need(data: list[bytes], polite: bool, dials: bool) -> None:
+    end: End = DialerHandshake(KEY, HELLO) if dials else ListenerHandshake(KEY)
+    fed = Fed(end)
+    for piece in [MAGIC + bytes(NONCE)] * polite + data:
+        fed.give(piece)
+        assert len(end._data) + end.needs <= MOST
+    assert not end.done
+    assert (fed.failed is not None) != (end.needs > 0)
+    assert len(fed.said) <= len(MAGIC) + NONCE + MAC
+
+
+names = st.sampled_from(["role", "node", "pid", "ticket", "version"])
+leaves = st.none() | st.text(max_size=9) | st.integers() | st.floats() | st.just("link")
+shapes = st.recursive(leaves, lambda some: st.lists(some, max_size=3) | st.dictionaries(names, some))
+
+
+@given(shapes)
+def test_whatever_the_hello_holds_there_is_an_error_or_a_refusal(hello: Any) -> None:
+    body = msgspec.json.encode(hello)[:MOST]
+    there = answered(body or b"0")
+    assert there.failed is not None or there.end.refused or there.end.hello is not None  # type: ignore[union-attr]
+    assert isinstance(there.end.hello, PeerHello | None)  # type: ignore[union-attr]
+
+
+def test_nothing_that_unpickles_or_evaluates_is_imported() -> None:
+    for module in (handshake, listener, dial):
+        names = {node.id for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Name)}
+        assert not names & {"pickle", "marshal", "shelve", "dill", "cloudpickle", "eval", "exec", "loads", "Unpickler"}
+        assert not {"pickle", "marshal", "dill", "cloudpickle", "by_value"} & set(vars(module))
+
+
+# The key
+
+
+def shows(key: bytes, text: str) -> bool:
+    return any(form in text for form in (key.decode(), key.hex(), repr(key)[2:-1]))
+
+
+def test_no_error_and_no_repr_shows_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    known_nonces(monkeypatch)
+    texts = []
+    for make, data in each_end():
+        for at in range(len(data)):
+            end = Fed(make())
+            end.give(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+            texts += [
+                repr(end.end),
+                str(end.end),
+                repr(end.failed),
+                str(end.failed),
+                repr(end.failed and end.failed.args),
+            ]
+    assert texts
+    assert not any(shows(KEY, text) for text in texts)
+
+
+def test_a_key_is_read_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = new_key()
+    assert len(bytes.fromhex(made)) == 32
+    assert new_key() != made
+    path = tmp_path / "key"
+    path.write_text(f"  {made}\n")
+    path.chmod(0o600)
+    monkeypatch.setenv("STREAMLINE_KEY", f"{OTHER.decode()}\n")
+    assert read_key(str(path)) == made.encode()
+    assert read_key(None) == OTHER
+    monkeypatch.setenv("STREAMLINE_KEY", os.fsdecode(b"\xff" * 16))
+    assert read_key(None) == b"\xff" * 16
+
+
+def test_without_a_key_the_error_names_both_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in (None, "", " \n"):
+        monkeypatch.delenv("STREAMLINE_KEY", raising=False)
+        if value is not None:
+            monkeypatch.setenv("STREAMLINE_KEY", value)
+        with pytest.raises(HostError, match=r"key_file=, --key-file.*STREAMLINE_KEY"):
+            read_key(None)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o602])
+def test_a_key_that_others_may_read_is_refused_with_the_way_out(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(KEY)
+    path.chmod(mode)
+    with pytest.raises(HostError, match=r"may be read by others: `chmod 600 .*STREAMLINE_KEY"):
+        read_key(path)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"version": "0.0.9"}, r"streamline 0\.0\.9 on Python"),
-        ({"python": "3.99.1"}, r"on Python 3\.99\.1: install the same streamline and the same minor version"),
-    ],
+    ("content", "words"), [(b"short-key \n", "has 9 bytes"), (b"", "0 bytes"), (b"x" * 9999, "no key")]
 )
-def test_another_version_is_refused_by_name_at_both_ends(change: dict[str, Any], words: str) -> None:
-    dialer = DialerHandshake(KEY, msgspec.structs.replace(HELLO, **change))
-    listener = ListenerHandshake(KEY)
-    with pytest.raises(HandshakeError, match=words):
-        talk(dialer, listener)
-    assert "on node7" in listener.refused
+def test_a_key_of_another_length_is_refused_and_not_shown(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(HostError, match=words) as error:
+        read_key(path)
+    assert "short-key" not in str(error.value)
 
 
-def test_another_patch_of_python_is_the_same_version() -> None:
-    minor = ".".join(map(str, sys.version_info[:2]))
-    dialer = DialerHandshake(KEY, msgspec.structs.replace(HELLO, python=f"{minor}.99"))
-    talk(dialer, ListenerHandshake(KEY))
-    assert dialer.done
-
-
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + bytes(20), bytes(NONCE + len(MAGIC))])
-def test_what_speaks_another_protocol_is_refused(data: bytes) -> None:
-    with pytest.raises(HandshakeError, match="no streamline"):
-        fed(ListenerHandshake(KEY), data)
-
-
-def test_another_version_of_the_protocol_is_named() -> None:
-    with pytest.raises(HandshakeError, match="speaks version 9 of the protocol, this one 1"):
-        fed(ListenerHandshake(KEY), MAGIC[:-1] + b"\x09" + bytes(NONCE))
-
-
-@given(st.lists(st.binary(max_size=300), max_size=8), st.booleans())
-def test_whatever_comes_nothing_is_believed(pieces: list[bytes], polite: bool) -> None:
-    listener = ListenerHandshake(KEY)
-    data = (MAGIC + bytes(NONCE) if polite else b"") + b"".join(pieces)
-    try:
-        fed(listener, data)
-    except HandshakeError:
-        assert not listener.done
-    assert listener.hello is None
-    assert len(listener._data) <= MOST
+def test_a_key_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match=r"the key can't be read: No such file or directory: .*/none"):
+        read_key(tmp_path / "none")
+    with pytest.raises(HostError, match="the key can't be read: Is a directory"):
+        read_key(tmp_path)
