@@ -11,6 +11,8 @@ import os
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ import numpy as np
 import pytest
 
 import streamline as sl
+from streamline.backends.base import Backend
 from tests.backends.hosts.disturbing import Chaos, leaves_nothing_shared, quiet, recoveries
+from tests.backends.remote.machines import machines
 
 CHAOS_S = float(os.environ.get("STREAMLINE_CHAOS_S", "1"))
 EVERY_S = 0.5
@@ -63,14 +67,27 @@ def freely(fn: Any) -> sl.Pipeline[Any]:
     return sl.from_items(range(LENGTH)).shard(4).map(fn).merge("best_effort", max_skips_per_round=2)
 
 
+def processes(_: Path) -> AbstractContextManager[Backend]:
+    return nullcontext(sl.Processes(2, max_restarts=10))
+
+
+def remote(folder: Path) -> AbstractContextManager[Backend]:
+    return machines(folder, agents=2, hosts=1)
+
+
 @pytest.mark.timeout(CHAOS_S * 10 + 60)
+@pytest.mark.parametrize("where", [processes, remote], ids=lambda where: where.__name__)
 @pytest.mark.parametrize("make", [shuffled, freely], ids=lambda make: make.__name__)
 def test_chaos_changes_nothing(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make: Any,
+    where: Callable[[Path], AbstractContextManager[Backend]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pipe, backend = make(dangerous(str(tmp_path))), sl.Processes(2, max_restarts=10)
+    pipe = make(dangerous(str(tmp_path)))
     got: list[Any] = []
-    with quiet(caplog), leaves_nothing_shared(), recoveries(monkeypatch) as took_s:
+    with quiet(caplog), leaves_nothing_shared(), recoveries(monkeypatch) as took_s, where(tmp_path) as backend:
         stop = time.monotonic() + CHAOS_S
         with Chaos(5, EVERY_S, lambda: len(got)) as chaos, pipe.open(backend=backend) as stream:
             for item in stream:
