@@ -2,7 +2,7 @@
 
 One listener per address and key serves all runs of this process. Hosts wait for a place: an agent offers so many, and
 each goes to the agent with the most free ones. An agent that is silent for too long counts as lost, and its hosts with
-it; they wait for other places. Each agent has a thread, which reads its control connection.
+it; they wait for other places. Each agent has two threads, which read and write its control connection.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import anyio
@@ -212,6 +213,7 @@ class AttachedAgent:
         self._control = ControlConnection(sock)
         self._lost_after_s = lost_after_s
         self._numbers = count()
+        self._unsent: SimpleQueue[Any] = SimpleQueue()
         self._handlers: dict[type, Callable[[Any], object]] = {
             Offer: self._offered,
             HostStarted: self._started,
@@ -237,11 +239,12 @@ class AttachedAgent:
         self._control.sock.settimeout(self._lost_after_s)  # it says `Alive` more often
         self.send(Attach(self._lost_after_s))
         name = f"streamline agent on {self.node}"
-        start_thread(threading.Thread(target=self._listen, name=name, daemon=True))
+        for work in (self._listen, self._write):
+            start_thread(threading.Thread(target=work, name=name, daemon=True))
 
     def send(self, message: Any) -> None:
-        """Send it a message; dropped if it is gone."""
-        self._control.send(message)
+        """Send it a message, without waiting: a plan may be large, and an agent stopped. Dropped if it is gone."""
+        self._unsent.put(message)
 
     def start(self, number: int, env: Mapping[str, str]) -> RemoteProcess:
         """Start a host on it; under the lock of `agents`."""
@@ -252,11 +255,16 @@ class AttachedAgent:
     def detach(self) -> None:
         """Let it go, with all its hosts."""
         self.send(Detach())
-        self._control.hang_up()
+        self.send(None)
 
     def disown(self) -> None:
         """Close the connection in a fork of this process: its end must have one holder."""
         self._control.sock.close()
+
+    def _write(self) -> None:
+        while (message := self._unsent.get()) is not None:
+            self._control.send(message)
+        self._control.hang_up()
 
     def _listen(self) -> None:
         try:
@@ -266,6 +274,7 @@ class AttachedAgent:
         except EOFError as error:
             why = f"silent for {self._lost_after_s:g} s" if isinstance(error.__cause__, TimeoutError) else str(error)
         self._control.hang_up()
+        self.send(None)
         self.agents.lost(self, why)
         self._control.sock.close()
 

@@ -18,6 +18,9 @@ from streamline.backends.hosts.process_env import ProcessEnv
 
 SIZE = struct.Struct("<Q")
 
+PIECE = 1 << 20
+"""Bytes that the other end must take within the socket's timeout: a plan may be large, and a network slow."""
+
 DYING_S = 0.3
 """Seconds from the end of a link to the exit of its process: well under a millisecond if it died."""
 
@@ -158,10 +161,14 @@ class ControlConnection:
 
     def send(self, message: Any) -> None:
         """Send a message; drop it if the other end is gone. Blocks while it is slow."""
-        data = pickle.dumps(message, 5)
-        with suppress(OSError), self._sending:
-            self.sock.sendall(SIZE.pack(len(data)))
-            self.sock.sendall(data)
+        data = memoryview(pickle.dumps(message, 5))
+        with self._sending:
+            try:
+                self.sock.sendall(SIZE.pack(len(data)))
+                for begin in range(0, len(data), PIECE):
+                    self.sock.sendall(data[begin : begin + PIECE])
+            except OSError:
+                self.hang_up()  # a part of it may have left
 
     def receive(self) -> Any:
         """Return the next message; `EOFError`: the other end is gone, or silent for longer than it may be."""

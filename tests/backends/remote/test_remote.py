@@ -7,6 +7,7 @@ import random
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -18,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 import streamline as sl
+from streamline.backends.remote.control import ControlConnection, Payload
 from streamline.cli import main
 from streamline.errors import HostError, PlanError
 from streamline.pipeline import Pipeline
@@ -304,3 +306,22 @@ def test_a_key_is_needed_long_enough_and_only_ones_own(tmp_path: Path, monkeypat
         opened(file)
     with pytest.raises(HostError, match=r"machines need a common key"):
         opened(None)
+
+
+def test_a_plan_that_holds_much_is_sent_whole(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).integers(0, 255, 24 << 20, np.uint8)
+    with (
+        machines(tmp_path, lost_after_s=2.0) as remote,
+        sl.from_items(data.reshape(24, -1)).shard(2).merge().open(backend=remote) as stream,
+    ):
+        for row, got in enumerate(stream):
+            assert (got == data.reshape(24, -1)[row]).all()
+
+
+def test_half_a_message_ends_the_connection_at_both_ends() -> None:
+    here, there = socket.socketpair()
+    near, far = ControlConnection(here), ControlConnection(there)
+    here.settimeout(0.01)
+    near.send(Payload(1, bytes(8 << 20)))  # more than the socket takes while its other end reads nothing
+    with here, there, pytest.raises(EOFError):
+        far.receive()
