@@ -49,6 +49,10 @@ def expected(number: int) -> Any:
     return np.stack([row(SIZE * number + at) for at in range(SIZE)])
 
 
+def document(number: int) -> Any:
+    return np.arange(FLOATS + number, dtype=np.int32)
+
+
 def rows() -> sl.Pipeline[Any]:
     return sl.from_items(range(SIZE * BATCHES)).map(row)
 
@@ -73,6 +77,9 @@ PIPES: dict[str, Callable[[], sl.Pipeline[Any]]] = {
     "prefetch": lambda: batches().prefetch(2),
     "take": lambda: batches().take(BATCHES - 1),
     "parts": lambda: rows().map(both).batch(SIZE),
+    "pack": lambda: sl.from_items(range(SIZE * 20)).map(document).pack(SIZE * FLOATS, eos=1),
+    "regenerate": lambda: batches().regenerate(SIZE * BATCHES, block=SIZE, shuffle=False),
+    "regenerate, of parts": lambda: rows().map(both).batch(2).regenerate(96, block=SIZE, reuse=2),
     "empty": lambda: sl.from_items(range(BATCHES)).map(made),
 }
 
