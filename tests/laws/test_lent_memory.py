@@ -12,6 +12,7 @@ from streamline.core.tasks import Session
 from streamline.testing.checks import check_stage
 from streamline.transfer import pinned_memory
 from streamline.transfer.pinned_memory import PinnedMemory, _Block
+from streamline.transforms import pack
 from tests.laws.stages import ORDERED, STAGES
 
 POISON = 0xDB
@@ -49,6 +50,7 @@ def heap(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heap]:
 
     monkeypatch.setattr(_Block, "_returned", poisoned)
     monkeypatch.setattr(pinned_memory, "LEAST_LENT", 1)
+    monkeypatch.setattr(pack, "TOGETHER_TOKENS", 1)
     monkeypatch.setattr(Session, "place", property(lambda _: place, lambda *_: None), raising=False)
     yield heap
     place.close()

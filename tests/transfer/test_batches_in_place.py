@@ -147,7 +147,7 @@ def pieces(item: Any) -> list[Any]:
 
 OTHERS: dict[str, Callable[[], Pipeline[Any]]] = {
     "pack": lambda: sl.from_items(range(200)).shard(1).map(document).pack(1 << 17, eos=1),
-    "pack of small blocks": lambda: sl.from_items(range(30)).shard(1).map(document).pack(1 << 14, drop_remainder=True),
+    "pack of full blocks": lambda: sl.from_items(range(30)).shard(1).map(document).pack(1 << 16, drop_remainder=True),
     "regenerate": lambda: batches().regenerate(SIZE * 5, block=SIZE, reuse=2),
     "regenerate ahead": lambda: batches().regenerate(SIZE * 5, block=SIZE, overlap=True),
     "regenerate, of parts": lambda: (
@@ -169,6 +169,14 @@ def test_no_byte_of_other_stages_is_staged(torch: FakeTorch, backend: str, name:
                 nbytes += twin.nbytes
         assert figures(stream)["copied_bytes"] == nbytes
         assert figures(stream)["staged_bytes"] == 0
+
+
+def test_blocks_of_a_pack_that_share_memory_are_staged(torch: FakeTorch) -> None:
+    pipe = sl.from_items(range(30)).map(document).pack(1 << 14)
+    with pipe.transfer("cuda").open() as stream:
+        for block, plain in zip(stream, pipe, strict=True):
+            assert all((piece == twin).all() for piece, twin in zip(pieces(block), pieces(plain), strict=True))
+        assert figures(stream)["staged_bytes"] == figures(stream)["copied_bytes"] > 0
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
