@@ -1,8 +1,8 @@
 """Where arrays are written that will leave a host, or go to a device: at once where they will be read.
 
-A host's link has shared memory, a transfer to a GPU page-locked memory; `Session.place` is what lends it. `.batch` asks
-the place of its site; `empty` is for functions of users, which have no site, and finds the place of the host that calls
-them.
+A host's link has shared memory, a transfer to a GPU page-locked memory; `Session.place` is what lends it. `.batch`,
+`.pack` and `.regenerate(block=)` ask the place of their site; `empty` is for functions of users, which have no site,
+and finds the place of the host that calls them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from operator import index
 from typing import Any, Protocol, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -49,6 +50,14 @@ class Place(Protocol):
         """Return at least `nbytes`, at a cache line; None: there is no room, or so few aren't worth it. Never waits."""
 
 
+def lent(place: Place | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+    """Return an uninitialised array in memory that `place` lends; None: it lends none for this."""
+    if place is None or dtype.hasobject:
+        return None
+    memory = place.empty(math.prod(shape) * dtype.itemsize)
+    return None if memory is None else np.ndarray(shape, dtype, memory)
+
+
 CURRENT_PLACE: ContextVar[Place | None] = ContextVar("streamline_place", default=None)
 """The place of the run that calls a user's function, in its event loop and in its threads."""
 
@@ -64,9 +73,7 @@ def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTypeLike =
     Like every view such an array can't be resized in place. A raw pointer (`ctypes.data`, `__array_interface__`) keeps
     nothing alive: keep the array for as long as it is used.
     """
-    place, kind = CURRENT_PLACE.get(), np.dtype(dtype)
-    lengths = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    memory = None
-    if place is not None and not kind.hasobject:
-        memory = place.empty(math.prod(map(int, lengths)) * kind.itemsize)
-    return np.empty(lengths, kind) if memory is None else np.ndarray(lengths, kind, memory)
+    kind = np.dtype(dtype)
+    lengths = tuple(map(index, shape)) if isinstance(shape, Sequence) else (index(shape),)
+    array = lent(CURRENT_PLACE.get(), lengths, kind)
+    return np.empty(lengths, kind) if array is None else array

@@ -22,6 +22,7 @@ from streamline.core.counters import HoldTimer
 from streamline.core.flow import LIST_ITEMS, Chunk, Lists, Run
 from streamline.core.options import check_int, given
 from streamline.core.pace import Pace
+from streamline.core.place import Place, lent
 from streamline.core.replay import FailedCall
 from streamline.core.state import Json, MadeStates, Over, Reference, Since, State
 from streamline.core.state_types import Count
@@ -37,7 +38,9 @@ ITEM_TOKENS = 512
 """Tokens in a block that counts as one item of a channel: channels hold at most 4 MiB of blocks."""
 
 TOGETHER_TOKENS = 65536
-"""Small blocks are cut some at a time, out of about so many tokens, which stay in the cache."""
+"""Small blocks are cut some at a time, out of about so many tokens, which stay in the cache. Larger ones are written
+where they will be read: with blocks of 16,384 tokens, lending memory for each takes longer than a copy (157 us in place
+of 117, of 65,536 tokens 810 in place of 1,120)."""
 
 
 class PackPart(msgspec.Struct):
@@ -91,7 +94,7 @@ class Pack(Stage[Any, Block]):
         return max(1, self.length // ITEM_TOKENS)
 
     async def lists(self, run: Run[Any]) -> Lists[Block]:
-        held = _OpenDocuments(self, run.own)
+        held = _OpenDocuments(self, run.own, run.site.tasks.session.place)
         mark = Reference.to(run.upstream.state)
         pace = Pace()
         while (chunk := await run.upstream.pull(held.documents_wanted(run.want))) is not None:
@@ -168,16 +171,26 @@ _Document: TypeAlias = tuple[Tokens, int, Reference, Reference]
 """Likewise after its tokens: a document of which some are not delivered yet."""
 
 
+_Room: TypeAlias = tuple[Tokens | None, Tokens | None, Tokens | None]
+"""Where to write the tokens, segments and positions of one block; None: in ordinary memory."""
+
+_INT32 = np.dtype(np.int32)
+
+
 class _OpenDocuments:
     """The documents with tokens not delivered yet.
+
+    Args:
+      place: where large blocks are written.
 
     Attributes:
       tokens: of them that were not delivered.
       together: the most blocks that are cut at once.
     """
 
-    def __init__(self, stage: Pack, own: Any) -> None:
+    def __init__(self, stage: Pack, own: Any, place: Place | None) -> None:
         self._stage = stage
+        self._place = place
         self._documents: list[_Document] = []
         self._start: int = own["token"] if own else 0  # tokens of the first document that were delivered
         self._dtype: str | None = own["dtype"] if own else None
@@ -273,6 +286,14 @@ class _OpenDocuments:
         """Return the state at the end, with the number of tokens dropped."""
         return Over(self._stage.name, {**_own(0, self._dtype), "dropped": self.tokens}, upstream)
 
+    def _room(self) -> _Room:
+        """Return the place's memory for one block, as far as it lends some."""
+        if self._place is None or self.together > 1:
+            return None, None, None
+        kinds = np.dtype(self._dtype), _INT32, _INT32
+        tokens, segments, positions = (lent(self._place, (self._stage.length,), kind) for kind in kinds)
+        return tokens, segments, positions
+
     def _cut(self, count: int, size: int, end: State | None) -> Chunk[Block]:
         length, pieces, sizes, used = self._stage.length, list[Tokens](), list[int](), list[_Document]()
         start = first = self._start
@@ -290,30 +311,32 @@ class _OpenDocuments:
         del self._documents[: len(used) - bool(start)]
         self._start = start
         self.tokens -= sum(sizes)
-        items = _blocks(pieces, sizes, count, length)
+        items = _blocks(pieces, sizes, count, length, self._room())
         if end is not None:
             return Chunk(items, [self.state(end)])
         shared = self._dtype, length, [document[1:] for document in used], np.cumsum(sizes).tolist(), first
         return Chunk(items, MadeStates(_state_after, self._stage.name, *shared, first=1))
 
 
-def _blocks(pieces: list[Tokens], sizes: list[int], count: int, length: int) -> list[Block]:
+def _blocks(pieces: list[Tokens], sizes: list[int], count: int, length: int, room: _Room) -> list[Block]:
     """Return blocks of concatenated pieces; the last one is padded with 0.
 
     Args:
       sizes: of the segments, which may have two pieces each.
+      room: for one block; where there is any, `count` is 1.
     """
     missing = count * length - sum(sizes)
     if missing:
         pieces = [*pieces, np.zeros(missing, pieces[0].dtype)]
         sizes = [*sizes, missing]
-    tokens = np.concatenate(pieces)
+    tokens = np.concatenate(pieces, out=room[0])
     lengths = np.array(sizes)
     starts = np.repeat((np.cumsum(lengths) - lengths).astype(np.int32), lengths).reshape(-1, length)
     ids = np.repeat(np.arange(len(sizes), dtype=np.int32), lengths).reshape(-1, length)
     positions = np.arange(count * length, dtype=np.int32).reshape(-1, length)
-    positions = np.minimum(np.subtract(positions, starts, out=positions), np.arange(length, dtype=np.int32))
-    ids = ids - (ids[:, :1] - np.int32(1))
+    np.subtract(positions, starts, out=positions)
+    positions = np.minimum(positions, np.arange(length, dtype=np.int32), out=_row(room[2]))
+    ids = np.subtract(ids, ids[:, :1] - np.int32(1), out=_row(room[1]))
     if missing:
         ids[-1, -missing:] = positions[-1, -missing:] = 0
     rows = tokens.reshape(-1, length)
@@ -321,6 +344,11 @@ def _blocks(pieces: list[Tokens], sizes: list[int], count: int, length: int) -> 
         {"tokens": row, "segment_ids": segment, "positions": position}
         for row, segment, position in zip(rows, ids, positions, strict=True)
     ]
+
+
+def _row(array: Tokens | None) -> Tokens | None:
+    """Return an array as the only row of a larger one."""
+    return None if array is None else array[None]
 
 
 def _state_after(

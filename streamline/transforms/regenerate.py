@@ -396,11 +396,10 @@ class Regenerate(Stage[T, T]):
             del chunk
             run.upstream.release()  # so that the next one may be drawn
             while served < cycle.place.total:
-                items = cycle.outputs(served, min(run.want, most), run.site)
-                first, served = served, served + len(items)
+                first, served = served, cycle.stop(served, min(run.want, most))
                 counts.serves(cycle.place, served)
-                yield Chunk(items, MadeStates(cycle.place.state, self.name, first=first + 1))
-                del items
+                states = MadeStates(cycle.place.state, self.name, first=first + 1)
+                yield Chunk(cycle.outputs(first, served, run.site), states)  # held by nothing here
                 await pace.breathe()
             drawing.recycle(cycle)
             del cycle  # before the next one is drawn

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamline.core.flow import Site
+from streamline.core.place import Place, lent
 from streamline.core.state import HeldSince, Json, Over, State, Tree
 from streamline.errors import DataError
 
@@ -164,18 +165,22 @@ class Cycle:
         self._served: tuple[int, Order] | None = None
         self._items: npt.NDArray[np.object_] | None = None
 
-    def outputs(self, first: int, most: int, site: Site) -> Sequence[Any]:
-        """Return up to `most` outputs from number `first` on, of one serving."""
+    def stop(self, first: int, most: int) -> int:
+        """Return where up to `most` outputs from number `first` on end, which are of one serving."""
+        return min(first + most, (first // self.place.outputs + 1) * self.place.outputs)
+
+    def outputs(self, first: int, stop: int, site: Site) -> Sequence[Any]:
+        """Return the outputs from number `first` on to `stop`, of one serving."""
         place, held = self.place, self.held
         serving, start = divmod(first, place.outputs)
-        stop = min(place.outputs, start + most)
+        stop -= first - start
         if isinstance(held, list) and place.seed is None:
             return held[start:stop]
         if self._served is None or self._served[0] != serving:
             self._served = serving, order_of(place.of, place.seed, site, place.number, serving)
         order = self._served[1]
         if isinstance(held, RowStore):
-            return [held.block(order, number) for number in range(start, stop)]
+            return [held.block(order, number, site.tasks.session.place) for number in range(start, stop)]
         if self._items is None:  # references that NumPy gathers, three times as fast as a list's
             self._items, self.held = np.fromiter(held, object, len(held)), []
         picked: list[Any] = self._items.take(order[start:stop]).tolist()
@@ -238,10 +243,10 @@ class RowStore:
         self._form = form
         self._columns = [np.empty((self.size, *column.shape[1:]), column.dtype) for column in columns]
 
-    def block(self, order: npt.NDArray[np.intp], number: int) -> Any:
-        """Return block `number` of this order, in a memory of its own."""
+    def block(self, order: Order, number: int, place: Place | None = None) -> Any:
+        """Return block `number` of this order, in a memory of its own: large arrays where `place` says."""
         picked = order[number * self.block_rows : (number + 1) * self.block_rows]
-        return _joined(self._form or (), iter([column.take(picked, axis=0) for column in self._columns]))
+        return _joined(self._form or (), iter([_taken(column, picked, place) for column in self._columns]))
 
     def whole(self) -> Any:
         """Return all rows as one block, in this memory."""
@@ -254,6 +259,13 @@ class RowStore:
     def drop(self) -> None:
         """Drop the rows and their memory."""
         self._columns, self.filled = [], 0
+
+
+def _taken(column: Array, picked: Order, place: Place | None) -> Array:
+    """Return these rows of a column, copied."""
+    rows = lent(place, (len(picked), *column.shape[1:]), column.dtype)
+    mode: Any = "raise" if rows is None else "clip"  # NumPy copies into `out` once more if it is to raise
+    return column.take(picked, 0, rows, mode)
 
 
 def columns_of(block: Any) -> tuple[list[Array], Form]:

@@ -131,6 +131,54 @@ def test_a_stage_that_keeps_its_batches_keeps_them_as_they_are(
         KEPT.clear()
 
 
+def document(number: int) -> Any:
+    return np.arange(number, 20_000, dtype=np.int64)
+
+
+def pieces(item: Any) -> list[Any]:
+    """The arrays of an item, on the CPU."""
+    if isinstance(item, dict | tuple):
+        return [piece for part in (item.values() if isinstance(item, dict) else item) for piece in pieces(part)]
+    if isinstance(item, np.ndarray):
+        return [item]
+    item.torch.cuda.current_stream(item.device).run()
+    return [item.data]
+
+
+OTHERS: dict[str, Callable[[], Pipeline[Any]]] = {
+    "pack": lambda: sl.from_items(range(200)).shard(1).map(document).pack(1 << 17, eos=1),
+    "pack of full blocks": lambda: sl.from_items(range(30)).shard(1).map(document).pack(1 << 16, drop_remainder=True),
+    "regenerate": lambda: batches().regenerate(SIZE * 5, block=SIZE, reuse=2),
+    "regenerate ahead": lambda: batches().regenerate(SIZE * 5, block=SIZE, overlap=True),
+    "regenerate, of parts": lambda: (
+        batches().map(lambda batch: {"x": batch, "y": (batch * 2,)}).regenerate(24, block=4)
+    ),
+}
+"""Stages that write where the copies read, as `.batch` does."""
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["", "the loop keeps all"])
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_byte_of_other_stages_is_staged(torch: FakeTorch, backend: str, name: str, keeps: bool) -> None:
+    pipe, nbytes = OTHERS[name](), 0
+    with pipe.transfer("cuda").open(backend=BACKENDS[backend]) as stream:
+        for item, plain in zip(list(stream) if keeps else stream, pipe, strict=True):
+            for piece, twin in zip(pieces(item), pieces(plain), strict=True):
+                assert (piece == twin).all()
+                nbytes += twin.nbytes
+        assert figures(stream)["copied_bytes"] == nbytes
+        assert figures(stream)["staged_bytes"] == 0
+
+
+def test_blocks_of_a_pack_that_share_memory_are_staged(torch: FakeTorch) -> None:
+    pipe = sl.from_items(range(30)).map(document).pack(1 << 14)
+    with pipe.transfer("cuda").open() as stream:
+        for block, plain in zip(stream, pipe, strict=True):
+            assert all((piece == twin).all() for piece, twin in zip(pieces(block), pieces(plain), strict=True))
+        assert figures(stream)["staged_bytes"] == figures(stream)["copied_bytes"] > 0
+
+
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "rows of it": lambda batch: batch[1:3],
     "strided": lambda batch: batch[:, ::2],

@@ -49,6 +49,10 @@ def expected(number: int) -> Any:
     return np.stack([row(SIZE * number + at) for at in range(SIZE)])
 
 
+def document(number: int) -> Any:
+    return np.arange(FLOATS + number, dtype=np.int32)
+
+
 def rows() -> sl.Pipeline[Any]:
     return sl.from_items(range(SIZE * BATCHES)).map(row)
 
@@ -73,6 +77,9 @@ PIPES: dict[str, Callable[[], sl.Pipeline[Any]]] = {
     "prefetch": lambda: batches().prefetch(2),
     "take": lambda: batches().take(BATCHES - 1),
     "parts": lambda: rows().map(both).batch(SIZE),
+    "pack": lambda: sl.from_items(range(SIZE * 20)).map(document).pack(SIZE * FLOATS, eos=1),
+    "regenerate": lambda: batches().regenerate(SIZE * BATCHES, block=SIZE, shuffle=False),
+    "regenerate, of parts": lambda: rows().map(both).batch(2).regenerate(96, block=SIZE, reuse=2),
     "empty": lambda: sl.from_items(range(BATCHES)).map(made),
 }
 
@@ -117,23 +124,74 @@ def test_what_is_held_is_never_overwritten(stage: Callable[[Any], Any] | None) -
     assert len(held) == BATCHES
 
 
+MADE = ("pack", "regenerate", "regenerate, of parts")
+"""Of `PIPES`, what other stages than `.batch` make."""
+
+
+def arrays(item: Any) -> list[Any]:
+    """The arrays of an item."""
+    if isinstance(item, np.ndarray):
+        return [item]
+    return [array for part in (item.values() if isinstance(item, dict) else item) for array in arrays(part)]
+
+
+def same(item: Any, other: Any) -> bool:
+    pairs = zip(arrays(item), arrays(other), strict=True)
+    return all(one.dtype == two.dtype and np.array_equal(one, two) for one, two in pairs)
+
+
+def keep_parts(item: Any) -> Any:
+    """Keep all, and insist on some of what was kept."""
+    KEPT.append([(array, array.copy()) for array in arrays(item)])
+    for kept in KEPT[-8:]:
+        for array, twin in kept:
+            assert (array == twin).all()
+    return item
+
+
+KEEPERS: dict[str, Callable[[sl.Pipeline[Any]], sl.Pipeline[Any]]] = {
+    "none": lambda pipe: pipe,
+    "a map": lambda pipe: pipe.map(keep_parts),
+    "a cache": lambda pipe: pipe.cache().repeat(2),
+}
+
+
+@pytest.mark.parametrize("keeper", KEEPERS)
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_held_of_other_stages_is_never_overwritten(name: str, keeper: str) -> None:
+    """At either end; the consumer writes to what it gets."""
+    pipe, held = KEEPERS[keeper](PIPES[name]()), []
+    with pipe.open(backend=sl.Processes(1)) as stream:
+        for number, (item, plain) in enumerate(zip(stream, pipe, strict=True)):
+            assert same(item, plain), number
+            for array in arrays(item):
+                array[:] = -number
+            held.append([array[array.shape[0] // 2 :] if number % 2 else memoryview(array) for array in arrays(item)])
+            del item
+        (host,) = stream.stats().hosts
+    for number, views in enumerate(held):
+        assert all((np.asarray(view) == -number).all() for view in views), number
+    assert (host.copied_bytes > host.bytes / 2) == (keeper != "none"), "what a stage keeps is copied"
+
+
 @pytest.mark.usefixtures("quietly")
-def test_what_came_from_a_host_that_is_killed_stays_as_it_is() -> None:
+@pytest.mark.parametrize("name", ["batch", *MADE])
+def test_what_came_from_a_host_that_is_killed_stays_as_it_is(name: str) -> None:
     held = []
-    with batches().open(backend=sl.Processes(1, max_restarts=20)) as stream:
-        for number, batch in enumerate(stream):
-            held.append(batch)
-            if number % 9 == 5:
+    with PIPES[name]().open(backend=sl.Processes(1, max_restarts=20)) as stream:
+        for number, item in enumerate(stream):
+            held.append(item)
+            if number in (5, 13):
                 for child in children():
                     os.kill(child, signal.SIGKILL)
-    assert [int(batch[0, 0]) for batch in held] == list(range(0, SIZE * BATCHES, SIZE))
-    for number, batch in enumerate(held):
-        assert (batch == expected(number)).all()
+    for item, plain in zip(held, PIPES[name](), strict=True):
+        assert same(item, plain)
 
 
-def test_memory_is_given_back() -> None:
-    with leaves_nothing_shared(), batches().open(backend=sl.Processes(1)) as stream:
-        kept = [batch[1:] for batch in stream]
+@pytest.mark.parametrize("name", ["batch", *MADE])
+def test_memory_is_given_back(name: str) -> None:
+    with leaves_nothing_shared(), PIPES[name]().open(backend=sl.Processes(1)) as stream:
+        kept = [array[1:] for item in stream for array in arrays(item)]
         del kept
 
 
