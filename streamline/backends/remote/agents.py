@@ -8,6 +8,7 @@ it; they wait for other places. Each agent has two threads, which read and write
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import secrets
 import socket
@@ -91,7 +92,8 @@ class CarriedPlan:
         with self._lock:
             if agent not in self._agents:
                 self._agents.add(agent)
-                agent.send(Payload(self.number, os.pread(self._shipped.fileno(), self._shipped.nbytes, 0)))
+                with mmap.mmap(self._shipped.fileno(), 0, prot=mmap.PROT_READ) as whole:
+                    agent.send(Payload(self.number, whole[:]))
 
     def close(self) -> None:
         """Let all agents drop it. Idempotent."""
@@ -443,6 +445,9 @@ _open: dict[tuple[tuple[str, int], bytes], tuple[Agents, int]] = {}
 """Those in use, by address and key, with their users."""
 
 _opening = threading.Lock()
+
+os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_opening.release)
+os.register_at_fork(after_in_child=_open.clear)  # those are the parent's
 
 
 @contextmanager

@@ -325,3 +325,18 @@ def test_half_a_message_ends_the_connection_at_both_ends() -> None:
     near.send(Payload(1, bytes(8 << 20)))  # more than the socket takes while its other end reads nothing
     with here, there, pytest.raises(EOFError):
         far.receive()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_listens_for_itself(remote: sl.Remote) -> None:
+    with squares().open(backend=remote) as stream:
+        assert next(stream) == 0
+        child = os.fork()
+        if not child:
+            try:
+                squares().open(backend=remote).__enter__()  # the parent listens there
+            except HostError as error:
+                os._exit(0 if "in use" in str(error) else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert list(stream) == [item * item for item in range(1, LENGTH)]
