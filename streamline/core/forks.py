@@ -32,6 +32,26 @@ class Disowned(Protocol):
 
 _owned: weakref.WeakSet[Disowned] = weakref.WeakSet()
 
+
+class ForkSafeLock:
+    """A reentrant lock that is free in a copy of this process, though another thread held it when that was made."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        disowned_in_copies(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # this is a copy, made by the thread that holds it
+            self._lock.release()
+
+    def disown(self) -> None:
+        """Forget who holds it."""
+        self._lock = threading.RLock()
+
+
 _host: list[int] = []  # in a host process: a pipe, which ends when it does
 
 

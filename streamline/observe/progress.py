@@ -17,10 +17,11 @@ from contextvars import copy_context
 from html import escape
 from importlib import import_module
 from textwrap import wrap
-from threading import Event, RLock, Thread, current_thread
+from threading import Event, Thread, current_thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO, TypeAlias
 
+from streamline.core.forks import ForkSafeLock
 from streamline.core.threads import start_thread
 from streamline.observe.figures import ChannelStats, per_s
 from streamline.observe.stats import Stats
@@ -51,7 +52,7 @@ MOST_DETAILS = 2
 Show: TypeAlias = "Callable[[Text], object]"
 """Draws a text in place of the one before it."""
 
-_beginning = RLock()
+_beginning = ForkSafeLock()
 
 
 class Progress:

@@ -12,7 +12,6 @@ The store may be torch.distributed's; its process groups, which belong to the tr
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +20,7 @@ from typing import Any, TypeVar, cast
 
 import anyio
 
+from streamline.core.forks import ForkSafeLock
 from streamline.core.gate import resting
 from streamline.core.tasks import Session
 from streamline.core.text import some
@@ -64,7 +64,7 @@ SAID_CHARS = 2000
 
 _opened: weakref.WeakKeyDictionary[Store, dict[tuple[str, int], int]] = weakref.WeakKeyDictionary()
 
-_opening = threading.Lock()
+_opening = ForkSafeLock()
 
 
 class _RankFailedError(Exception):

@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from inspect import isgeneratorfunction
 from itertools import count, cycle, repeat
-from threading import Lock
 from types import FunctionType
 from typing import Any
 
+from streamline.core.forks import ForkSafeLock
 from streamline.errors import PlanError
 
 READERS = ("builtins", "itertools", "_csv")
@@ -29,7 +29,7 @@ ENDLESS = (count, cycle, repeat)
 
 RETURN_SELF = (lambda self: self).__code__.co_code
 
-LOCK = Lock()
+LOCK = ForkSafeLock()
 
 USED: weakref.WeakValueDictionary[int, Use] = weakref.WeakValueDictionary()
 """The last use of each object that may come again, by its identity."""

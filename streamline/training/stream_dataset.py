@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, Generic, Literal, NoReturn, TypeVar, cast
 
@@ -12,6 +11,7 @@ import msgspec
 
 from streamline.core.cleanup import Cleanup
 from streamline.core.cursor import PartIterator
+from streamline.core.forks import ForkSafeLock
 from streamline.core.options import check_function, check_int, given
 from streamline.core.state_types import Count, check_type
 from streamline.core.tracebacks import TrimmedTraceback
@@ -92,7 +92,7 @@ class StreamDataset(Generic[T]):
         self.factory = factory
         self.strategy = strategy
         self._given = (worker_id, num_workers)
-        self._lock = threading.RLock()  # of making and dropping; the shared iterator has one of its own
+        self._lock = ForkSafeLock()  # of making and dropping; the shared iterator has one of its own
         self._pass = 0
         self._drawn: SharedIterator[T] | None = None
         self._resume: dict[str, Any] | None = None
@@ -270,7 +270,7 @@ class StreamDataset(Generic[T]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
 
     def __repr__(self) -> str:
         worker, of = self.worker

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -12,6 +14,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +26,9 @@ from streamline.backends.hosts.pool import HostPool
 from streamline.backends.ipc import shared_memory as slabs
 from streamline.backends.ipc.messages import Shutdown
 from streamline.backends.ipc.socket_link import SocketLink
+from streamline.core.forks import ForkSafeLock
 from streamline.errors import ClosedError
+from streamline.training.shared_iterator import SharedSyncIterator
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -265,6 +271,83 @@ def test_a_loader_is_closed_in_a_fork_whatever_another_thread_held_then() -> Non
         thread.join()
     assert list(loader) == list(range(400))
     loader.close()
+
+
+def module_locks() -> list[Any]:
+    """Return the locks of modules of the package, of whatever kind."""
+    package = Path(sl.__file__).parent
+    locks = []
+    for path in package.rglob("*.py"):
+        for name in re.findall(r"^(\w+)\b.* = .*Lock\(\)", path.read_text(), re.MULTILINE):
+            module = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+            locks.append(getattr(importlib.import_module(module), name))
+    return locks
+
+
+def test_a_lock_of_a_module_is_free_in_a_fork_whatever_thread_held_it() -> None:
+    locks, held, over = module_locks(), threading.Event(), threading.Event()
+    assert len(locks) == 6
+
+    def hold() -> None:
+        with ExitStack() as stack:
+            for lock in locks:
+                stack.enter_context(lock)
+            held.set()
+            over.wait()
+
+    def take() -> None:
+        for lock in locks:
+            with lock, lock:
+                pass
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        in_a_fork(take)
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_lock_that_its_own_thread_holds_at_a_fork_is_left_in_both() -> None:
+    lock = ForkSafeLock()
+    with lock:
+        child = os.fork()
+    if not child:
+        with lock:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with lock:
+        pass
+
+
+def test_a_dataset_is_read_in_a_fork_whatever_another_thread_held() -> None:
+    data = sl.StreamDataset(lambda: range(4))
+    items = iter(data)
+    assert next(items) == 0
+    shared, held, over = data._drawn, threading.Event(), threading.Event()
+    assert isinstance(shared, SharedSyncIterator)
+
+    def hold() -> None:
+        with data._lock, shared._lock:
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+
+    def go_on() -> None:
+        assert next(items) == 1
+        data.reset()
+
+    try:
+        in_a_fork(go_on)
+    finally:
+        over.set()
+        thread.join()
+    assert list(items) == [1, 2, 3]
 
 
 async def test_an_async_stream_is_refused_in_a_fork(pool: Backend) -> None:

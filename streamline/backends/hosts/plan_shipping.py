@@ -18,7 +18,6 @@ import os
 import pickle
 import struct
 import sys
-import threading
 import types
 import warnings
 import weakref
@@ -31,6 +30,7 @@ import numpy as np
 
 from streamline.backends.ipc.by_value import DERIVED, EXACT, RecreatingPickler
 from streamline.backends.ipc.pickling import PickleBuffers, PickledItems
+from streamline.core.forks import ForkSafeLock
 from streamline.errors import HostError, PlanError, users_level
 
 
@@ -89,7 +89,7 @@ ENTRY = struct.Struct("<QQ?")  # where a buffer begins, its bytes, whether it is
 InBand: TypeAlias = Callable[[pickle.PickleBuffer], bool]
 """Returns whether a buffer goes into the pickle, and not beside it."""
 
-_registering = threading.RLock()  # reentrant: an object's `__reduce__` may pickle a part of the plan
+_registering = ForkSafeLock()  # reentrant: an object's `__reduce__` may pickle a part of the plan
 """cloudpickle's registry of modules by value is global."""
 
 

@@ -51,7 +51,7 @@ from streamline.backends.remote.control import (
 from streamline.backends.remote.handshake import PeerHello
 from streamline.backends.remote.listener import Listener
 from streamline.backends.remote.network_link import watch_peer
-from streamline.core.forks import disowned_in_copies
+from streamline.core.forks import ForkSafeLock, disowned_in_copies
 from streamline.core.threads import start_thread, waker
 from streamline.errors import HostError
 
@@ -444,9 +444,8 @@ class Agents:
 _open: dict[tuple[tuple[str, int], bytes], tuple[Agents, int]] = {}
 """Those in use, by address and key, with their users."""
 
-_opening = threading.Lock()
+_opening = ForkSafeLock()
 
-os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_opening.release)
 os.register_at_fork(after_in_child=_open.clear)  # those are the parent's
 
 

@@ -257,7 +257,7 @@ class GroupReader:
         failure: Exception | None = None
         row, size, stop, ended = self.row, 0, perf_counter() + STEP_S, False
         try:
-            while not ended and size < CALL_BYTES and perf_counter() < stop:
+            while not ended and size < CALL_BYTES and (not found or perf_counter() < stop):
                 if (decoded := next(decoding, None)) is not None:
                     found.append(decoded)
                     row = decoded.stop

@@ -8,7 +8,6 @@ answer is the proof. A slice may end inside a record, which is then *open*, and 
 from __future__ import annotations
 
 import csv
-import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -20,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from streamline.core.flow import Chunk, Demand
+from streamline.core.forks import ForkSafeLock
 from streamline.errors import DataError, PlanError
 from streamline.io.fetch.file import File
 from streamline.io.formats.base import Place
@@ -443,7 +443,7 @@ def _fields_of(size: int) -> Iterator[None]:
             csv.field_size_limit(before)
 
 
-_limit = threading.Lock()
+_limit = ForkSafeLock()
 
 
 def bytes_of(raw: bytes, lines: int) -> int:
