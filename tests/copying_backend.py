@@ -79,6 +79,10 @@ class CopiedItems(NamedTuple):
     def copied_bytes(self) -> int:
         return len(self.data)
 
+    @property
+    def slabs(self) -> tuple[int, int]:
+        return 0, 0
+
 
 class CopyLink(PipeLink):
     """One end of a pipe through which nothing goes but copies."""

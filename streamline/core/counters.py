@@ -108,6 +108,7 @@ class HostMeter:
     Attributes:
       shards: of its workers.
       items: of theirs that have arrived, of `bytes` bytes, of which `copied_bytes` were copied to be sent.
+      slabs_made: of shared memory that they came in, new ones; `slabs_reused`: uses of one again.
       arrival_s: that taking them in has held the event loop.
       restarts: how many times another one has taken its place.
       alive: it has been started, and hasn't ended.
@@ -128,6 +129,8 @@ class HostMeter:
         self.items = 0
         self.bytes = 0
         self.copied_bytes = 0
+        self.slabs_made = 0
+        self.slabs_reused = 0
         self.arrival_s = 0.0
         self.restarts = 0
         self.alive = False

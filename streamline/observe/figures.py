@@ -126,6 +126,8 @@ class HostStats:
       items: of theirs that have arrived.
       bytes: of those, pickled, with their buffers; 0 of a thread, where nothing is copied.
       copied_bytes: of those, that were copied to be sent; the others were written where they are read.
+      slabs_made: slabs of shared memory that came from it with items for the first time; 0 where nothing is shared.
+      slabs_reused: how many times one came again: memory that needn't be made.
       busy_s: that its event loop was held by its stages.
       wait_input_s: that its stages waited for items, summed over stages and calls.
       wait_output_s: that they waited for room, likewise.
@@ -143,6 +145,8 @@ class HostStats:
     items: int = 0
     bytes: int = 0
     copied_bytes: int = 0
+    slabs_made: int = 0
+    slabs_reused: int = 0
     busy_s: float = 0.0
     wait_input_s: float = 0.0
     wait_output_s: float = 0.0
@@ -213,8 +217,9 @@ class Figures:
 
 
 COUNTERS = frozenset({
-    "items", "bytes", "copied_bytes", "errors", "padded", "requests", "retries", "cache_hits", "cache_misses",
-    "cache_bytes", "elapsed_s", "consumer_wait_s", "consumer_held_s", "busy_s", "held_s", "wait_input_s",
+    "items", "bytes", "copied_bytes", "slabs_made", "slabs_reused", "errors", "padded", "requests", "retries",
+    "cache_hits", "cache_misses", "cache_bytes", "elapsed_s",
+    "consumer_wait_s", "consumer_held_s", "busy_s", "held_s", "wait_input_s",
     "wait_output_s", "arrival_s",
 })  # fmt: skip
 """Fields that grow. The others, depths, peaks, pids, memory, are as they stand."""

@@ -69,6 +69,8 @@ def host_stats(host: HostMeter, stages: Sequence[StageMeter], now: float) -> Hos
         items=host.items,
         bytes=host.bytes,
         copied_bytes=host.copied_bytes,
+        slabs_made=host.slabs_made,
+        slabs_reused=host.slabs_reused,
         busy_s=sum(stage.held_until(now) for stage in stages),
         wait_input_s=sum(stage.waited_until("wait_input", now) for stage in stages),
         wait_output_s=sum(stage.waited_until("wait_output", now) for stage in stages),

@@ -198,6 +198,9 @@ class HostConnection:
         meter.items += packed.count
         meter.bytes += packed.nbytes
         meter.copied_bytes += packed.copied_bytes
+        made, reused = packed.slabs
+        meter.slabs_made += made
+        meter.slabs_reused += reused
         self._end_turn(worker)
 
     def _progress(self, link: Link, message: ProgressMessage) -> None:

@@ -96,6 +96,10 @@ class HandedOver(NamedTuple):
     def copied_bytes(self) -> int:
         return 0
 
+    @property
+    def slabs(self) -> tuple[int, int]:
+        return 0, 0
+
 
 class PipeLink(Link):
     """One end of a pipe. Each end's queue has one reader; the other end fills it from its own thread."""

@@ -250,6 +250,7 @@ class PackedItems(Protocol):
 
     Attributes:
       copied_bytes: of those, that were copied to be sent; before that, that would be at the most.
+      slabs: of shared memory that they came in: how many were new, and how many were used again.
     """
 
     @property
@@ -260,6 +261,9 @@ class PackedItems(Protocol):
 
     @property
     def copied_bytes(self) -> int: ...
+
+    @property
+    def slabs(self) -> tuple[int, int]: ...
 
 
 class PackingError(Exception):

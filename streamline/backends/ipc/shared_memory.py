@@ -425,6 +425,11 @@ class SlabLease:
         self._lease: weakref.ref[Any] | None = None
         self._owner = os.getpid()
 
+    @property
+    def used(self) -> bool:
+        """Whether anything has come in it."""
+        return self._lease is not None
+
     def lend(self, nbytes: int, start: int = HEAD) -> memoryview:
         """Return bytes from `start` on; the slab is free when the last view of them dies."""
         lease = Memory(self._address + start, nbytes, self._whole).as_array()

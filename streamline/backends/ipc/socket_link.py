@@ -121,6 +121,10 @@ class Outgoing:
     def copied_bytes(self) -> int:
         return self.nbytes
 
+    @property
+    def slabs(self) -> tuple[int, int]:
+        return 0, 0
+
 
 @dataclass(slots=True)
 class ReceivedItems:
@@ -129,12 +133,14 @@ class ReceivedItems:
     Attributes:
       parts: the pickle, and the buffers beside it.
       copied_bytes: that the other end copied to send them.
+      slabs: that they lie in: how many are new, and how many are used again.
     """
 
     count: int
     nbytes: int
     parts: Sequence[memoryview]
     copied_bytes: int
+    slabs: tuple[int, int] = (0, 0)
 
 
 class GivenPart(NamedTuple):
@@ -415,13 +421,16 @@ class SocketLink(Link):
 
     def _received(self, frame: Frame, given: Sequence[GivenPart] | None) -> ReceivedItems:
         starts, copied = offsets(frame.sizes), sum(frame.sizes)
-        memory = frame.parts if frame.slab is None else self._borrow(frame).lend(starts[-1])
+        borrowed = None if frame.slab is None else self._borrow(frame)
+        leases = [self._leases[part.slab] for part in given or ()]
+        used = [lease.used for lease in (*leases, *([] if borrowed is None else [borrowed]))]
+        memory = frame.parts if borrowed is None else borrowed.lend(starts[-1])
         parts = [memory[start : start + size] for start, size in zip(starts, frame.sizes, strict=False)]
         nbytes = copied
-        for part in given or ():
-            parts.insert(1 + part.at, self._leases[part.slab].lend(part.nbytes, part.start))
+        for part, lease in zip(given or (), leases, strict=True):
+            parts.insert(1 + part.at, lease.lend(part.nbytes, part.start))
             nbytes += part.nbytes
-        return ReceivedItems(frame.items, nbytes, parts, copied)
+        return ReceivedItems(frame.items, nbytes, parts, copied, (used.count(False), used.count(True)))
 
     def _borrow(self, frame: Frame) -> SlabLease:
         assert frame.slab is not None

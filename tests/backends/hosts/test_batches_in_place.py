@@ -92,7 +92,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> list[ReceivedItems]:
 
     def seeing(link: SocketLink, packed: PackedItems) -> list[Any]:
         assert isinstance(packed, ReceivedItems)
-        seen.append(ReceivedItems(packed.count, packed.nbytes, (), packed.copied_bytes))
+        seen.append(ReceivedItems(packed.count, packed.nbytes, (), packed.copied_bytes, packed.slabs))
         return unpack(link, packed)
 
     monkeypatch.setattr(SocketLink, "unpack", seeing)
@@ -107,6 +107,9 @@ def test_batches_leave_a_process_without_a_copy(name: str, arrived: list[Receive
         (host,) = stream.stats().hosts
     assert host.bytes == sum(packed.nbytes for packed in arrived) > 30 * SIZE * FLOATS * 4
     assert host.copied_bytes == sum(packed.copied_bytes for packed in arrived) < 100_000
+    assert host.slabs_made == sum(packed.slabs[0] for packed in arrived)
+    assert host.slabs_reused == sum(packed.slabs[1] for packed in arrived)
+    assert host.slabs_made
 
 
 @pytest.mark.parametrize("stage", [keep, None], ids=["a stage keeps all", "none does"])

@@ -108,6 +108,7 @@ def test_hosts_say_how_they_are(backend: Backend) -> None:
     assert first.restarts == second.restarts == 0
     assert (first.bytes > 0) == isinstance(backend, Copying)
     assert first.copied_bytes == first.bytes
+    assert first.slabs_made == first.slabs_reused == 0
     assert not stats.since(stats).hosts[0].items
     assert "thread 0" in str(stats)
 

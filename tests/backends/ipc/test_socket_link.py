@@ -238,6 +238,30 @@ def test_a_consumer_that_lets_go_is_served_from_one_slab() -> None:
     run_on("uvloop", test)
 
 
+@pytest.mark.parametrize(("keep", "slabs"), [(False, (1, 9)), (True, (10, 0))], ids=["let go", "kept"])
+@pytest.mark.parametrize("in_place", [False, True], ids=["copied", "in place"])
+def test_slabs_are_counted_when_new_and_when_used_again(keep: bool, slabs: tuple[int, int], in_place: bool) -> None:
+    async def main() -> None:
+        with linked() as (left, right):
+            kept: list[Any] = []
+            counts: list[tuple[int, int]] = []
+            for _ in range(10):
+                memory = left.place.empty(1 << 20) if in_place and left.place is not None else bytearray(1 << 20)
+                assert memory is not None
+                packed = left.pack([np.frombuffer(memory, np.uint8)])
+                del memory
+                left.send(ItemsMessage(3, packed, b"states"))
+                del packed
+                (message,) = await received(right, 1)
+                assert isinstance(message, ItemsMessage)
+                counts.append(message.packed.slabs)
+                kept += right.unpack(message.packed) if keep else []
+                del message
+            assert (sum(made for made, _ in counts), sum(again for _, again in counts)) == slabs
+
+    anyio.run(main)
+
+
 def test_items_that_were_never_unpacked_give_their_memory_back() -> None:
     async def test() -> None:
         with linked() as (near, far):
