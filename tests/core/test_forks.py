@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.backends.hosts.pool import HostPool
 from streamline.backends.ipc import shared_memory as slabs
 from streamline.backends.ipc.messages import Shutdown
 from streamline.backends.ipc.socket_link import SocketLink
@@ -183,6 +182,28 @@ def in_a_fork(work: Callable[[], object]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+@contextmanager
+def held_elsewhere(*locks: Any) -> Iterator[None]:
+    """Let another thread hold some locks."""
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ExitStack() as stack:
+            for lock in locks:
+                stack.enter_context(lock)
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def test_a_link_that_is_closed_in_a_fork_goes_on_here() -> None:
     near, far = socket.socketpair()
     link = SocketLink(near)
@@ -253,22 +274,10 @@ def test_what_was_open_before_a_fork_is_refused_there_and_goes_on_here(what: str
 def test_a_loader_is_closed_in_a_fork_whatever_another_thread_held_then() -> None:
     """An epoch that is opened ahead is, in the loop's thread: the copy waited for ever."""
     loader = sl.from_items(range(400)).shard(1).loader(backend=sl.Threads(1))
-    passes, held, over = loader._passes, threading.Event(), threading.Event()
+    passes = loader._passes
     assert passes._pool is not None
-
-    def hold(pool: HostPool = passes._pool) -> None:
-        with passes._lock, pool._lock:
-            held.set()
-            over.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    try:
+    with held_elsewhere(passes._lock, passes._pool._lock):
         in_a_fork(loader.close)
-    finally:
-        over.set()
-        thread.join()
     assert list(loader) == list(range(400))
     loader.close()
 
@@ -285,29 +294,16 @@ def module_locks() -> list[Any]:
 
 
 def test_a_lock_of_a_module_is_free_in_a_fork_whatever_thread_held_it() -> None:
-    locks, held, over = module_locks(), threading.Event(), threading.Event()
+    locks = module_locks()
     assert len(locks) == 6
-
-    def hold() -> None:
-        with ExitStack() as stack:
-            for lock in locks:
-                stack.enter_context(lock)
-            held.set()
-            over.wait()
 
     def take() -> None:
         for lock in locks:
             with lock, lock:
                 pass
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    try:
+    with held_elsewhere(*locks):
         in_a_fork(take)
-    finally:
-        over.set()
-        thread.join()
 
 
 def test_a_lock_that_its_own_thread_holds_at_a_fork_is_left_in_both() -> None:
@@ -326,27 +322,14 @@ def test_a_dataset_is_read_in_a_fork_whatever_another_thread_held() -> None:
     data = sl.StreamDataset(lambda: range(4))
     items = iter(data)
     assert next(items) == 0
-    shared, held, over = data._drawn, threading.Event(), threading.Event()
-    assert isinstance(shared, SharedSyncIterator)
-
-    def hold() -> None:
-        with data._lock, shared._lock:
-            held.set()
-            over.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
+    assert isinstance(data._drawn, SharedSyncIterator)
 
     def go_on() -> None:
         assert next(items) == 1
         data.reset()
 
-    try:
+    with held_elsewhere(data._lock, data._drawn._lock):
         in_a_fork(go_on)
-    finally:
-        over.set()
-        thread.join()
     assert list(items) == [1, 2, 3]
 
 

@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from platform import python_version
-from secrets import token_bytes, token_hex
+from secrets import token_bytes
 from typing import Annotated, Literal, NoReturn, TypeVar
 
 import msgspec
@@ -242,11 +242,6 @@ def _mismatch(hello: PeerHello) -> str:
 
 def _minor(python: str) -> str:
     return ".".join(python.split(".")[:2])
-
-
-def new_key() -> str:
-    """Return a key that can't be guessed, as hexadecimal digits."""
-    return token_hex(32)
 
 
 def read_key(path: str | os.PathLike[str] | None) -> bytes:
