@@ -26,6 +26,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests are no package
 
+from streamline.io.storage.base import ADDED
 from tests.kit import LOOPS, AsyncTest, run_on
 from tests.servers.absent import not_run
 
@@ -104,6 +105,15 @@ def _ctrl_c() -> None:
     """Let programs that tests start hear Ctrl-C, although a shell that put this into the background ignores it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _storages_of_tests_are_forgotten() -> Iterator[None]:
+    """Every later plan would carry a storage that a test, or a page of the docs, registers: one that may not pickle."""
+    before = dict(ADDED)
+    yield
+    ADDED.clear()
+    ADDED.update(before)
 
 
 @pytest.fixture(autouse=True)

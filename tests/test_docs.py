@@ -27,8 +27,6 @@ from typing import Any
 
 import pytest
 
-from streamline.io.storage.base import ADDED
-
 ROOT = Path(__file__).parent.parent
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -113,16 +111,6 @@ def check_page(name: str, page: str, capture: pytest.CaptureFixture[str]) -> Non
             printed = None
 
 
-@pytest.fixture
-def _storages_of_pages_are_forgotten() -> Iterator[None]:
-    """Every later plan would carry them, and the module of a page can't be imported."""
-    before = dict(ADDED)
-    yield
-    ADDED.clear()
-    ADDED.update(before)
-
-
-@pytest.mark.usefixtures("_storages_of_pages_are_forgotten")
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_a_page_is_true(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -22,9 +23,11 @@ KEY = "0123456789abcdef" * 4
 
 
 def free_address() -> str:
-    """Return an address of this machine that nothing listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
+    """Return an address of this machine that nothing listens at: of those that no connection is given by itself."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return f"127.0.0.1:{port}"
 
 
 def key_file(folder: Path) -> Path:
