@@ -163,14 +163,14 @@ def _files() -> set[object]:
 
 
 def _children() -> set[object]:
-    found: set[object] = set()
-    for task in os.listdir("/proc/self/task"):  # noqa: PTH208
-        try:
-            with open(f"/proc/self/task/{task}/children", "rb") as file:  # noqa: PTH123
+    """Return the pids of all children; those of a thread that ends meanwhile move to another one."""
+    while True:
+        threads, found = os.listdir("/proc/self/task"), set[object]()  # noqa: PTH208
+        for thread in threads:
+            with suppress(OSError), open(f"/proc/self/task/{thread}/children", "rb") as file:  # noqa: PTH123
                 found.update(file.read().decode().split())
-        except OSError:
-            continue
-    return found
+        if os.listdir("/proc/self/task") == threads:  # noqa: PTH208
+            return found
 
 
 LOOKS: dict[str, Callable[[], set[object]]] = {"threads": _threads, "files": _files, "processes": _children}

@@ -1,1 +1,1 @@
-"""Where workers run: in the stream's own event loop, in threads, in processes."""
+"""Where workers run: in the stream's own event loop, in threads, in processes, on other machines."""

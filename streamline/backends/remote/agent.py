@@ -202,7 +202,7 @@ class Agent:
             process = hosted.process
             why = ", since its connection broke" if hosted.broken else ""
             self._control.send(HostExited(host, f"{process.exit}{why}", process.crash, counts=not hosted.broken))
-        for sock in hosted.links.values():
+        for sock in list(hosted.links.values()):
             sock.close()
         hosted.process.close(0.0)
 

@@ -275,6 +275,9 @@ class AttachedAgent:
                 self._handlers[type(message)](message)
         except EOFError as error:
             why = f"silent for {self._lost_after_s:g} s" if isinstance(error.__cause__, TimeoutError) else str(error)
+        except Exception as error:  # else it would seem attached for ever
+            logger.exception("what the agent on %s says can't be understood", self.node)
+            why = f"it can't be understood: {error}"
         self._control.hang_up()
         self.send(None)
         self.agents.lost(self, why)
@@ -288,7 +291,7 @@ class AttachedAgent:
         if (host := self.hosts.get(message.host)) is not None:
             host.pid = message.pid
             if message.failure:
-                self.agents.freed(host, HostExit(message.failure))
+                self.agents.freed(host, HostExit(message.failure, counts=False))
 
     def _frame(self, message: HostFrame) -> None:
         def give(host: RemoteProcess) -> None:
@@ -379,8 +382,12 @@ class Agents:
     def offered(self, agent: AttachedAgent) -> None:
         """Use an agent, which has said how many hosts it takes."""
         with self._lock:
-            if not self._closed:
+            closed = self._closed
+            if not closed:
                 self._agents.append(agent)
+        if closed:  # while it attached: it may serve the next run
+            agent.detach()
+            return
         logger.info("agent on %s attached, for up to %d hosts", agent.node, agent.offer)
         self._fill()
 

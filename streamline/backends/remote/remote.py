@@ -96,7 +96,7 @@ CLOSE_S = 5.0
 """Seconds for a host to exit when asked to."""
 
 RETRY_S = 1.0
-"""Seconds between two attempts to open a link."""
+"""Seconds between two attempts to start a host, or to open a link."""
 
 
 class RemoteHost(Host):
@@ -110,6 +110,7 @@ class RemoteHost(Host):
         self._remote = remote
         self._lock = threading.RLock()  # reentrant: a finaliser may close it in this thread
         self._using = ExitStack()
+        self._trouble = ""  # why it could not be started or reached, the last time
         self._agents: Agents | None = None
         self._process: Future[RemoteProcess] | None = None
         self._process_of: weakref.WeakKeyDictionary[Link, RemoteProcess] = weakref.WeakKeyDictionary()
@@ -163,7 +164,10 @@ class RemoteHost(Host):
             except HostGone:
                 if process.exit.counts:
                     return self._bound(_dead(), process)
-            except HostError:
+                self._trouble = f"{process.agent.node}: {process.exit.reason}"
+                await anyio.sleep(RETRY_S)
+            except HostError as error:
+                self._trouble = str(error)
                 await anyio.sleep(RETRY_S)
             else:
                 watch_peer(sock, self._remote.lost_after_s)
@@ -181,7 +185,7 @@ class RemoteHost(Host):
             f"no machine has run process {self.number} of {self._remote.short} within "
             f"{self._remote.start_timeout_s:g} s (start_timeout_s=). Agents: {self._agents.summary()}. Start more of "
             f"`streamline worker --connect HOST:{self._agents.port}`, or let them offer more places (--hosts), and see "
-            "what they log"
+            "what they log" + (f". The last trouble, on {self._trouble}" if self._trouble else "")
         )
 
     def exit_reason(self, link: Link) -> HostExit:

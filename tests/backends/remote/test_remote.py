@@ -10,7 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +22,12 @@ import pytest
 from click.testing import CliRunner
 
 import streamline as sl
-from streamline.backends.remote.control import ControlConnection, Payload
+from streamline.backends.hosts.child_process import HostProcess
+from streamline.backends.remote.agents import Agents, AttachedAgent
+from streamline.backends.remote.control import ControlConnection, Offer, Payload
+from streamline.backends.remote.dial import dial
+from streamline.backends.remote.handshake import PeerHello, read_key
+from streamline.backends.remote.remote import parse_address
 from streamline.cli import main
 from streamline.errors import HostError, PlanError
 from streamline.pipeline import Pipeline
@@ -340,3 +348,48 @@ def test_a_fork_listens_for_itself(remote: sl.Remote) -> None:
             os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert list(stream) == [item * item for item in range(1, LENGTH)]
+
+
+def test_an_agent_that_attaches_while_a_stream_closes_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered, ended = Agents.offered, threading.Event()
+
+    def late(self: Agents, agent: AttachedAgent) -> None:
+        ended.wait()
+        offered(self, agent)
+
+    monkeypatch.setattr(Agents, "offered", late)
+    with machines(tmp_path) as remote:
+        with squares().open(backend=remote):
+            while not [thread for thread in threading.enumerate() if thread.name.startswith("streamline agent on")]:
+                time.sleep(0.001)
+        ended.set()  # `machines` waits for the agent's end
+
+
+def test_a_host_that_can_not_be_started_there_is_named_and_counts_against_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: HostProcess) -> None:
+        raise HostError("no room for another process")
+
+    monkeypatch.setattr(HostProcess, "start", fail)
+    with machines(tmp_path) as remote:
+        short = replace(remote, start_timeout_s=2.0)
+        with squares().open(backend=short) as stream, pytest.raises(HostError, match=r"trouble, on .*: no room for an"):
+            list(stream)
+
+
+def test_an_agent_that_talks_nonsense_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    address, key = free_address(), key_file(tmp_path)
+    remote = sl.Remote(1, listen=address, key_file=key, start_timeout_s=60.0)
+    with squares().open(backend=remote) as stream:
+        where, secret = parse_address("", address), read_key(key)
+        with dial(where, secret, PeerHello(role="control", node="mad", pid=1)) as sock:
+            ControlConnection(sock).send(Offer(1))
+            ControlConnection(sock).send("nonsense")
+            while sock.recv(4096):  # until it is hung up on
+                pass
+        with agent_process(address, key):
+            assert list(stream) == [item * item for item in range(LENGTH)]
+    assert "can't be understood" in caplog.text
