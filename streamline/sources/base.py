@@ -264,6 +264,11 @@ class Source(ABC, Generic[T]):
         return None
 
     @property
+    def local_files(self) -> Sequence[FoundObject]:
+        """The local files that it reads, as the listing found them: a worker needs them under the same paths."""
+        return ()
+
+    @property
     def same_columns(self) -> bool:
         """Whether the records of all files must have the same keys."""
         return False

@@ -23,6 +23,7 @@ from streamline.core.state import Json, Reference, State, Tally, Tree
 from streamline.core.state_types import FingerprintEntry, check_type
 from streamline.core.text import line_of
 from streamline.errors import PlanError, PlanTypeError, SnapshotError
+from streamline.io.storage.base import FoundObject
 from streamline.sources.base import Change, Mode, Part, Source, Split
 
 T = TypeVar("T")
@@ -170,6 +171,10 @@ class Several(Source[T], ABC):
     @property
     def is_remote(self) -> bool:
         return any(component.source.is_remote for _, component in self.components)
+
+    @property
+    def local_files(self) -> tuple[FoundObject, ...]:
+        return tuple(found for _, component in self.components for found in component.source.local_files)
 
     def resolved(self, traffic: Traffic | None = None) -> Several[T]:
         return self._with({name: component.source.resolved(traffic) for name, component in self.components})

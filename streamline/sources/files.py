@@ -117,6 +117,10 @@ class Files(Source[T]):
         return self.files
 
     @property
+    def local_files(self) -> tuple[FoundObject, ...]:
+        return tuple(found for found in self.files if "://" not in found.path and found.path not in self.gone)
+
+    @property
     def same_columns(self) -> bool:
         return self.format.same_columns
 

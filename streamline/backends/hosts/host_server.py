@@ -63,7 +63,7 @@ async def serve_socket(sock: socket.socket, payload: int) -> None:
     await serve_link(SocketLink(sock), payload)
 
 
-async def serve_link(link: Link, payload: int) -> None:
+async def serve_link(link: Link, payload: int, load: Callable[[int], Spec] = load) -> None:
     """Serve a run over `link`; if its plan can't be loaded, send the reason."""
     try:
         spec = load(payload)

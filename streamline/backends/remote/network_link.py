@@ -19,6 +19,7 @@ from streamline.backends.ipc.frames import Frames, head, padded
 from streamline.backends.ipc.pickling import PickledItems
 from streamline.backends.ipc.shared_socket import Gone
 from streamline.backends.ipc.socket_link import AT_ONCE, SocketLink
+from streamline.backends.remote.needs import load_here
 from streamline.core.place import Bytes, Memory
 
 PROBES = 3
@@ -117,4 +118,4 @@ class NetworkLink(SocketLink):
 
 async def serve_network(sock: socket.socket, payload: int) -> None:
     """Serve a run in a host process on another machine than the consumer's."""
-    await serve_link(NetworkLink(sock), payload)
+    await serve_link(NetworkLink(sock), payload, load_here)
