@@ -69,6 +69,7 @@ from streamline.transforms.pack import Block, pack_of
 from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.repeat import Repeat
+from streamline.transforms.retry import Retry, RetryOptions
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, ShuffleFiles
 
 T = TypeVar("T")
@@ -77,6 +78,8 @@ U = TypeVar("U")
 INLINE = Inline()
 
 OPTIONS = {**RunOptions.__annotations__, "resume": Snapshot, "epoch": int}
+MAP_OPTIONS = ("concurrency", "ordered", "executor", "seed", "seed_globals", "name")
+RETRY = tuple(RetryOptions.__annotations__)
 LOADER_OPTIONS = ("steps_per_epoch", "fixed_epoch", "persistent")
 
 
@@ -192,22 +195,23 @@ class Pipeline(Openable[T]):
     @overload
     def map(
         self, fn: Callable[[T], Awaitable[U]], *, concurrency: int | None = None, ordered: bool = True,
-        name: str | None = None,
+        name: str | None = None, **retry: Unpack[RetryOptions],
     ) -> Pipeline[U]: ...  # fmt: skip
     @overload
     def map(
         self, fn: Callable[[T], U], *, concurrency: int | None = None, ordered: bool = True,
-        executor: Literal["thread"] | None = None, name: str | None = None,
+        executor: Literal["thread"] | None = None, name: str | None = None, **retry: Unpack[RetryOptions],
     ) -> Pipeline[U]: ...  # fmt: skip
     @overload
     def map(
         self, fn: Callable[..., Awaitable[U]], *, concurrency: int | None = None, ordered: bool = True,
-        seed: int, seed_globals: bool = False, name: str | None = None,
+        seed: int, seed_globals: bool = False, name: str | None = None, **retry: Unpack[RetryOptions],
     ) -> Pipeline[U]: ...  # fmt: skip
     @overload
     def map(
         self, fn: Callable[..., U], *, concurrency: int | None = None, ordered: bool = True,
         executor: Literal["thread"] | None = None, seed: int, seed_globals: bool = False, name: str | None = None,
+        **retry: Unpack[RetryOptions],
     ) -> Pipeline[U]: ...  # fmt: skip
     def map(
         self,
@@ -219,7 +223,7 @@ class Pipeline(Openable[T]):
         seed: int | None = None,
         seed_globals: bool = False,
         name: str | None = None,
-        **unknown: Any,
+        **retry: Unpack[RetryOptions],
     ) -> Pipeline[Any]:
         """Replace each item by `fn` of it. None is an item like any other.
 
@@ -235,8 +239,9 @@ class Pipeline(Openable[T]):
             or `generator=`, one of torch's, if it takes that. Not after a stage that chooses an order.
           seed_globals: for libraries that take none: each call finds `random`, NumPy and torch seeded.
           name: by default the function's.
+          retry: when a failed call is made again: `retries`, `timeout_s`, `backoff`, `retry_on`, see `RetryOptions`.
         """
-        check_known(".map", unknown, ("concurrency", "ordered", "executor", "seed", "seed_globals", "name"))
+        check_known(".map", set(retry) - set(RETRY), (*MAP_OPTIONS, *RETRY))
         check_function(".map(fn)", fn)
         pipe, name = self, self._name(name, stage_name(fn))
         if seed is not None:
@@ -250,7 +255,8 @@ class Pipeline(Openable[T]):
             raise PlanError(".map(seed_globals=True) needs a seed=, from which each item's numbers come")
         else:
             check_takes_item(".map(fn)", fn)
-        return pipe._with(map_of(name, fn, concurrency=concurrency, ordered=ordered, executor=executor))
+        again = Retry.of(**retry)
+        return pipe._with(map_of(name, fn, concurrency=concurrency, ordered=ordered, executor=executor, retry=again))
 
     def filter(self, fn: Callable[[T], object], *, name: str | None = None) -> Pipeline[T]:
         """Keep the items for which the sync function `fn` is true."""

@@ -112,6 +112,8 @@ def stages() -> None:
     assert_type(lines.map(lambda line: [line]), sl.Pipeline[list[str]])
     assert_type(lines.map(fetch, concurrency=4), sl.Pipeline[bytes])
     assert_type(lines.map(fetch, concurrency=4, ordered=False), sl.Pipeline[bytes])
+    assert_type(lines.map(fetch, concurrency=4, retries=3, timeout_s=9, retry_on=(OSError,)), sl.Pipeline[bytes])
+    assert_type(lines.map(length, executor="thread", retries=3, retry_on=lambda e: bool(e.args)), sl.Pipeline[int])
     assert_type(lines.map(length).map(noisy, seed=3), sl.Pipeline[float])
     assert_type(lines.map(length).map(noisy_later, seed=3, concurrency=2), sl.Pipeline[float])
     assert_type(lines.filter(bool), sl.Pipeline[str])

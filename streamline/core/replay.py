@@ -29,6 +29,10 @@ class Adapter(ABC):
     def __call__(self, given: Any) -> Any:
         """Call the user's function on what was given."""
 
+    def again(self, given: Any) -> Any:
+        """Call the function once more, on what it has failed on."""
+        return self(self.fresh(given))
+
     def fresh(self, given: Any) -> Any:
         """Return what was given, as it was before the call."""
         return self.fn.fresh(given) if isinstance(self.fn, Adapter) else given

@@ -70,7 +70,7 @@ def _other_merge(merge: Merge | None, dice: Random) -> Merge | None:
 def _other(stage: AnyStage, is_open: bool, dice: Random) -> AnyStage:
     """Return a stage with other options; one that chooses only if the order of its outputs is open anyway."""
     match stage:
-        case ConcurrentMap(executor="thread", ordered=True) if dice.random() < 0.3:
+        case ConcurrentMap(executor="thread", ordered=True, retry=None) if dice.random() < 0.3:
             return Map(name=stage.name, fn=stage.fn)
         case ConcurrentMap():
             return replace(stage, concurrency=dice.choice((1, 2, 5, 40)))

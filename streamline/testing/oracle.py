@@ -20,6 +20,7 @@ import numpy as np
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from streamline.core.flow import Flow, Site
+from streamline.core.replay import Adapter
 from streamline.core.tasks import Tasks
 from streamline.pipeline import Pipeline
 from streamline.plan.plan import Plan, Shard
@@ -346,7 +347,19 @@ def _map(stage: Map[Any, Any], upstream: Upstream) -> Iterator[Any]:
 @reference(ConcurrentMap)
 def _concurrent_map(stage: ConcurrentMap[Any, Any], upstream: Upstream) -> Iterator[Any]:
     for item in upstream:
-        yield stage.fn(item) if stage.executor == "thread" else upstream.loops.of(stage).call(stage.fn, item)
+        yield _tried(stage, item, upstream.loops)
+
+
+def _tried(stage: ConcurrentMap[Any, Any], item: Any, loops: Loops) -> Any:
+    """Return what a stage makes of an item, at its first try that doesn't fail."""
+    fn, left = stage.fn, 0 if stage.retry is None else stage.retry.retries
+    while True:
+        try:
+            return fn(item) if stage.executor == "thread" else loops.of(stage).call(fn, item)
+        except Exception:
+            if not left:
+                raise
+        fn, left = stage.fn.again if isinstance(stage.fn, Adapter) else fn, left - 1
 
 
 @reference(Numbering)

@@ -93,6 +93,19 @@ async def jitters(item: Any, *, rng: Any) -> Any:
     return noisy(item, rng=rng)
 
 
+def stumbles(item: Any) -> Any:
+    """Fails now and then, never twice at the same items."""
+    if DICE.random() < 0.2:
+        raise ConnectionError("it has stumbled")
+    return plus(item)
+
+
+async def stumbles_later(item: Any, *, rng: Any) -> Any:
+    made = await jitters(item, rng=rng)
+    stumbles(item)
+    return made
+
+
 def third(item: Any) -> bool:
     return number(item) % 3 == 0
 
@@ -163,6 +176,7 @@ rarely = st.sampled_from([False, False, True])
 def maps(draw: st.DrawFn) -> Step:
     calls = draw(st.integers(1, 5))
     threads = {"executor": "thread", "concurrency": calls}
+    again = {"retries": 99, "backoff": 0}
     kinds: list[tuple[Any, dict[str, Any]]] = [
         (plus, {}),
         (slow, {"concurrency": calls}),
@@ -171,6 +185,8 @@ def maps(draw: st.DrawFn) -> Step:
         (plus, {**threads, "ordered": False}),
         (noisy, {"seed": 3}),
         (jitters, {"concurrency": calls, "seed": 3}),
+        (stumbles, {**threads, **again}),
+        (stumbles_later, {"concurrency": calls, "seed": 3, **again}),
     ]
     fn, options = draw(st.sampled_from(kinds))
     return call("map", fn, **options)

@@ -37,6 +37,7 @@ from streamline.core.replay import FailedCall
 from streamline.core.tasks import Starter
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.transforms.completion_order import AdmittedInputs, Delivery, SkippedResult
+from streamline.transforms.retry import RetriedCalls, Retry
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -61,16 +62,17 @@ class CallPool(ABC, Generic[In, Out]):
       skips: items skipped because of errors; None: none are.
       order: in which results leave.
       meter: of this stage; None: nothing is counted.
+      retry: when a failed call is made again; None: never.
 
     Attributes:
       claims_each: calls claimed by each worker: one runs, the others are queued.
     """
 
     claims_each: ClassVar[int] = 1
-    _fn: Callable[[In], Any]
 
     def __init__(
         self,
+        fn: Callable[[In], Any],
         stage: str,
         upstream: Flow[In],
         channel: Channel[Out],
@@ -79,7 +81,9 @@ class CallPool(ABC, Generic[In, Out]):
         order: Delivery[In, Out],
         skips: Skips | None = None,
         meter: StageMeter | None = None,
+        retry: Retry | None = None,
     ) -> None:
+        self._fn = fn
         self._stage = stage
         self._upstream = upstream
         self._channel = channel
@@ -90,6 +94,10 @@ class CallPool(ABC, Generic[In, Out]):
         order.on_skip = self._skip
         self._meter = meter or StageMeter(stage, "", site.shard, workers)
         self._meter.slots = self._slots = [0.0] * (workers * self.claims_each)
+        self._retried: RetriedCalls[In, Out] | None = None
+        if retry is not None:
+            self._retried = RetriedCalls(fn, retry, site.tasks.gate)
+            self._meter.details_from(self._retried.details)
         self._full = False
         self._parts: deque[AdmittedInputs[In]] = deque()
         self._part: AdmittedInputs[In] | None = None
@@ -127,6 +135,8 @@ class CallPool(ABC, Generic[In, Out]):
             raise MemoryError(f"no memory is left for the calls at once of {name}") from failures
         finally:
             gate.forget_pause(self._hold)
+            if self._retried is not None:
+                self._retried.stop()
         if self._failure is not None:
             raise self._failure
 
@@ -286,12 +296,9 @@ class CallPool(ABC, Generic[In, Out]):
 class TaskPool(CallPool[In, Out]):
     """Calls of an async function, each in the task of a worker."""
 
-    def __init__(self, fn: Callable[[In], Awaitable[Out]], *args: Any) -> None:
-        super().__init__(*args)
-        self._fn = fn
-
     async def _work(self, slot: int) -> None:
-        fn, put, pace, calls = self._fn, self._order.put, Pace(), 0
+        fn: Callable[[In], Awaitable[Out]] = self._fn if self._retried is None else self._retried.acall
+        put, pace, calls = self._order.put, Pace(), 0
         slots, worked = self._slots, self._meter.worked
         while True:
             part, index = self._part, self._index
@@ -331,9 +338,8 @@ class ThreadedPool(CallPool[In, Out]):
 
     claims_each = 2
 
-    def __init__(self, fn: Callable[[In], Out], *args: Any) -> None:
+    def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._fn = fn
         self._threads = self._site.tasks.threads.share(self._workers)
         self._end = math.inf  # of what is called: the position of the first item that has failed
         self._turn = math.inf  # with one thread: the position of an item that was given back, and comes first
@@ -390,7 +396,8 @@ class ThreadedPool(CallPool[In, Out]):
             self._give_back(part, start)
             return [], None
         self._turn = math.inf
-        results, error = call_all(self._fn, part.items[start:stop])
+        fn = self._fn if self._retried is None else self._retried.call
+        results, error = call_all(fn, part.items[start:stop])
         if error is not None and self._skips is None:
             self._stops_at(part, start + len(results))
         elif (rest := start + len(results) + (error is not None)) < stop:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, TypeVar, cast
@@ -25,7 +25,8 @@ from streamline.core.state_types import Count
 from streamline.errors import PlanError, PlanTypeError
 from streamline.transforms.base import Stage, StageLayout
 from streamline.transforms.completion_order import AsCompleted, CompletionPart, Delivery, InOrder
-from streamline.transforms.concurrent import TaskPool, ThreadedPool
+from streamline.transforms.concurrent import CallPool, TaskPool, ThreadedPool
+from streamline.transforms.retry import Retry
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -95,6 +96,7 @@ class ConcurrentMap(Stage[In, Out]):
       ordered: whether results keep the order of their inputs. Otherwise they leave in order of completion; state: the
         low-water mark and what is done beyond it.
       executor: "task" for async functions, "thread" for sync ones.
+      retry: when a failed call is made again; None: never.
     """
 
     kind: ClassVar[str] = "map"
@@ -108,6 +110,7 @@ class ConcurrentMap(Stage[In, Out]):
     concurrency: int
     ordered: bool = True
     executor: Literal["task", "thread"] = "task"
+    retry: Retry | None = field(default=None, repr=False)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -136,6 +139,9 @@ class ConcurrentMap(Stage[In, Out]):
     def in_all(self, num_workers: int) -> str:
         calls = self.concurrency
         return f"up to {calls * num_workers:,} calls at once ({calls:,} x {num_workers:,} shards)" if calls > 1 else ""
+
+    def shown_options(self) -> list[str]:
+        return [*super().shown_options(), *([] if self.retry is None else [str(self.retry)])]
 
     @property
     def layout(self) -> StageLayout:
@@ -180,7 +186,9 @@ class ConcurrentMap(Stage[In, Out]):
         if meter is not None:
             meter.executor, meter.ordered = self.executor, self.ordered
         pool = TaskPool if self.executor == "task" else ThreadedPool
-        job = pool(self.fn, str(self), flow, channel, upstream.site, self.concurrency, order, skips, meter)
+        job: CallPool[In, Out] = pool(
+            self.fn, str(self), flow, channel, upstream.site, self.concurrency, order, skips, meter, self.retry
+        )
         return run_into(channel, job.run, upstream.site, str(self), self.name)
 
 
@@ -334,7 +342,13 @@ def awaiting_way(fn: Callable[..., Any]) -> str:
 
 
 def map_of(
-    name: str, fn: Callable[..., Any], *, concurrency: int | None, ordered: bool, executor: str | None
+    name: str,
+    fn: Callable[..., Any],
+    *,
+    concurrency: int | None = None,
+    ordered: bool = True,
+    executor: str | None = None,
+    retry: Retry | None = None,
 ) -> Map[Any, Any] | ConcurrentMap[Any, Any]:
     """Return the stage that `.map` with these options means.
 
@@ -364,9 +378,19 @@ def map_of(
         raise PlanError(".map(executor='thread') calls sync functions; an async one runs in the event loop already")
     if asynchronous or executor:
         kind: Literal["task", "thread"] = "task" if asynchronous else "thread"
-        return ConcurrentMap(name=name, fn=fn, concurrency=calls, ordered=ordered, executor=kind)
+        if kind == "thread" and retry is not None and retry.timeout_s is not None:
+            raise PlanError(
+                ".map(timeout_s=) ends calls of async functions; a thread can't be ended from outside: give a timeout "
+                "to what waits in the function"
+            )
+        return ConcurrentMap(name=name, fn=fn, concurrency=calls, ordered=ordered, executor=kind, retry=retry)
     if calls > 1 or not ordered:
         if not may_await(fn):
             raise PlanError(SYNC_AT_ONCE)
-        return ConcurrentMap(name=name, fn=Awaiting(fn), concurrency=calls, ordered=ordered)
+        return ConcurrentMap(name=name, fn=Awaiting(fn), concurrency=calls, ordered=ordered, retry=retry)
+    if retry is not None:
+        raise PlanError(
+            ".map(retries=, timeout_s=) are for async functions and executor='thread': inline, all else would wait for "
+            "the pauses" + (", and .map(fn, concurrency=16) awaits what a lambda returns" if may_await(fn) else "")
+        )
     return Map(name=name, fn=fn)

@@ -53,6 +53,20 @@ def noisy(item: int, *, rng: Any) -> int:
     return item + 1000 * int(rng.integers(1000))
 
 
+def stumbles(item: int) -> int:
+    if _stumbling.random() < 0.2:
+        raise ConnectionError("it has stumbled")
+    return item + 1000
+
+
+async def stumbles_later(item: int) -> int:
+    return stumbles(await erratic(item))
+
+
+_stumbling = Random(0)
+AGAIN: dict[str, Any] = {"retries": 99, "backoff": 0}
+
+
 def fan(item: int) -> list[int]:
     return [item + 100 * copy for copy in range(item % 4)]
 
@@ -100,6 +114,8 @@ STAGES: dict[str, Fragment] = {
     "map": lambda pipe: pipe.map(plus),
     "async map": lambda pipe: pipe.map(erratic, concurrency=3),
     "unordered map": lambda pipe: pipe.map(erratic, concurrency=3, ordered=False),
+    "map that is tried again": lambda pipe: pipe.map(stumbles_later, concurrency=3, **AGAIN),
+    "unordered map that is tried again": lambda pipe: pipe.map(stumbles_later, concurrency=3, ordered=False, **AGAIN),
     "map of one at a time": lambda pipe: pipe.map(erratic, concurrency=1, ordered=False),
     "unordered map behind a filter": lambda pipe: pipe.filter(lambda item: item % 5 == 0).map(
         erratic, concurrency=2, ordered=False
@@ -163,6 +179,7 @@ ORDERED: dict[str, Fragment] = {
 
 THREADS: dict[str, Fragment] = {
     "threads": lambda pipe: pipe.map(plus, executor="thread", concurrency=2),
+    "threads that are tried again": lambda pipe: pipe.map(stumbles, executor="thread", concurrency=2, **AGAIN),
     "unordered threads": lambda pipe: pipe.map(plus, executor="thread", concurrency=2, ordered=False),
 }
 

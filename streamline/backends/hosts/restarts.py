@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -56,6 +56,10 @@ class CallLog:
             raise known.failure
         return number
 
+    def last(self, stage: str) -> int:
+        """Return the number of a stage's last call."""
+        return self._counts[stage]
+
     def report(self, stage: str, number: int, *, over: bool) -> None:
         """Report that a call begins, or that it has returned, raised or yielded; returns once that is sent."""
         self._link.send_threadsafe(CallProgress(self._worker, stage, number, over))
@@ -74,11 +78,18 @@ class _TrackedFunction(Adapter):
         return _unwrapped, (self.fn,)  # an exception may carry its call to another process
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        number = self._calls.count(self._stage)
+        return self._call(self.fn, self._calls.count(self._stage), *args, **kwargs)
+
+    def again(self, given: Any) -> Any:
+        """Call it under the same number: how often a call fails may change from one process to the next."""
+        fn = self.fn.again if isinstance(self.fn, Adapter) else self.fn
+        return self._call(fn, self._calls.last(self._stage), given)
+
+    def _call(self, fn: Callable[..., Any], number: int, *args: Any, **kwargs: Any) -> Any:
         if self.is_async:
-            return self._awaited(number, args, kwargs)
+            return self._awaited(fn, number, args, kwargs)
         with self._reported(number):
-            made = self.fn(*args, **kwargs)
+            made = fn(*args, **kwargs)
         return self._read(made, number) if isinstance(made, Iterator) else made
 
     @contextmanager
@@ -102,9 +113,9 @@ class _TrackedFunction(Adapter):
             if isinstance(made, Generator):
                 made.close()
 
-    async def _awaited(self, number: int, args: Any, kwargs: Any) -> Any:
+    async def _awaited(self, fn: Callable[..., Any], number: int, args: Any, kwargs: Any) -> Any:
         with self._reported(number):
-            return await self.fn(*args, **kwargs)
+            return await fn(*args, **kwargs)
 
     def fresh(self, given: Any) -> Any:
         return self.fn.fresh(given) if isinstance(self.fn, Adapter) else given

@@ -7,6 +7,7 @@ import ctypes
 import os
 import resource
 from collections.abc import AsyncIterator, Iterator
+from random import SystemRandom
 
 import anyio
 import numpy as np
@@ -33,6 +34,23 @@ def hangs_up(item: int) -> int:
     if item == POISON:
         os.closerange(3, 256)
     return item
+
+
+def dies_at_its_second_try(item: int) -> int:
+    """Fails as a busy server does: not twice at the same items."""
+    if (os.getpid(), item) not in _tried and (item == POISON or _dice.random() < 0.5):
+        _tried.add((os.getpid(), item))
+        raise ConnectionError("busy")
+    return dies(item)
+
+
+async def dies_at_its_second_try_later(item: int) -> int:
+    await anyio.lowlevel.checkpoint()
+    return dies_at_its_second_try(item)
+
+
+_dice = SystemRandom()
+_tried: set[tuple[int, int]] = set()
 
 
 async def dies_later(item: int) -> int:

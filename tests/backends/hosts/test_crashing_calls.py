@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import streamline as sl
+from streamline.backends.hosts.restarts import CallLog, track_calls
 from streamline.errors import WorkerDied
 from tests.backends.hosts.disturbing import leaves_nothing_shared, quiet
 from tests.backends.hosts.poisons import (
@@ -17,6 +19,8 @@ from tests.backends.hosts.poisons import (
     Dangerous,
     crashes,
     dies,
+    dies_at_its_second_try,
+    dies_at_its_second_try_later,
     dies_collating,
     dies_drawing,
     dies_later,
@@ -40,6 +44,10 @@ CALLS: dict[str, Callable[[], sl.Pipeline[Any]]] = {
     "thread": lambda: items().map(dies, executor="thread", concurrency=2),
     "seeded": lambda: items().map(dies_drawing, seed=1),
     "unordered": lambda: items().map(dies_later, concurrency=3, ordered=False),
+    "tried again": lambda: items().map(dies_at_its_second_try_later, concurrency=3, retries=2, backoff=0.0),
+    "tried again in threads": lambda: items().map(
+        dies_at_its_second_try, executor="thread", concurrency=2, retries=2, backoff=0.0
+    ),
 }
 """Where a call can be found and left out."""
 
@@ -134,3 +142,13 @@ def test_user_code_that_stops_the_event_loop_ends_its_process_and_no_more(
             assert list(stream) == list(range(LENGTH))
         del stream
     assert "Event loop stopped before" in capfd.readouterr().err
+
+
+def test_further_tries_of_a_call_have_its_number() -> None:
+    """How often one fails may change from one process to the next; the call that ended one is known by its number."""
+    reported: list[tuple[int, bool]] = []
+    link: Any = SimpleNamespace(send_threadsafe=lambda message: reported.append((message.number, message.over)))
+    plan = sl.from_items(["a"]).shard(1).map(len, executor="thread", retries=1).plan
+    tracked: Any = track_calls(plan, CallLog(link, 0, None)).worker[0]
+    assert (tracked.fn("a"), tracked.fn("ab"), tracked.fn.again("abc"), tracked.fn("")) == (1, 2, 3, 0)
+    assert reported == [(number, over) for number in (1, 2, 2, 3) for over in (False, True)]
