@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from streamline.core.forks import disowned_in_copies
+from streamline.errors import HostError
 
 SOCKET_BYTES = 1 << 20
 """Bytes of a Unix socket's buffers that are asked for; the system may give less. Those of TCP grow by themselves."""
@@ -102,7 +103,8 @@ class SharedSocket:
         """Read what is there into `spaces`; return the bytes, 0: the other end has hung up.
 
         Raises:
-          OSError: a descriptor was lost: this process has as many open as it may.
+          OSError: the other end is gone.
+          HostError: a descriptor was lost: this process has as many open as it may.
         """
         nbytes, ancillary, flags, _ = self._socket.recvmsg_into(spaces, _ANCILLARY, _RECEIVE)
         for level, kind, data in ancillary:
@@ -112,7 +114,9 @@ class SharedSocket:
                 for fd in () if _RECEIVE else got:
                     os.set_inheritable(fd, False)
         if flags & _TRUNCATED:
-            raise OSError("a descriptor was lost: this process has as many open as it may")
+            raise HostError(
+                "this process has as many files open as it may (`ulimit -n`): what its workers send is lost"
+            )
         return nbytes
 
     def drop_descriptors(self) -> None:

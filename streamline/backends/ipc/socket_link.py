@@ -27,6 +27,7 @@ from streamline.backends.ipc.pickling import PickledItems, Pickling
 from streamline.backends.ipc.shared_memory import ONCE, SLAB_BYTES, Slab, SlabLease, SlabPart, SlabPool
 from streamline.backends.ipc.shared_socket import Gone, SharedSocket
 from streamline.core.threads import waker
+from streamline.errors import HostError
 
 
 class ReadWatcher:
@@ -98,6 +99,11 @@ def _forget(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
 
 POOL_BYTES = 256 << 20
 """Bytes of shared memory for what one end sends; only what is in flight at once is allocated."""
+
+NO_ROOM = (
+    "this process has no memory left to take in what its workers send: keep fewer items, or look at its limits "
+    "(`ulimit -v`, the container's, vm.max_map_count)"
+)
 
 AT_ONCE = 64
 """Pieces per call of sendmsg; kernels allow 1,024."""
@@ -384,6 +390,9 @@ class SocketLink(Link):
                 self._arrived += self._messages()
         except Gone:
             self._read_closed = self._read_closed or "this end was closed"
+        except MemoryError as error:
+            self._read_error, self._read_closed = HostError(NO_ROOM), "what came can't be read"
+            self._read_error.__cause__ = error
         except BaseException as error:  # raised by `receive`
             self._read_error, self._read_closed = error, "what came can't be read"
         if self._read_closed is not None:
@@ -440,6 +449,8 @@ class SocketLink(Link):
         fd = self._socket.descriptors.popleft()
         try:
             return SlabLease(fd, frame.slab_size, None if frame.slab == ONCE else self.on_mapped)
+        except OSError as error:
+            raise HostError(NO_ROOM) from error
         finally:
             os.close(fd)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -12,7 +13,9 @@ import pytest
 
 import streamline as sl
 from streamline.backends.ipc.messages import PackedItems
+from streamline.backends.ipc.shared_memory import SlabLease
 from streamline.backends.ipc.socket_link import ReceivedItems, SocketLink
+from streamline.errors import HostError
 from tests.backends.hosts.disturbing import children, leaves_nothing_shared
 
 FLOATS = 1 << 15
@@ -219,3 +222,30 @@ def test_empty_outside_of_a_process_is_ordinary_memory() -> None:
         assert array.shape == np.empty(shape).shape
         assert array.dtype == "int16"
         assert array.base is None
+
+
+def test_where_the_consumer_has_no_memory_left_no_item_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor a host: a batch that can't be taken in would be passed over as one that ends every process."""
+    leases: list[SlabLease] = []
+
+    class Lease(SlabLease):
+        def __init__(self, *args: Any) -> None:
+            if len(leases) == 3:
+                raise OSError(errno.ENOMEM, "Cannot allocate memory")
+            super().__init__(*args)
+            leases.append(self)
+
+    found: list[Any] = []
+    monkeypatch.setattr("streamline.backends.ipc.socket_link.SlabLease", Lease)
+    with batches().open(backend=sl.Processes(1), on_error="skip") as stream:
+        with pytest.raises(HostError, match="this process has no memory left"):
+            found.extend(stream)  # it keeps all
+        snapshot = stream.snapshot()
+        assert stream.errors.total == 0
+        assert stream.stats().hosts[0].restarts == 0
+    leases.clear()
+    monkeypatch.undo()
+    with batches().open(resume=snapshot) as stream:
+        found.extend(stream)
+    assert all((batch == expected(number)).all() for number, batch in enumerate(found))
+    assert len(found) == BATCHES

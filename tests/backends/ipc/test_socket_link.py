@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import socket
@@ -23,6 +24,7 @@ from streamline.backends.ipc.link import LinkClosed
 from streamline.backends.ipc.messages import CloseWorker, Credit, ItemsMessage, Message, PauseHost
 from streamline.backends.ipc.shared_memory import SLAB_BYTES
 from streamline.backends.ipc.socket_link import SocketLink
+from streamline.errors import HostError
 
 LOOPS: dict[str, tuple[str, dict[str, Any]]] = {
     "asyncio": ("asyncio", {"use_uvloop": False}),
@@ -486,7 +488,7 @@ def test_hundreds_of_links_leave_nothing() -> None:
     assert len(os.listdir("/dev/fd")) <= before + 1  # noqa: PTH208
 
 
-def test_a_descriptor_that_is_lost_closes_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_descriptor_that_is_lost_is_this_ends_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process with as many files open as it may is given none: the kernel says that something is missing."""
     monkeypatch.setattr(shared_socket, "_ANCILLARY", 0)
 
@@ -495,7 +497,37 @@ def test_a_descriptor_that_is_lost_closes_the_link(monkeypatch: pytest.MonkeyPat
             near.send(PauseHost(1))
             assert await received(far, 1) == [PauseHost(1)]
             put(near, np.zeros(LARGE))
-            with pytest.raises(LinkClosed, match="as many open as it may"):
+            with pytest.raises(HostError, match="as many files open as it may"):
+                await far.receive()
+            with pytest.raises(LinkClosed):
+                await far.receive()
+
+    run_on("asyncio", test)
+
+
+def _out_of_memory(*_: object) -> None:
+    raise MemoryError
+
+
+def _no_mapping(*_: object) -> None:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+@pytest.mark.parametrize(
+    ("what", "fails", "nbytes"),
+    [("socket_link.SlabLease", _no_mapping, LARGE), ("frames.Frames.spaces", _out_of_memory, 100)],
+    ids=["no mapping", "no bytes"],
+)
+def test_where_no_memory_is_left_this_end_says_so(
+    what: str, fails: Callable[..., None], nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that the other one is gone: it would be replaced in vain, and what it does blamed."""
+    monkeypatch.setattr(f"streamline.backends.ipc.{what}", fails)
+
+    async def test() -> None:
+        with linked() as (near, far):
+            put(near, np.zeros(nbytes))
+            with pytest.raises(HostError, match="no memory left to take in what its workers send"):
                 await far.receive()
 
     run_on("asyncio", test)
