@@ -22,7 +22,6 @@ from streamline.core.gate import Gate, resting
 from streamline.core.options import check_function, check_int, check_seconds
 from streamline.core.replay import Adapter
 from streamline.errors import PlanError, PlanTypeError, WorkerDied, printable
-from streamline.io.storage.http_response import retry_after_s
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -156,8 +155,11 @@ def _asked_s(error: Exception) -> float:
         headers = getattr(holder, "headers", None)
         if isinstance(headers, Mapping):
             said = headers.get("Retry-After") or headers.get("retry-after")
-            if isinstance(said, str) and (asked_s := retry_after_s(said)) is not None:
-                return asked_s
+            if isinstance(said, str):
+                from streamline.io.storage.http_response import retry_after_s  # a host of a plain plan loads no `http`
+
+                if (asked_s := retry_after_s(said)) is not None:
+                    return asked_s
     asked = getattr(error, "retry_after", None)
     if isinstance(asked, int | float) and not isinstance(asked, bool) and math.isfinite(asked):
         return max(0.0, float(asked))

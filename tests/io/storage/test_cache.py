@@ -10,12 +10,11 @@ import os
 import pickle
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import anyio
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -297,21 +296,23 @@ async def test_an_object_that_is_evicted_under_its_reader_is_read_on(
     assert remote.asked() == []
 
 
-async def test_what_another_process_is_writing_is_read_past_the_cache(remote: Remote, tmp_path: Path) -> None:
-    first, second = (CachedStorage(remote, ObjectCache(str(tmp_path), None)) for _ in range(2))
-    async with aclosing(first.blocks(URL)) as blocks:
+async def test_what_another_process_is_writing_is_read_past_the_cache(
+    storage: CachedStorage, remote: Remote, tmp_path: Path
+) -> None:
+    async with AsyncExitStack() as closing:
+        other = CachedStorage(remote, ObjectCache(str(tmp_path), None))
+        closing.push_async_callback(other.cache.aclose)
+        blocks = await closing.enter_async_context(aclosing(storage.blocks(URL)))
         await anext(blocks)
-        while not parts(tmp_path):  # noqa: ASYNC110 - a thread begins to write, and tells nobody
-            await anyio.sleep(0.001)
-        assert await blocks_of(second) == DATA
-        assert await kept(first, tmp_path) == 0
+        await storage.cache.settle()  # a part that is there already, but not locked yet, could be anyone's
+        assert parts(tmp_path)
+        assert await blocks_of(other) == DATA
+        assert await kept(other, tmp_path) == 0
         async for _ in blocks:
             pass
-    assert await kept(first, tmp_path) == 1  # only now: a thread writes it down
-    assert await blocks_of(second) == DATA
-    assert second.cache.traffic.hits == 1
-    for storage in (first, second):
-        await storage.cache.aclose()
+        assert await kept(storage, tmp_path) == 1  # only now: a thread writes it down
+        assert await blocks_of(other) == DATA
+        assert other.cache.traffic.hits == 1
 
 
 async def test_a_full_disk_stops_nothing(
