@@ -95,9 +95,9 @@ def worker(connect: str, key_file: str | None, hosts: int | None, wait: float) -
     Ends some seconds after the trainer. Exits with 1 if that was lost, can't be reached, or refuses this machine.
     """
     from streamline.backends.remote.agent import run_agent  # for this command only
-    from streamline.backends.remote.handshake import read_key
-    from streamline.backends.remote.remote import parse_address
     from streamline.core.cpus import cpus_here
+    from streamline.core.handshake import read_key
+    from streamline.core.options import parse_address
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:

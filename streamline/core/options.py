@@ -46,6 +46,14 @@ def check_seconds(option: str, value: object) -> None:
         raise PlanError(f"{option} is a finite number of seconds, more than 0, got {value}")
 
 
+def parse_address(option: str, text: str) -> tuple[str, int]:
+    """Return host and port of "HOST:PORT"; `PlanError` names the option."""
+    host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
+        raise PlanError(f'{option} is an address such as "0.0.0.0:7077", got {text!r}')
+    return host.strip("[]"), int(port)
+
+
 def check_function(option: str, value: object) -> None:
     if not callable(value):
         raise PlanTypeError(f"{option} is a function, got {type(value).__name__} {value!r}")

@@ -161,18 +161,23 @@ class HostStats:
         return host_label(self.number, self.kind, self.pid)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ReadStats:
     """What one source has asked of servers, in all hosts together, since the stream was opened.
 
+    The fields after the name stand in the order of `Traffic.counts`.
+
     Attributes:
       name: of the source.
-      requests: that were sent, tries again and redirects among them.
+      requests: that were sent, tries again and redirects among them; also those made for peers (`peers=`).
       retries: tries again, each after a failure: a drop, a stall, a busy server.
       bytes: that arrived; what arrived twice counts twice.
       cache_hits: objects, or ranges of one, that were read from `cache_dir`.
       cache_misses: those that weren't there, and were asked for.
       cache_bytes: that were read from there.
+      peer_hits: objects, or ranges of one, that came from `peers=`, this machine's server among them.
+      peer_misses: those that didn't, and were asked of the store.
+      peer_bytes: that came from peers.
     """
 
     name: str
@@ -182,6 +187,9 @@ class ReadStats:
     cache_hits: int = 0
     cache_misses: int = 0
     cache_bytes: int = 0
+    peer_hits: int = 0
+    peer_misses: int = 0
+    peer_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +226,7 @@ class Figures:
 
 COUNTERS = frozenset({
     "items", "bytes", "copied_bytes", "slabs_made", "slabs_reused", "errors", "padded", "requests", "retries",
-    "cache_hits", "cache_misses", "cache_bytes", "elapsed_s",
+    "cache_hits", "cache_misses", "cache_bytes", "peer_hits", "peer_misses", "peer_bytes", "elapsed_s",
     "consumer_wait_s", "consumer_held_s", "busy_s", "held_s", "wait_input_s",
     "wait_output_s", "arrival_s",
 })  # fmt: skip

@@ -41,21 +41,13 @@ def collect(meters: Meters) -> Figures:
 
 def _reads(traffics: Mapping[tuple[str, int | None], Traffic]) -> tuple[ReadStats, ...]:
     """Return what each source has asked of servers, all hosts together; of those that have."""
-    found: dict[str, Traffic] = {}
+    found: dict[str, list[tuple[int, ...]]] = {}
     for (name, _), traffic in traffics.items():
-        found.setdefault(name, Traffic()).add(traffic)
+        found.setdefault(name, []).append(traffic.counts())
     return tuple(
-        ReadStats(
-            name=name,
-            requests=traffic.requests,
-            retries=traffic.retries,
-            bytes=traffic.bytes,
-            cache_hits=traffic.hits,
-            cache_misses=traffic.misses,
-            cache_bytes=traffic.kept_bytes,
-        )
-        for name, traffic in sorted(found.items())
-        if any(traffic.counts())
+        ReadStats(name, *summed)
+        for name, counts in sorted(found.items())
+        if any(summed := [sum(column) for column in zip(*counts, strict=True)])
     )
 
 

@@ -35,7 +35,7 @@ class RemoteMetrics:
         self._shown: dict[Key, StageMeter] = {}
         self._earlier: dict[Key, StageCounts] = {}
         self._earlier_items: dict[Key, int] = {}  # of channels
-        self._earlier_traffic: dict[str, tuple[int, int, int, int, int, int]] = {}
+        self._earlier_traffic: dict[str, tuple[int, ...]] = {}
         self._ahead = math.inf  # of the host's clock, with the least time on the way that was seen
 
     def show(self, counts: MetricsUpdate) -> None:
@@ -57,7 +57,7 @@ class RemoteMetrics:
             channel.depth, channel.peak = depth, max(channel.peak, peak)
         for name, *traffic in counts.traffics:
             before = self._earlier_traffic.get(name, Traffic().counts())
-            summed = (one + more for one, more in zip(traffic, before, strict=True))
+            summed = [one + more for one, more in zip(traffic, before, strict=True)]
             meters.traffics[name, self._host.number] = Traffic(*summed)
         for key, doing, began, ended in counts.spans:
             meter = self._shown.get(key)

@@ -225,13 +225,13 @@ class MetricsUpdate(NamedTuple):
       clock: the sender's, where it is on another machine; None: it is not.
       channels: (stage, shard, capacity, items, depth, peak).
       spans: since the last update, if observed.
-      traffics: (source, requests, retries, bytes, hits, misses and bytes of its cache).
+      traffics: (source, and its `Traffic.counts`).
     """
 
     stages: tuple[StageCounts, ...]
     channels: tuple[tuple[str, int, int, int, int, int], ...] = ()
     spans: tuple[Span, ...] = ()
-    traffics: tuple[tuple[str, int, int, int, int, int, int], ...] = ()
+    traffics: tuple[tuple[str, int, int, int, int, int, int, int, int, int], ...] = ()
     clock: float | None = None
 
 

@@ -44,9 +44,9 @@ from streamline.backends.remote.control import (
     StacksOf,
     StartHost,
 )
-from streamline.backends.remote.dial import UnreachableError, dial
-from streamline.backends.remote.handshake import PeerHello
 from streamline.backends.remote.network_link import watch_peer
+from streamline.core.dial import UnreachableError, dial
+from streamline.core.handshake import PeerHello
 from streamline.core.threads import start_thread
 from streamline.errors import HostError
 

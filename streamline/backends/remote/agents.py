@@ -48,10 +48,10 @@ from streamline.backends.remote.control import (
     StacksOf,
     StartHost,
 )
-from streamline.backends.remote.handshake import PeerHello
-from streamline.backends.remote.listener import Listener
 from streamline.backends.remote.network_link import watch_peer
 from streamline.core.forks import ForkSafeLock, disowned_in_copies
+from streamline.core.handshake import PeerHello
+from streamline.core.listener import Listener
 from streamline.core.threads import start_thread, waker
 from streamline.errors import HostError
 

@@ -21,10 +21,10 @@ from streamline.backends.hosts.pool import HostingBackend
 from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.ipc.link import Link
 from streamline.backends.remote.agents import Agents, CarriedPlan, HostGone, RemoteProcess, agents_at, brought
-from streamline.backends.remote.handshake import read_key
 from streamline.backends.remote.network_link import NetworkLink, watch_peer
 from streamline.core.counters import HostKind
-from streamline.core.options import check_int
+from streamline.core.handshake import read_key
+from streamline.core.options import check_int, parse_address
 from streamline.core.tasks import Session
 from streamline.errors import ClosedError, HostError, PlanError
 from streamline.plan.plan import Plan
@@ -82,14 +82,6 @@ class Remote(HostingBackend):
         carried = CarriedPlan(ship(Spec.of(plan, session)))
         session.at_close(carried.close)
         return carried
-
-
-def parse_address(option: str, text: str) -> tuple[str, int]:
-    """Return host and port of "HOST:PORT"; `PlanError` names the option."""
-    host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
-    if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
-        raise PlanError(f'{option} is an address such as "0.0.0.0:7077", got {text!r}')
-    return host.strip("[]"), int(port)
 
 
 CLOSE_S = 5.0

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields, replace
 from importlib import import_module
 from typing import Any, TypedDict
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from streamline.core.options import check_int, check_seconds, given
 from streamline.errors import PlanError, PlanTypeError
+from streamline.io.peers.peer import check_peers
 from streamline.io.storage.base import ADDED, Storage
 
 CONCURRENCY = 64
@@ -31,6 +32,8 @@ class AccessOptions(TypedDict, total=False):
     concurrency: int
     cache_dir: str | os.PathLike[str] | None
     cache_max_bytes: int | None
+    peers: str | Sequence[str] | None
+    key_file: str | os.PathLike[str] | None
     storage_options: Mapping[str, Any] | None
 
 
@@ -44,6 +47,11 @@ class Access:
       cache_dir: a folder on local disk, one that only this user can write to, in which remote objects are kept;
         processes and jobs may share it. None: nothing is kept. Local files never are.
       cache_max_bytes: what it may hold: beyond, the objects used least recently go; >= 1. None: no limit.
+      peers: the machines of this job, all of which have the same list: "HOST:PORT", with braces ("node{0..3}:7078"), or
+        several; a name with several addresses stands for them all. They fetch an object from its store once, and from
+        each other after; one process of each machine listens there. Needs `cache_dir`. None: each for itself.
+      key_file: a file with the key that proves to peers that this is one of them, as `Remote`'s; None: the
+        environment's STREAMLINE_KEY.
       storage_options: how object stores are reached, by obstore's names: "region", "endpoint", "access_key_id",
         "skip_signature", "allow_http", …; None: as the environment says.
       added: the storages that users have registered, so that a process that gets the plan has them, too.
@@ -57,6 +65,8 @@ class Access:
     concurrency: int = CONCURRENCY
     cache_dir: str | os.PathLike[str] | None = None
     cache_max_bytes: int | None = None
+    peers: str | Sequence[str] | None = None
+    key_file: str | os.PathLike[str] | None = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     added: Mapping[str, Callable[[Any], Storage]] = field(default_factory=ADDED.copy, repr=False, compare=False)
 
@@ -65,6 +75,7 @@ class Access:
             raise PlanTypeError(f"expected http as HttpOptions, got {given(self.http)}")
         check_int("concurrency", self.concurrency, 1)
         _check_cache(self.cache_dir, self.cache_max_bytes)
+        _check_peers(self.peers, self.cache_dir, self.key_file)
         if self.storage_options is not None:
             check_storage_options(self.storage_options)
 
@@ -72,7 +83,12 @@ class Access:
         """Return this access with nothing kept on disk, and requests that give up after `within_s` at the latest."""
         http = self.http or HttpOptions()
         limits = {name: min(getattr(http, name), within_s) for name in ("timeout_s", "connect_timeout_s", "deadline_s")}
-        return replace(self, http=replace(http, **limits), cache_dir=None, cache_max_bytes=None)
+        alone = self.without_peers()
+        return replace(alone, http=replace(http, **limits), cache_dir=None, cache_max_bytes=None)
+
+    def without_peers(self) -> Access:
+        """Return this access for one machine alone."""
+        return replace(self, peers=None, key_file=None)
 
 
 def _check_cache(cache_dir: object, max_bytes: object) -> None:
@@ -86,6 +102,17 @@ def _check_cache(cache_dir: object, max_bytes: object) -> None:
         check_int("cache_max_bytes", max_bytes, 1)
         if cache_dir is None:
             raise PlanError("cache_max_bytes= needs a cache_dir=, the folder that it bounds")
+
+
+def _check_peers(peers: object, cache_dir: object, key_file: object) -> None:
+    if key_file is not None and (not isinstance(key_file, (str, os.PathLike)) or not os.fspath(key_file)):
+        raise PlanTypeError(f"expected key_file as str or os.PathLike, got {given(key_file)}")
+    if peers is not None:
+        check_peers(peers)
+        if cache_dir is None:
+            raise PlanError("peers= needs a cache_dir=, the folder that each of them serves to the others")
+    elif key_file is not None:
+        raise PlanError("key_file= needs peers=, to which the key is proved")
 
 
 TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")

@@ -289,12 +289,13 @@ def test_what_hosts_have_asked_of_servers_adds_up_also_of_those_that_are_gone() 
     mirror.show(link.sent[0])  # what was sent is a sum, not an addition
     assert stats_of(meters).reads == (ReadStats(name="read_lines", requests=5, retries=2, bytes=100),)
     mirror.lost()
-    mirror.show(MetricsUpdate((), traffics=(("read_lines", 1, 0, 7, 2, 1, 5),)))  # of the next one
-    mirror.show(MetricsUpdate((), traffics=(("read_lines", 2, 1, 9, 3, 1, 6),)))
+    mirror.show(MetricsUpdate((), traffics=(("read_lines", 1, 0, 7, 2, 1, 5, 1, 0, 3),)))  # of the next one
+    mirror.show(MetricsUpdate((), traffics=(("read_lines", 2, 1, 9, 3, 1, 6, 2, 1, 4),)))
     meters.traffic("read_lines").requests += 1  # of a flow in the stream's own event loop
     (reads,) = later = stats_of(meters).reads
     assert (reads.requests, reads.retries, reads.bytes) == (8, 3, 109)
     assert (reads.cache_hits, reads.cache_misses, reads.cache_bytes) == (3, 1, 6)
+    assert (reads.peer_hits, reads.peer_misses, reads.peer_bytes) == (2, 1, 4)
     earlier = Stats(elapsed_s=0, items=0, consumer_wait_s=0, reads=(ReadStats(name="read_lines", requests=7),))
     window = Stats(elapsed_s=1, items=0, consumer_wait_s=0, reads=later).since(earlier)
     assert window.reads == (
@@ -306,6 +307,9 @@ def test_what_hosts_have_asked_of_servers_adds_up_also_of_those_that_are_gone() 
             cache_hits=3,
             cache_misses=1,
             cache_bytes=6,
+            peer_hits=2,
+            peer_misses=1,
+            peer_bytes=4,
         ),
     )
 

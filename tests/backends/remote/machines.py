@@ -16,8 +16,8 @@ from typing import Any
 
 import streamline as sl
 from streamline.backends.remote.agent import run_agent
-from streamline.backends.remote.handshake import read_key
-from streamline.backends.remote.remote import parse_address
+from streamline.core.handshake import read_key
+from streamline.core.options import parse_address
 
 KEY = "0123456789abcdef" * 4
 

@@ -25,10 +25,10 @@ import streamline as sl
 from streamline.backends.hosts.child_process import HostProcess
 from streamline.backends.remote.agents import Agents, AttachedAgent
 from streamline.backends.remote.control import ControlConnection, Offer, Payload
-from streamline.backends.remote.dial import dial
-from streamline.backends.remote.handshake import PeerHello, read_key
-from streamline.backends.remote.remote import parse_address
 from streamline.cli import main
+from streamline.core.dial import dial
+from streamline.core.handshake import PeerHello, read_key
+from streamline.core.options import parse_address
 from streamline.errors import HostError, PlanError
 from streamline.pipeline import Pipeline
 from tests.backends.remote.machines import KEY, agent_process, free_address, key_file, machines

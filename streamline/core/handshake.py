@@ -1,4 +1,4 @@
-"""How a trainer and an agent prove to each other that they know the same key. No I/O.
+"""How two machines, a trainer and an agent say, prove to each other that they know the same key. No I/O.
 
     dialer                                    listener
     MAGIC, nonce d  (32 random bytes)   --->
@@ -64,12 +64,12 @@ class PeerHello(msgspec.Struct, frozen=True, kw_only=True):
     """What a dialer says of itself.
 
     Attributes:
-      role: of the connection: an agent's own, or a link of one of its hosts.
+      role: of the connection: an agent's own, a link of one of its hosts, or one that asks for objects of a cache.
       node: its machine's name.
       ticket: of a link: the listener's, good for one.
     """
 
-    role: Literal["control", "link"]
+    role: Literal["control", "link", "objects"]
     node: Annotated[str, msgspec.Meta(max_length=253)]
     pid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     ticket: Annotated[str, msgspec.Meta(max_length=256)] = ""
@@ -230,12 +230,13 @@ class ListenerHandshake(_Handshake):
 
 
 def _mismatch(hello: PeerHello) -> str:
-    """Return why an agent can't serve this process; "": it can."""
+    """Return why a dialer and this process can't work together; "": they can."""
     here = PeerHello(role=hello.role, node="", pid=0)
     if (hello.version, _minor(hello.python)) == (here.version, _minor(here.python)):
         return ""
+    ours, theirs = ("this peer", "the one") if hello.role == "objects" else ("the trainer", "the agent")
     return (
-        f"the trainer runs streamline {here.version} on Python {here.python}, the agent on {hello.node} streamline "
+        f"{ours} runs streamline {here.version} on Python {here.python}, {theirs} on {hello.node} streamline "
         f"{hello.version} on Python {hello.python}: install the same streamline and the same minor version of Python"
     )
 

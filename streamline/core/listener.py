@@ -1,8 +1,8 @@
-"""The trainer's end: accepts connections, and passes on those whose handshake succeeds. One thread.
+"""The end that listens: accepts connections, and passes on those whose handshake succeeds. One thread.
 
 A connection that has not proved itself costs a descriptor and at most some kilobytes; for at most `HANDSHAKE_S`
 seconds; there are at most `MOST_PENDING`, and a further one takes the place of the oldest:
-connections that say nothing don't lock agents out.
+connections that say nothing don't lock others out.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from streamline.backends.remote.handshake import HandshakeError, ListenerHandshake, PeerHello
 from streamline.core.forks import disowned_in_copies
+from streamline.core.handshake import HandshakeError, ListenerHandshake, PeerHello
 from streamline.core.threads import start_thread
 from streamline.errors import HostError, printable
 
@@ -171,7 +171,7 @@ class Listener:
         if self._pending:
             self._refuse(self._oldest(), f"there is no room for it: {error.strerror}")
             return
-        self._log("", f"agents can't connect: {error.strerror} (`ulimit -n`)")
+        self._log("", f"connections can't be accepted: {error.strerror} (`ulimit -n`)")
         self._selector.unregister(self._server)
         self._full_until = time.monotonic() + FULL_S
 
@@ -251,6 +251,6 @@ def _listening(address: tuple[str, int]) -> socket.socket:
         server = socket.create_server(address, family=family, backlog=1024)
     except (OSError, UnicodeError) as error:  # the latter: no name of a host
         why = getattr(error, "strerror", None) or error
-        raise HostError(f"can't listen for agents at {address[0]}:{address[1]}: {why}") from error
+        raise HostError(f"can't listen at {address[0]}:{address[1]}: {why}") from error
     server.setblocking(False)
     return server

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline
-from streamline.backends.remote import dial, handshake, listener
-from streamline.backends.remote.handshake import (
+from streamline.core import dial, handshake, listener
+from streamline.core.handshake import (
     MAC,
     MAGIC,
     MOST,

@@ -1,11 +1,11 @@
-"""The agent's end of a connection: dialled, and its handshake done."""
+"""The end of a connection that dials: dialled, and its handshake done."""
 
 from __future__ import annotations
 
 import socket
 import time
 
-from streamline.backends.remote.handshake import DialerHandshake, PeerHello
+from streamline.core.handshake import DialerHandshake, PeerHello
 from streamline.errors import HostError
 
 

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamline.backends.remote import listener as listening
-from streamline.backends.remote.dial import UnreachableError, dial
-from streamline.backends.remote.handshake import MAGIC, NONCE, DialerHandshake, HandshakeError, PeerHello
-from streamline.backends.remote.listener import Listener
+from streamline.core import listener as listening
+from streamline.core.dial import UnreachableError, dial
+from streamline.core.handshake import MAGIC, NONCE, DialerHandshake, HandshakeError, PeerHello
+from streamline.core.listener import Listener
 from streamline.errors import HostError
 
 KEY = b"key-of-this-job-" * 2
@@ -149,9 +149,9 @@ def test_a_receiver_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_port_in_use_is_named(port: Port) -> None:
-    with pytest.raises(HostError, match=rf"can't listen for agents at 127\.0\.0\.1:{port.listener.port}: .*in use"):
+    with pytest.raises(HostError, match=rf"can't listen at 127\.0\.0\.1:{port.listener.port}: .*in use"):
         Listener(port.address, KEY, print)
-    with pytest.raises(HostError, match=r"can't listen for agents at 192\.0\.2\.1:0"):
+    with pytest.raises(HostError, match=r"can't listen at 192\.0\.2\.1:0"):
         Listener(("192.0.2.1", 0), KEY, print)
 
 
@@ -280,7 +280,7 @@ def test_without_descriptors_it_goes_on_once_there_are_some(
         assert port.lets_in()
     assert len(turns) < 10
     assert [record.getMessage() for record in caplog.records] == [
-        "agents can't connect: Too many open files (`ulimit -n`)"
+        "connections can't be accepted: Too many open files (`ulimit -n`)"
     ]
 
 
@@ -403,7 +403,7 @@ def test_without_room_for_its_thread_nothing_is_left(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("address", [("192.0.2.1", 0), ("a" * 70, 0), ("no.such.name.invalid", 0)])
 def test_an_address_that_is_none_is_named(address: tuple[str, int]) -> None:
-    with pytest.raises(HostError, match=f"can't listen for agents at {address[0]}:{address[1]}: "):
+    with pytest.raises(HostError, match=f"can't listen at {address[0]}:{address[1]}: "):
         Listener(address, KEY, print)
     with pytest.raises(UnreachableError, match=f"{address[0]}:{address[1]} can't be reached: "):
         dial(address, KEY, HELLO, timeout_s=0.01)
@@ -439,7 +439,7 @@ def test_connections_end_for_their_peers_although_a_fork_was_made_meanwhile(port
 def test_a_dial_takes_no_longer_than_it_may_however_the_other_end_trickles(monkeypatch: pytest.MonkeyPatch) -> None:
     server = socket.create_server(("127.0.0.1", 0))
     clock = [0.0]
-    monkeypatch.setattr("streamline.backends.remote.dial.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("streamline.core.dial.time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def trickle() -> None:
         sock, _ = server.accept()

@@ -1,0 +1,388 @@
+"""Machines that read the same objects: the store sends each byte once; whatever a peer does, the bytes are right."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamline.core.listener import Listener
+from streamline.errors import ReadError
+from streamline.io.peers import client as asking
+from streamline.io.peers import node as nodes
+from streamline.io.peers.peer import chosen, look_up
+from streamline.io.storage.object_cache import CachedStorage
+from streamline.io.storage.object_cache_folder import digest
+from tests.backends.remote.machines import free_address
+from tests.io.peers.group import DATA, KEY, URL, Machine, Store, content, etag_of, serving
+
+Listed = tuple[tuple[str, int], ...]
+
+
+def addresses(count: int) -> Listed:
+    return tuple(("127.0.0.1", int(free_address().rpartition(":")[2])) for _ in range(count))
+
+
+def files(root: Path, kind: str) -> list[Path]:
+    return list(root.rglob(f"*.{kind}"))
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+async def group(store: Store, tmp_path: Path) -> AsyncIterator[list[Machine]]:
+    """Three machines, all of which serve; the first one is to fetch DATA for all."""
+    listed = addresses(3)
+    async with AsyncExitStack() as stack:
+        made = [Machine(store, tmp_path / str(number), listed) for number in range(3)]
+        for machine in made:
+            await stack.enter_async_context(serving(machine))
+        ranking = look_up(listed)
+        first = chosen(ranking, digest(URL, etag_of(DATA)))
+        assert first is not None
+        yield sorted(made, key=lambda machine: machine is not made[ranking.index(first)])
+    assert not files(tmp_path, "part")
+
+
+async def test_machines_at_once_ask_the_store_once(group: list[Machine], store: Store) -> None:
+    store.objects = {f"far://{number}": random.Random(number).randbytes(20_000 + number) for number in range(12)}
+    clients = [machine.client() for machine in group for _ in range(2)]
+    found = await asyncio.gather(*(content(client, path) for path in store.objects for client in clients))
+    assert found == [data for data in store.objects.values() for _ in clients]
+    assert sorted(store.log) == [(path, 0, len(data)) for path, data in sorted(store.objects.items())]
+    traffics = [client.cache.traffic for client in clients]
+    assert all(traffic.peer_hits + traffic.hits == 12 and not traffic.peer_misses for traffic in traffics)
+
+
+async def test_ranges_that_overlap_are_asked_for_once(group: list[Machine], store: Store) -> None:
+    draw = random.Random(0)
+    spans = [tuple(sorted(draw.sample(range(len(DATA) + 1), 2))) for _ in range(40)]
+    clients = [machine.client() for machine in group]
+    found = await asyncio.gather(*(draw.choice(clients).read(URL, start, stop) for start, stop in spans))
+    assert found == [DATA[start:stop] for start, stop in spans]
+    wanted = set().union(*(range(start, stop) for start, stop in spans))
+    sent = [byte for _, start, stop in store.log for byte in range(start, stop or len(DATA))]
+    assert sorted(sent) == sorted(wanted)
+
+
+async def test_a_machine_that_comes_later_asks_only_for_the_version(group: list[Machine], store: Store) -> None:
+    assert await content(group[0].client()) == DATA
+    store.log.clear()
+    late = group[1].client()
+    assert await content(late, start=5) == DATA[5:]
+    assert await content(late) == DATA
+    assert store.log == []
+    assert (late.cache.traffic.peer_hits, late.cache.traffic.peer_bytes) == (2, 2 * len(DATA) - 5)
+
+
+async def test_what_a_peer_sent_is_kept_here_too(group: list[Machine], tmp_path: Path) -> None:
+    clients = [machine.client() for machine in group]
+    for client in clients:
+        assert await content(client) == DATA
+        await client.cache.settle()
+    assert len(files(tmp_path, "object")) == 3
+    for client in clients:
+        before = client.cache.traffic.peer_hits, client.cache.traffic.hits
+        assert await content(client) == DATA
+        assert (client.cache.traffic.peer_hits, client.cache.traffic.hits) == (before[0], before[1] + 1)
+
+
+async def test_a_slow_reader_holds_no_other_one_up(group: list[Machine], store: Store) -> None:
+    slow, quick = group[0].client(), group[1].client()
+    async with aclosing(slow.blocks(URL)) as blocks:
+        await anext(blocks)
+        assert await content(quick) == DATA
+    assert store.log == [(URL, 0, len(DATA))]
+
+
+async def test_what_nobody_waits_for_is_not_fetched_further(group: list[Machine], store: Store, tmp_path: Path) -> None:
+    store.gate = asyncio.Semaphore(0)
+    reads = [asyncio.ensure_future(content(machine.client())) for machine in group]
+    while not files(tmp_path, "part") and not store.log:  # noqa: ASYNC110 - the server's thread asks the store
+        await asyncio.sleep(0.001)
+    server = nodes._nodes[group[0].where]._server
+    for left in range(2, -1, -1):
+        assert server._pulls
+        reads[left].cancel()
+        await asyncio.gather(reads[left], return_exceptions=True)
+    while server._pulls:  # noqa: ASYNC110 - it hears of it, in its thread
+        await asyncio.sleep(0.001)
+    assert store.log == [(URL, 0, len(DATA))]
+
+
+async def test_a_replaced_object_is_the_error_that_it_is_without_peers(group: list[Machine], store: Store) -> None:
+    old = etag_of(DATA)
+    store.objects[URL] = b"new"
+    with pytest.raises(ReadError, match="its ETag was"):
+        await group[0].client().read(URL, 0, 3, old)
+    assert await content(group[1].client()) == b"new"
+    store.objects[URL] = b"newer"
+    assert await content(group[1].client()) == b"newer"
+    assert await group[2].client().read(URL, 0, 3, etag_of(b"new")) == b"new"  # a peer has it
+
+
+async def test_an_object_that_is_replaced_amid_a_fetch_ends_as_without_peers(
+    group: list[Machine], store: Store
+) -> None:
+    storage = group[0].client()
+    etag = (await storage.stat(URL)).etag
+    original = Store.blocks
+
+    async def replaced(self: Store, *args: Any) -> Any:
+        async with aclosing(original(self, *args)) as blocks:
+            async for block in blocks:
+                yield block
+                self.objects[URL] = b"new" + DATA[3:]
+
+    store.blocks = replaced.__get__(store)  # type: ignore[method-assign]
+    with pytest.raises(ReadError, match="its ETag was"):
+        await storage.read(URL, 0, len(DATA), etag)
+
+
+async def test_a_store_that_fails_is_asked_by_who_wants_it(group: list[Machine], store: Store) -> None:
+    store.failing = True
+    storage = group[0].client()
+    with pytest.raises(ReadError, match="the store failed"):
+        await content(storage)
+    store.failing = False
+    assert await content(storage) == DATA
+    assert storage.cache.traffic.peer_hits == 1  # no peer is at fault
+
+
+async def test_what_cannot_be_written_is_read_from_the_store(
+    group: list[Machine], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.pwrite", full)
+    for machine in group:
+        storage = machine.client()
+        assert await content(storage) == DATA
+        assert storage.cache.traffic.peer_hits == 0
+
+
+async def test_a_url_with_a_password_or_a_signature_is_told_to_no_peer(
+    group: list[Machine], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = group[0].client()
+
+    async def never(*_: Any) -> None:
+        raise AssertionError("it was asked")
+
+    monkeypatch.setattr(asking.PeerClient, "_piece", never)
+    for path in ("https://user:password@host/object", "https://host/object?signature=1"):
+        store.objects[path] = DATA
+        assert await content(storage, path) == DATA
+
+
+# A peer that fails ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "STALL_S", 0.3)
+    monkeypatch.setattr(asking, "CONNECT_S", 0.3)
+
+
+async def beside(store: Store, folder: Path, peer: str) -> CachedStorage:
+    """Return a storage of a machine that knows one peer."""
+    host, _, port = peer.rpartition(":")
+    return Machine(store, folder, ((host, int(port)),)).client()
+
+
+async def closed(storage: CachedStorage) -> None:
+    await storage.aclose()
+    await storage.cache.aclose()
+
+
+class Cutting:
+    """Forwards connections to a peer, and after so many bytes of its answers cuts them off, or falls silent."""
+
+    def __init__(self, port: int, *, silent: bool = False) -> None:
+        self._port = port
+        self._silent = silent
+        self.left = 0
+        self.came = 0
+
+    async def __aenter__(self) -> Cutting:
+        self._over = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._server = await asyncio.start_server(self._forward, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._over.set()
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._tasks.add(asyncio.current_task())  # type: ignore[arg-type]
+        theirs, ours = await asyncio.open_connection("127.0.0.1", self._port)
+        there = asyncio.ensure_future(self._copy(reader, ours))
+        try:
+            left = self.left
+            while data := await theirs.read(left or 1):
+                self.came += len(data)
+                writer.write(data[:left])
+                left -= len(data)
+                if left <= 0:
+                    break
+            if self._silent:
+                await self._over.wait()
+        finally:
+            there.cancel()
+            ours.close()
+            writer.close()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+
+
+SMALL = b"0123456789" * 20
+
+
+async def test_a_peer_that_is_cut_at_any_byte_costs_nothing_but_a_request(tmp_path: Path) -> None:
+    store = Store({URL: SMALL})
+    far = Machine(store, tmp_path / "far", addresses(1))
+    async with serving(far), Cutting(far.where[1][0][1]) as proxy:
+        at, cut = 0, True
+        while cut:
+            proxy.left, proxy.came = at, 0
+            storage = await beside(store, tmp_path / f"near {at}", proxy.address)
+            assert await content(storage) == SMALL, at
+            cut = not storage.cache.traffic.peer_hits
+            await closed(storage)
+            at += 7
+    assert at > 400  # the handshake, the header, the bytes
+
+
+async def test_a_peer_that_falls_silent_at_any_byte_is_given_up(tmp_path: Path, quick: None) -> None:
+    store = Store({URL: SMALL})
+    far = Machine(store, tmp_path / "far", addresses(1))
+    async with serving(far), Cutting(far.where[1][0][1], silent=True) as proxy:
+        for at in range(0, 600, 150):
+            proxy.left = at
+            storage = await beside(store, tmp_path / f"near {at}", proxy.address)
+            assert await content(storage) == SMALL
+            assert await content(storage, start=5) == SMALL[5:]  # without waiting again
+            assert storage.cache.traffic.peer_misses == 1
+            await closed(storage)
+
+
+class Impostor:
+    """A peer that knows the key, and answers what a test says."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    async def __aenter__(self) -> Impostor:
+        (self._address,) = addresses(1)
+        self.address = "{}:{}".format(*self._address)
+        self._listener = Listener(self._address, KEY, self._connected)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def _connected(self, sock: socket.socket, *_: object) -> None:
+        with sock:
+            sock.recv(65536)
+            sock.sendall(self._answer)
+
+
+def answered(status: str = "206 Partial Content", body: bytes = SMALL, **headers: str) -> bytes:
+    told = {
+        "ETag": etag_of(SMALL),
+        "Content-Range": f"bytes 0-{len(SMALL) - 1}/{len(SMALL)}",
+        "Content-Length": str(len(SMALL)),
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in told.items() if value)]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+WRONG = {
+    "another version": answered(ETag='"other"'),
+    "no version": answered(ETag=""),
+    "other bytes": answered(Content_Range=f"bytes 1-{len(SMALL)}/{len(SMALL)}"),
+    "another size": answered(Content_Range=f"bytes 0-{len(SMALL) - 1}/{len(SMALL) + 1}"),
+    "all of it": answered("200 OK"),
+    "longer": answered(Content_Length="100000000000", body=SMALL * 2),
+    "shorter": answered(Content_Length=str(len(SMALL) - 1), body=SMALL[:-1]),
+    "cut": answered(body=SMALL[:-1]),
+    "in chunks": answered(Content_Length="", Transfer_Encoding="chunked", body=b"c8\r\n" + SMALL + b"\r\n0\r\n\r\n"),
+    "of no length": answered(Content_Length=""),
+    "elsewhere": answered("302 Found", Location="http://127.0.0.1:1/"),
+    "broken": answered("500 Broken"),
+    "nothing": b"",
+    "garbage": bytes(range(256)) * 20,
+    "an endless header": b"HTTP/1.1 206 OK\r\nX: " + b"x" * 200_000,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_an_answer_that_is_not_what_was_asked_for_is_not_believed(
+    wrong: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store({URL: SMALL})
+    async with Impostor(WRONG[wrong]) as peer:
+        storage = await beside(store, tmp_path, peer.address)
+        assert await content(storage) == SMALL
+        assert (storage.cache.traffic.peer_hits, storage.cache.traffic.peer_misses) == (0, 1)
+        assert len([record for record in caplog.records if "not asked for a while" in record.message]) == 1
+        await closed(storage)
+
+
+async def test_the_answer_that_the_wrong_ones_are_made_of_is_right(tmp_path: Path) -> None:
+    async with Impostor(answered()) as peer:
+        storage = await beside(Store({URL: SMALL}), tmp_path, peer.address)
+        assert await content(storage) == SMALL
+        assert storage.cache.traffic.peer_hits == 1
+        await closed(storage)
+
+
+async def test_a_peer_that_has_gone_is_replaced_by_the_next_of_the_ranking(
+    group: list[Machine], store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.objects = {f"far://{number}": DATA for number in range(20)}
+    listed = (*group[0].where[1], *addresses(1))
+    more = [Machine(store, Path(machine.where[0], "more"), listed) for machine in group]
+    clients = [machine.client() for machine in more]
+    for path in store.objects:
+        await asyncio.gather(*(content(client, path) for client in clients))
+    assert all(client.cache.traffic.peer_hits for client in clients)
+    assert sum("is not asked for a while" in record.message for record in caplog.records) <= len(clients)
+    for client in clients:
+        await closed(client)
+
+
+@pytest.mark.parametrize("key", [b"another key, as long as it", b""])
+async def test_without_the_key_nothing_is_believed_and_nothing_is_served(
+    store: Store, tmp_path: Path, key: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    far = Machine(store, tmp_path / "far", addresses(1))
+    async with serving(far):
+        near = Machine(store, tmp_path / "near", far.where[1], key or b"x" * 16).client()
+        assert await content(near) == DATA
+        assert (near.cache.traffic.peer_hits, near.cache.traffic.peer_misses) == (0, 1)
+        assert "key" in caplog.text
+        await closed(near)
+        if not key:
+            reader, writer = await asyncio.open_connection(*far.where[1][0])
+            writer.write(b"GET /objects/%064d HTTP/1.1\r\nHost: x\r\n\r\n" % 0)
+            assert await reader.read() == b""
+            writer.close()
