@@ -1,0 +1,143 @@
+"""Hosts that come and go while a run goes on: who runs which worker then, and that nothing is lost or comes twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+
+import streamline as sl
+from streamline.errors import HostError
+from tests.copying_backend import Copying, HostDeath
+
+pytestmark = pytest.mark.anyio
+
+LENGTH = 3000
+
+OFTEN = tuple(HostDeath(link, received=5 + 7 * link % 11) for link in range(12))
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def pipeline(length: int = LENGTH, shards: int = 6) -> sl.Pipeline[int]:
+    return sl.from_items(range(length)).shard(shards).shuffle(window=8).map(lambda item: item * item).merge()
+
+
+async def all_of(stream: sl.Stream[int]) -> list[int]:
+    return [item async for item in stream]
+
+
+def shards_of(stream: sl.Stream[Any]) -> list[tuple[int, ...]]:
+    return [host.shards for host in stream.stats().hosts]
+
+
+async def test_workers_move_to_hosts_that_come_and_the_order_stays() -> None:
+    pipe, seen = pipeline(), set()
+    async with pipe.open(backend=Copying(3, least=1, late=(0, 300, 700))) as stream:
+        got = []
+        async for item in stream:
+            got.append(item)
+            seen.add(tuple(map(len, shards_of(stream))))
+            await anyio.lowlevel.checkpoint()
+        stats = stream.stats()
+    assert got == list(pipe)
+    assert {(6, 0, 0), (3, 3, 0), (2, 2, 2)} <= seen
+    assert [host.restarts for host in stats.hosts] == [0, 0, 0]
+    assert all(host.items for host in stats.hosts)
+
+
+async def test_work_begins_once_the_fewest_are_there() -> None:
+    pipe = pipeline()
+    backend = Copying(3, least=2, late=(0, 200, 10**9))
+    async with pipe.open(backend=backend) as stream:
+        assert await all_of(stream) == list(pipe)
+        assert sorted(map(len, shards_of(stream))) == [0, 3, 3]
+
+
+async def test_workers_of_hosts_that_go_move_at_once_and_no_death_counts() -> None:
+    """One worker's hosts go five times in a row, with nothing in between, which would be a `WorkerDied`."""
+    cuts = tuple(HostDeath(link, received=1) for link in range(5))
+    pipe = pipeline()
+    async with pipe.open(backend=Copying(2, cuts, least=1)) as stream:
+        assert await all_of(stream) == list(pipe)
+        assert sum(host.restarts for host in stream.stats().hosts) == 5
+
+
+async def test_fewer_hosts_than_the_fewest_wait_then_fail() -> None:
+    cuts = (HostDeath(1, received=20),)
+    backend = Copying(2, cuts, least=2, late=(0, 0, 10**9), timeout_s=0.5)
+    async with pipeline(60_000).open(backend=backend) as stream:
+        with pytest.raises(HostError, match="1 of 2"):
+            await all_of(stream)
+
+
+async def test_a_host_that_comes_in_time_is_waited_for() -> None:
+    cuts = (HostDeath(1, received=20),)
+    backend = Copying(2, cuts, least=2, late=(0, 0, 300))
+    async with pipeline().open(backend=backend) as stream:
+        assert await all_of(stream) == list(pipeline())
+
+
+async def test_counts_of_a_worker_go_on_wherever_it_runs() -> None:
+    pipe = sl.from_items(range(LENGTH)).shard(4).map(lambda item: item, name="same").merge()
+    late = (0, 300, 600, 0, 200, 0, 300)
+    async with pipe.open(backend=Copying(3, least=1, late=late)) as stream:
+        assert len(await all_of(stream)) == LENGTH
+        stages = {stage.name: stage for stage in stream.stats().stages}
+    assert stages["same"].items >= LENGTH
+    assert stages["same"].items <= LENGTH * 1.5  # what a move repeats is counted again
+    assert [worker.items >= LENGTH // 4 for worker in stages["same"].per_worker] == [True] * 4
+
+
+async def test_what_a_live_source_gave_is_given_on_where_its_worker_goes() -> None:
+    async def feed() -> AsyncIterator[int]:
+        for item in range(LENGTH):
+            yield item
+
+    pipe = sl.from_stream(feed).shard(4).map(lambda item: item + 1).merge()
+    async with pipe.open(backend=Copying(3, OFTEN, least=1, late=(0, 200, 300, 50, 20, 100))) as stream:
+        assert await all_of(stream) == list(range(1, LENGTH + 1))
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_pauses_at_any_moment_of_a_move_lose_and_repeat_nothing(seed: int) -> None:
+    dice = random.Random(seed)
+    late = tuple(dice.randrange(400) for _ in range(16))
+    cuts = tuple(HostDeath(link, received=dice.randrange(1, 60)) for link in range(10))
+    pipe, got = pipeline(), []
+    async with pipe.open(backend=Copying(4, cuts, least=dice.choice([1, 2]), late=late)) as stream:
+        async for item in stream:
+            got.append(item)
+            if dice.random() < 0.02:
+                async with stream.paused():
+                    for _ in range(dice.randrange(60)):
+                        await anyio.lowlevel.checkpoint()
+                    stream.snapshot()
+    assert got == list(pipe)
+
+
+@pytest.mark.parametrize("after", [0, 1, 700, LENGTH])
+async def test_a_stream_may_end_while_workers_wait_or_move(after: int) -> None:
+    backend = Copying(3, OFTEN, least=2, late=(0, 40, 90, 500, 600))
+    got = []
+    async with pipeline().open(backend=backend) as stream:
+        async for item in stream:
+            got.append(item)
+            if len(got) >= after:
+                break
+    assert got == list(pipeline())[: max(after, 1)]
+
+
+async def test_call_tracking_and_moves_go_together() -> None:
+    """A call that ends hosts for good is found, also where its worker has moved in between."""
+    cuts = (HostDeath(0, received=30), HostDeath(2, received=4))
+    backend = Copying(2, cuts, least=1, late=(0, 300, 0, 200), counts=True)
+    async with pipeline().open(backend=backend) as stream:
+        assert await all_of(stream) == list(pipeline())
