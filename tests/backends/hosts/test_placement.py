@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 import streamline as sl
+from streamline.backends.hosts.remote_worker import RemoteWorker
 from streamline.errors import HostError
 from tests.copying_backend import Copying, HostDeath
 
@@ -141,3 +142,49 @@ async def test_call_tracking_and_moves_go_together() -> None:
     backend = Copying(2, cuts, least=1, late=(0, 300, 0, 200), counts=True)
     async with pipeline().open(backend=backend) as stream:
         assert await all_of(stream) == list(pipeline())
+
+
+async def slow(item: int) -> int:
+    await anyio.lowlevel.checkpoint()
+    return item
+
+
+def quick(item: int) -> int:
+    return item
+
+
+@pytest.mark.parametrize(
+    ("backend", "work"),
+    [
+        (Copying(4, least=1, late=(0, 20, 40, 60)), slow),
+        (Copying(1, (HostDeath(0, received=5), HostDeath(1, received=5))), quick),  # calls are tracked for a while
+    ],
+    ids=["moved", "tracked"],
+)
+async def test_what_came_before_a_pause_counts_where_a_worker_is_opened_again(
+    backend: Copying, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, closed = RemoteWorker.close_to_reopen, []
+
+    def close_and_pause(worker: RemoteWorker[Any]) -> None:
+        close(worker)
+        closed.append(worker.number)
+        if not worker.site.tasks.gate.holding:
+            worker.site.tasks.gate.hold()
+
+    monkeypatch.setattr(RemoteWorker, "close_to_reopen", close_and_pause)
+    pipe = sl.from_items(range(LENGTH)).shard(4).map(work).merge()
+    async with pipe.open(backend=backend) as stream, anyio.create_task_group() as group:
+        gate = stream._session.gate
+
+        async def resume() -> None:
+            while True:
+                for _ in range(50):
+                    await anyio.lowlevel.checkpoint()
+                gate.resume()
+
+        group.start_soon(resume)
+        got = await all_of(stream)
+        group.cancel_scope.cancel()
+    assert got == list(range(LENGTH))
+    assert closed
