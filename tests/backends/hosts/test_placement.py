@@ -8,9 +8,14 @@ from typing import Any
 
 import anyio
 import pytest
+from trio.testing import MockClock
 
 import streamline as sl
+from streamline.backends.hosts.placement import Elasticity, Placement
 from streamline.backends.hosts.remote_worker import RemoteWorker
+from streamline.backends.hosts.restarts import CrashTracking
+from streamline.backends.ipc.link import Link
+from streamline.core.tasks import Tasks
 from streamline.errors import HostError
 from tests.copying_backend import Copying, HostDeath
 
@@ -29,6 +34,15 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 
 def pipeline(length: int = LENGTH, shards: int = 6) -> sl.Pipeline[int]:
     return sl.from_items(range(length)).shard(shards).shuffle(window=8).map(lambda item: item * item).merge()
+
+
+async def slow(item: int) -> int:
+    await anyio.lowlevel.checkpoint()
+    return item
+
+
+def quick(item: int) -> int:
+    return item
 
 
 async def all_of(stream: sl.Stream[int]) -> list[int]:
@@ -87,14 +101,15 @@ async def test_a_host_that_comes_in_time_is_waited_for() -> None:
 
 
 async def test_counts_of_a_worker_go_on_wherever_it_runs() -> None:
-    pipe = sl.from_items(range(LENGTH)).shard(4).map(lambda item: item, name="same").merge()
-    late = (0, 300, 600, 0, 200, 0, 300)
-    async with pipe.open(backend=Copying(3, least=1, late=late)) as stream:
-        assert len(await all_of(stream)) == LENGTH
-        stages = {stage.name: stage for stage in stream.stats().stages}
-    assert stages["same"].items >= LENGTH
-    assert stages["same"].items <= LENGTH * 1.5  # what a move repeats is counted again
-    assert [worker.items >= LENGTH // 4 for worker in stages["same"].per_worker] == [True] * 4
+    """It moves to the second host, and when that goes, back to the first, where its counts are those of before."""
+    pipe = sl.from_items(range(LENGTH)).shard(2).map(slow).merge()
+    backend = Copying(2, (HostDeath(1, received=60),), least=1, late=(0, 300, 10**9))
+    async with pipe.open(backend=backend) as stream:
+        assert await all_of(stream) == list(range(LENGTH))
+        stats = stream.stats()
+    (items,) = (stage.items for stage in stats.stages if stage.name == "slow")
+    assert all(host.items for host in stats.hosts)
+    assert LENGTH - 100 <= items <= LENGTH + 300, "of a host that goes, the last is unknown, and some is done again"
 
 
 async def test_what_a_live_source_gave_is_given_on_where_its_worker_goes() -> None:
@@ -144,15 +159,6 @@ async def test_call_tracking_and_moves_go_together() -> None:
         assert await all_of(stream) == list(pipeline())
 
 
-async def slow(item: int) -> int:
-    await anyio.lowlevel.checkpoint()
-    return item
-
-
-def quick(item: int) -> int:
-    return item
-
-
 @pytest.mark.parametrize(
     ("backend", "work"),
     [
@@ -161,14 +167,17 @@ def quick(item: int) -> int:
     ],
     ids=["moved", "tracked"],
 )
+@pytest.mark.parametrize("dies", [False, True], ids=["", "and its host dies"])
 async def test_what_came_before_a_pause_counts_where_a_worker_is_opened_again(
-    backend: Copying, work: Any, monkeypatch: pytest.MonkeyPatch
+    backend: Copying, work: Any, dies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    close, closed = RemoteWorker.close_to_reopen, []
+    close = RemoteWorker.close_to_reopen
+    closed: list[Link] = []
 
     def close_and_pause(worker: RemoteWorker[Any]) -> None:
         close(worker)
-        closed.append(worker.number)
+        assert worker.link is not None
+        closed.append(worker.link)
         if not worker.site.tasks.gate.holding:
             worker.site.tasks.gate.hold()
 
@@ -181,6 +190,10 @@ async def test_what_came_before_a_pause_counts_where_a_worker_is_opened_again(
             while True:
                 for _ in range(50):
                     await anyio.lowlevel.checkpoint()
+                if dies and len(closed) in (1, 2, 3) and gate.holding:
+                    closed[-1].close()
+                    for _ in range(50):
+                        await anyio.lowlevel.checkpoint()
                 gate.resume()
 
         group.start_soon(resume)
@@ -188,3 +201,55 @@ async def test_what_came_before_a_pause_counts_where_a_worker_is_opened_again(
         group.cancel_scope.cancel()
     assert got == list(range(LENGTH))
     assert closed
+
+
+class Alone:
+    """A worker that does nothing."""
+
+    number, over, movable = 0, False, False
+    connection: Any = None
+    failure: BaseException | None = None
+
+    def fail(self, failure: BaseException) -> None:
+        self.failure = failure
+
+    def gone(self) -> None:
+        self.over = True
+
+
+class Room:
+    """A host that notes what it is given."""
+
+    def __init__(self) -> None:
+        self.taken: list[Any] = []
+
+    def take(self, worker: Any) -> None:
+        self.taken.append(worker)
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_pause_stops_the_clock_for_hosts_that_are_missing(paused: bool) -> None:
+    worker: Any = Alone()
+    room = Room()
+
+    async def main() -> None:
+        elasticity = Elasticity(1, 10.0, lambda _, there, least: HostError(f"{there} of {least}"))
+        async with anyio.create_task_group() as group:
+            tasks = Tasks(group)
+            placement = Placement(elasticity, [None], CrashTracking(), tasks)  # type: ignore[list-item]
+            placement.add(worker)
+            placement.start(worker)
+            await anyio.sleep(5)
+            if paused:
+                tasks.gate.hold()
+            await anyio.sleep(20)
+            if paused:
+                tasks.gate.resume()
+            await anyio.sleep(5)
+            placement.came(room)
+            await anyio.sleep(1)
+            group.cancel_scope.cancel()
+
+    anyio.run(main, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+    assert (room.taken == [worker]) == paused
+    assert (worker.failure is None) == paused
