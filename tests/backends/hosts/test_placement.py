@@ -101,15 +101,13 @@ async def test_a_host_that_comes_in_time_is_waited_for() -> None:
 
 
 async def test_counts_of_a_worker_go_on_wherever_it_runs() -> None:
-    """It moves to the second host, and when that goes, back to the first, where its counts are those of before."""
     pipe = sl.from_items(range(LENGTH)).shard(2).map(slow).merge()
-    backend = Copying(2, (HostDeath(1, received=60),), least=1, late=(0, 300, 10**9))
-    async with pipe.open(backend=backend) as stream:
+    async with pipe.open(backend=Copying(2, least=1, late=(0, 300))) as stream:
         assert await all_of(stream) == list(range(LENGTH))
         stats = stream.stats()
     (items,) = (stage.items for stage in stats.stages if stage.name == "slow")
     assert all(host.items for host in stats.hosts)
-    assert LENGTH - 100 <= items <= LENGTH + 300, "of a host that goes, the last is unknown, and some is done again"
+    assert LENGTH <= items <= LENGTH + 10  # what a move repeats counts again
 
 
 async def test_what_a_live_source_gave_is_given_on_where_its_worker_goes() -> None:
