@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -19,12 +20,14 @@ import anyio
 from streamline.backends.base import Workers
 from streamline.backends.hosts.host import Host, HostExit
 from streamline.backends.hosts.host_server import Spec, serve
+from streamline.backends.hosts.placement import Elasticity
 from streamline.backends.hosts.pool import HostedWorkers
 from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.ipc.link import Link, LinkClosed, PipeLink
 from streamline.backends.ipc.messages import Message, PackedItems, PackingError
 from streamline.core.flow import Site
 from streamline.core.tasks import Tasks
+from streamline.errors import HostError
 from streamline.plan.plan import Plan
 
 
@@ -49,13 +52,23 @@ class HostDeaths:
       links: that were made so far.
       sent: messages that went to each of them, likewise `received`.
       happened: deaths so far.
+      counts: whether a death counts against what ran.
+
+    Args:
+      late: how many turns of other tasks each link takes, in order.
     """
 
-    def __init__(self, cuts: Sequence[HostDeath] = ()) -> None:
+    def __init__(self, cuts: Sequence[HostDeath] = (), *, late: Sequence[int] = (), counts: bool = True) -> None:
+        self.counts = counts
+        self._late = deque(late)
         self.links = self.happened = 0
         self.sent: list[int] = []
         self.received: list[int] = []
         self._cuts = {cut.link: cut for cut in cuts}
+
+    def late(self) -> int:
+        """Return how many turns of other tasks the next link takes."""
+        return self._late.popleft() if self._late else 0
 
     def cut(self) -> HostDeath:
         """Return when the next link is cut."""
@@ -144,6 +157,8 @@ class _TaskHost(Host):
         return f"copying host {self.number}"
 
     async def connect(self, payload: Spec, answer: Callable[[Any], Any] | None = None) -> Link:
+        for _ in range(self._deaths.late()):
+            await anyio.lowlevel.checkpoint()
         lock = threading.Lock()
         near, far = CopyLink(lock), CopyLink(lock)
         near.other, far.other = far, near
@@ -165,7 +180,7 @@ class _TaskHost(Host):
         return limit is None or counts[number] <= limit
 
     def exit_reason(self, link: Link) -> HostExit:
-        return HostExit("a cut")
+        return HostExit("a cut", counts=self._deaths.counts)
 
     def kill(self, link: Link) -> None:
         link.close()
@@ -180,6 +195,10 @@ class _TaskHost(Host):
         """Likewise."""
 
 
+def _missing(_: Sequence[Host], there: int, least: int) -> HostError:
+    return HostError(f"{there} of {least}")
+
+
 @dataclass(frozen=True)
 class Copying:
     """Worker w runs in host w mod n, and all that comes from there is a copy.
@@ -189,17 +208,25 @@ class Copying:
       cuts: when hosts die, in every run.
       max_restarts: as of `Processes`.
       runs: the deaths in each run so far.
+      least: hosts that there must be, which come and go: links take their time, as in `HostDeaths`, and deaths count
+        against nothing, unless `counts`; `timeout_s` as in `Elasticity`. None: those that die are replaced.
     """
 
     n: int
     cuts: tuple[HostDeath, ...] = ()
     max_restarts: int = 3
+    least: int | None = field(default=None, kw_only=True)
+    late: tuple[int, ...] = field(default=(), kw_only=True)
+    counts: bool = field(default=False, kw_only=True)
+    timeout_s: float = field(default=60.0, kw_only=True)
     runs: list[HostDeaths] = field(default_factory=list, init=False, compare=False, repr=False)
 
     def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
         session = site.tasks.session
         spec = Spec.of(plan, session)
-        deaths = HostDeaths(self.cuts)
+        deaths = HostDeaths(self.cuts, late=self.late, counts=self.least is None or self.counts)
+        elasticity = None if self.least is None else Elasticity(self.least, self.timeout_s, _missing)
         self.runs.append(deaths)
         hosts = [_TaskHost(number, site.tasks, deaths) for number in range(min(self.n, workers))]
-        return HostedWorkers(plan, site, hosts, spec, workers, CrashTracking(max_restarts=self.max_restarts), own=True)
+        tracking = CrashTracking(max_restarts=self.max_restarts)
+        return HostedWorkers(plan, site, hosts, spec, workers, tracking, own=True, elasticity=elasticity)

@@ -104,6 +104,7 @@ class HostMeter:
       pid: returns that of its process; None: there is none yet.
       resident: returns how many bytes of memory it holds; 0: unknown.
       stacks: returns what its threads are at, for a person; "": unknown.
+      node: returns the machine that it runs on; "": this one, or none yet.
 
     Attributes:
       shards: of its workers.
@@ -121,6 +122,7 @@ class HostMeter:
         pid: Callable[[], int | None],
         resident: Callable[[], int] = lambda: 0,
         stacks: Callable[[], str] = lambda: "",
+        node: Callable[[], str] = lambda: "",
     ) -> None:
         self.number = number
         self.kind: HostKind = kind
@@ -136,11 +138,19 @@ class HostMeter:
         self.alive = False
         self._pid = pid
         self._last_pid: int | None = None
+        self._node = node
+        self._last_node = ""
         self._resident = resident
         self._seen_bytes = 0
 
     def __str__(self) -> str:
-        return host_label(self.number, self.kind, self.pid)
+        return host_label(self.number, self.kind, self.pid, self.node)
+
+    @property
+    def node(self) -> str:
+        """The machine that it runs on, or ran on at last; "": this one, or there was none yet."""
+        self._last_node = self._node() or self._last_node
+        return self._last_node
 
     @property
     def pid(self) -> int | None:
@@ -156,8 +166,8 @@ class HostMeter:
         return self._seen_bytes
 
     def gone(self) -> None:
-        """There is no host for now: its pid and its memory stay what they were at last."""
-        self._last_pid, self._seen_bytes = self.pid, self.resident_bytes
+        """There is no host for now: its pid, its machine and its memory stay what they were at last."""
+        self._last_pid, self._last_node, self._seen_bytes = self.pid, self.node, self.resident_bytes
         self.alive = False
 
 
@@ -177,9 +187,9 @@ def label(name: str, kind: str) -> str:
     return kind if name.startswith(kind) or kind.endswith(f"_{name}") else f"{kind}({name})"
 
 
-def host_label(number: int, kind: HostKind, pid: int | None) -> str:
-    """Return a host as it is printed: "process 2, pid 4711", "thread 0"."""
-    return f"{kind} {number}" + (f", pid {pid}" if kind == "process" and pid else "")
+def host_label(number: int, kind: HostKind, pid: int | None, node: str = "") -> str:
+    """Return a host as it is printed: "process 2, pid 4711", "process 2 on node7, pid 4711", "thread 0"."""
+    return f"{kind} {number}" + (f" on {node}" if node else "") + (f", pid {pid}" if kind == "process" and pid else "")
 
 
 R = TypeVar("R")
@@ -236,6 +246,13 @@ class StageCounts(NamedTuple):
             slots=tuple(began + by for began in self.slots),
             waits=tuple((slot, (doing, began + by)) for slot, (doing, began) in self.waits),
         )
+
+    def without(self, earlier: StageCounts | None) -> StageCounts:
+        """Return it less what had been counted of it `earlier`; None: nothing."""
+        if earlier is None:
+            return self
+        gained = {name: getattr(self, name) - getattr(earlier, name) for name in SUMMED}
+        return self._replace(**gained, details=since(earlier.details, self.details))
 
 
 SUMMED = {"items", "bytes", "worked_s", "held_s", "wait_input_s", "wait_output_s"}

@@ -122,6 +122,7 @@ class HostStats:
       number: among its backend's, from 0 on.
       kind: "process" or "thread".
       pid: of its process, the last one's if there were several; None: it hasn't started.
+      node: the machine that it runs on, or ran on at last; "": this one, or it hasn't started.
       shards: of its workers.
       items: of theirs that have arrived.
       bytes: of those, pickled, with their buffers; 0 of a thread, where nothing is copied.
@@ -154,11 +155,12 @@ class HostStats:
     restarts: int = 0
     resident_bytes: int = 0
     alive: bool = True
+    node: str = ""
 
     @property
     def name(self) -> str:
-        """How messages call it: "process 2, pid 4711", "thread 0"."""
-        return host_label(self.number, self.kind, self.pid)
+        """How messages call it: "process 2, pid 4711", "process 2 on node7, pid 4711", "thread 0"."""
+        return host_label(self.number, self.kind, self.pid, self.node)
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,8 @@ class Figures:
       channels: likewise.
       consumer_held_s: with `async for`: how long the loop's body held the event loop, as far as it can be seen: from
         the first item of a list until it first awaits something.
-      hosts: threads or processes in which workers run, by number; none where they run in the stream's event loop.
+      hosts: threads or processes in which workers run, by number, those that aren't there yet among them; none where
+        workers run in the stream's event loop.
       cpus: that this process may use, within its control group's quota.
       reads: what sources have asked of servers, by name; of those that have asked any.
       dropped: items of this rank that are not given, so that all ranks end together; as `stream.ends` has it.

@@ -57,6 +57,7 @@ def host_stats(host: HostMeter, stages: Sequence[StageMeter], now: float) -> Hos
         number=host.number,
         kind=host.kind,
         pid=host.pid,
+        node=host.node,
         shards=tuple(sorted(host.shards)),
         items=host.items,
         bytes=host.bytes,

@@ -50,7 +50,10 @@ def table(figures: Figures) -> str:
     if figures.channels:
         lines += _aligned([CHANNELS, *map(_channel, figures.channels)])
     if figures.hosts:
-        lines += _aligned([HOSTS, *(_host(host, elapsed_s) for host in figures.hosts)])
+        seen = [host for host in figures.hosts if host.alive or host.pid or host.items]
+        lines += _aligned([HOSTS, *(_host(host, elapsed_s) for host in seen)])
+        if len(seen) < len(figures.hosts):
+            lines.append(f"({len(figures.hosts) - len(seen)} more hosts have not come yet)")
     if cached := [read for read in figures.reads if read.cache_hits or read.cache_misses]:
         lines += _aligned([CACHES, *map(_cache, cached)])
     if shared := [read for read in figures.reads if read.peer_hits or read.peer_misses]:

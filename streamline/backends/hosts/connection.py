@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -22,6 +22,7 @@ from streamline.backends.ipc.messages import (
     CallProgress,
     Hello,
     HostFailed,
+    HostReady,
     ItemsMessage,
     LiveCredit,
     Message,
@@ -42,25 +43,47 @@ from streamline.core.gate import resting
 from streamline.core.tasks import Tasks
 from streamline.errors import ClosedError
 
+if TYPE_CHECKING:
+    from streamline.backends.hosts.placement import Placement
+
 logger = logging.getLogger("streamline.hosts")
 
 
 class HostConnection:
-    """The workers of a run that one host runs; with `own`, the host ends with the run."""
+    """The workers of a run that one host runs.
 
-    def __init__(self, host: Host, payload: Any, tasks: Tasks, crash_tracking: CrashTracking, *, own: bool) -> None:
+    Args:
+      own: the host ends with the run.
+      placement: gives it workers, and takes them away; None: it has those that were added, for good.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        payload: Any,
+        tasks: Tasks,
+        crash_tracking: CrashTracking,
+        *,
+        own: bool,
+        placement: Placement | None = None,
+    ) -> None:
         self.host = host
         self._payload = payload
         self._tasks = tasks
         self._gate = tasks.gate
         self._own = own
+        self._placement = placement
         self._link: Link | None = None
         self._workers: dict[int, RemoteWorker[Any]] = {}
         self._wanted: set[int] = set()
-        self._crash_report = CrashReport[RemoteWorker[Any]](crash_tracking)
+        self._crash_report = (
+            CrashReport[RemoteWorker[Any]](crash_tracking) if placement is None else placement.crash_report
+        )
         self._hang_detector = HangDetector(host, crash_tracking, tasks, self._running_workers)
         self._meters = tasks.session.meters
-        self._meter = HostMeter(host.number, host.kind, lambda: host.pid, host.resident_bytes, host.stacks)
+        self._meter = HostMeter(
+            host.number, host.kind, lambda: host.pid, host.resident_bytes, host.stacks, lambda: host.node
+        )
         self._meters.hosts.append(self._meter)
         self._remote_metrics = RemoteMetrics(self._meters, self._meter)
         self._remote_pause = RemotePause(self._gate, self._busy, self._handle, self._fail_all)
@@ -71,6 +94,7 @@ class HostConnection:
         self._changed: anyio.Event | None = None
         self._failure: BaseException | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
+            HostReady: self._ready,
             WorkerOpened: lambda message: self._forward(message, RemoteWorker.opened),
             CallProgress: lambda message: self._forward(message, lambda worker, it: worker.restart_policy.calling(it)),
             WorkerEnded: lambda message: self._forward(message, self._ended),
@@ -88,6 +112,13 @@ class HostConnection:
         """Add a worker; `start` runs it."""
         self._workers[worker.number] = worker
         self._meter.shards.add(worker.site.shard)
+        worker.connection = self
+
+    def take(self, worker: RemoteWorker[Any]) -> None:
+        """Run a worker that another host may have run before."""
+        self.add(worker)
+        self._remote_metrics.took(worker.site.shard)
+        self.start(worker)
 
     def forget(self, worker: RemoteWorker[Any]) -> None:
         """Remove a worker that has ended and isn't read any more. Idempotent."""
@@ -159,7 +190,8 @@ class HostConnection:
         self._meter.alive = True
         self._remote_pause.connected(link)
         counted, ask = (None, None) if link.copies else (meters.within(self._meter), session.errors.decide)
-        link.send(Hello(self.host.name, counted if meters.on else None, meters.observer is not None, ask))
+        observed, answer = meters.observer is not None, self._placement is not None
+        link.send(Hello(self.host.name, counted if meters.on else None, observed, ask, answer))
         self._tasks.start(link.flush, f"connection to {self.host.name}, writing", lambda: None)
         for number in sorted(self._wanted):
             worker = self._workers[number]
@@ -169,6 +201,8 @@ class HostConnection:
 
     async def _wait_until_wanted(self) -> None:
         """After a host's death, wait for a worker to run: there is none while the run is ending."""
+        if self._placement is not None and self._placement.needed:
+            return
         while all(self._workers[number].over for number in self._wanted if number in self._workers):
             self._changed = anyio.Event()
             await resting(self._changed.wait())
@@ -178,7 +212,7 @@ class HostConnection:
         assert link is not None
         while True:
             for message in await resting(link.receive()):
-                self._remote_pause.arrived(link, message)
+                self._remote_pause.arrived(link, message, in_order=self._reopens(message))
                 del message
 
     def _handle(self, link: Link, message: Message) -> None:
@@ -214,6 +248,8 @@ class HostConnection:
         assert link is not None
         link.close()
         self._disconnected()
+        if self._placement is not None:
+            self._placement.went(self)
         if self.host.closed:
             raise ClosedError("the pool of hosts that this stream's workers ran in was closed") from None
         lost = [worker for number in sorted(self._wanted) if (worker := self._workers.get(number)) is not None]
@@ -233,16 +269,29 @@ class HostConnection:
                 worker.gone()
         lost = [worker for worker in lost if not worker.over]
         if lost:
-            logger.warning("%s has ended with %s: another one takes its place%s", name, ended, crash and f"\n{crash}")
+            then = "another one takes its place" if self._placement is None else "the others take over its workers"
+            logger.warning("%s has ended with %s: %s%s", name, ended, then, crash and f"\n{crash}")
         for worker in self._crash_report.died(lost, stuck=stuck_s is not None) if counts else ():
             worker.apply_verdict(crash_verdict(worker, self.host.number, name, ended))
         for worker in lost:
             worker.restart_policy.calls.clear()
+            self._release(worker)
+
+    def _release(self, worker: RemoteWorker[Any]) -> bool:
+        """Let the placement find a host for a worker; False: there is none, and this host keeps it."""
+        if self._placement is None:
+            return False
+        self.forget(worker)
+        self._meter.shards.discard(worker.site.shard)
+        self._placement.released(worker)
+        return True
 
     def _next_turn(self) -> None:
         """Open the worker whose turn it is, if workers take turns."""
         worker = self._crash_report.turn
-        if worker is not None and worker.link is None and self._link is not None:
+        if self._placement is not None:
+            self._placement.wake()
+        elif worker is not None and worker.link is None and self._link is not None:
             worker.open(self._link)
 
     def _end_turn(self, worker: RemoteWorker[Any]) -> None:
@@ -253,6 +302,8 @@ class HostConnection:
         """Let the host clean up after this run; one that takes too long is killed."""
         link = self._link
         self._leaving = True
+        if self._placement is not None:
+            self._placement.went(self)
         if link is not None:
             link.send(Shutdown())
             with anyio.move_on_after(CLOSE_S) as patience:
@@ -295,6 +346,8 @@ class HostConnection:
 
     def _fail_all(self, failure: BaseException) -> None:
         self._failure = failure
+        if self._placement is not None:
+            self._placement.fail(failure)
         for worker in self._workers.values():
             worker.fail(failure)
             worker.gone()
@@ -304,6 +357,10 @@ class HostConnection:
     def _forward(self, message: Any, handle: Callable[[RemoteWorker[Any], Any], None]) -> None:
         if (worker := self._workers.get(message.worker)) is not None:
             handle(worker, message)
+
+    def _ready(self, _: HostReady) -> None:
+        if self._placement is not None and self._link is not None:  # else it has died since
+            self._placement.came(self)
 
     def _ended(self, worker: RemoteWorker[Any], message: WorkerEnded) -> None:
         worker.ended(message)
@@ -316,13 +373,24 @@ class HostConnection:
 
     def _closed(self, message: WorkerClosed) -> None:
         worker = self._workers.get(message.worker)
+        if self._link is None:
+            return  # deferred in a pause, and the host has died since
         if worker is not None and worker.reopening() and self._link is not None:
-            worker.open(self._link)
+            worker.link = None
+            if not self._release(worker):
+                worker.open(self._link)
             return
         if worker is not None:
             self.forget(worker)
             worker.gone()
             self._end_turn(worker)
+
+    def _reopens(self, message: Message) -> bool:
+        """Whether a worker is opened again because of a message: where it stands, what came before this tells."""
+        if not isinstance(message, WorkerClosed):
+            return False
+        worker = self._workers.get(message.worker)
+        return worker is not None and worker.to_reopen
 
     def _skipped(self, message: SkippedItem) -> None:
         failure = decode_skipped(message.failure)

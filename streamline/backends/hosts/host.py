@@ -42,6 +42,11 @@ class Host(ABC):
         """Its process's id; None before it is started."""
         return os.getpid()
 
+    @property
+    def node(self) -> str:
+        """The machine that it runs on; "": this one, or none yet."""
+        return ""
+
     def resident_bytes(self) -> int:
         """Return its resident memory; 0 if it shares this process's, or isn't running."""
         return 0

@@ -29,6 +29,7 @@ from streamline.backends.ipc.messages import (
     FlushAt,
     Hello,
     HostFailed,
+    HostReady,
     LiveCredit,
     LiveEnd,
     LiveItems,
@@ -187,6 +188,8 @@ class _HostedRun:
         if message.meters is not None:
             session.meters = message.meters
         self._observe(Observe(message.observed))
+        if message.answer:
+            self._link.send(HostReady())
 
     def _observe(self, message: Observe) -> None:
         if self._reporter is not None:
@@ -251,6 +254,8 @@ class _HostedRun:
                 await self._tasks.stop(worker.job)
             if worker.receiver is not None:
                 worker.receiver.channel.abandon()
+            if self._reporter is not None:
+                self._reporter.report()  # it may go on elsewhere
             self._link.send(WorkerClosed(number))
 
         self._tasks.start(close, "close", lambda: None)

@@ -1,4 +1,4 @@
-"""Hosts of a run and of a pool: worker w runs in host w mod n.
+"""Hosts of a run and of a pool: worker w runs in host w mod n, or where a `Placement` says.
 
 A backend's hosts end with the run; those of a `HostPool` are kept, and serve several runs. Success: the first run that
 needs k hosts starts those that are missing. Failure of a host: each run that it served has it replaced. Close: hosts
@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from streamline.backends.hosts.connection import HostConnection
 from streamline.backends.hosts.host import Host
+from streamline.backends.hosts.placement import Elasticity, Placement
 from streamline.backends.hosts.remote_worker import RemoteWorker
 from streamline.backends.hosts.restarts import CrashTracking
 from streamline.core.channel import Inbox
@@ -47,9 +48,14 @@ class HostedWorkers:
         crash_tracking: CrashTracking,
         *,
         own: bool,
+        elasticity: Elasticity | None = None,
     ) -> None:
         self._plan = plan
-        self._connections = [HostConnection(host, payload, site.tasks, crash_tracking, own=own) for host in hosts]
+        self._placement = None if elasticity is None else Placement(elasticity, hosts, crash_tracking, site.tasks)
+        self._connections = [
+            HostConnection(host, payload, site.tasks, crash_tracking, own=own, placement=self._placement)
+            for host in hosts
+        ]
         self._ranks = site.num_shards
         self._size = BYTES_ON_THE_WAY // -(-workers // len(hosts))
         self._opened = 0
@@ -59,16 +65,17 @@ class HostedWorkers:
         plan = self._plan
         worker = RemoteWorker[Any](self._opened, plan, site, state, self._size, feed)
         self._opened += 1
-        connection = self._connections[site.shard // self._ranks % len(self._connections)]
-        connection.add(worker)
+        fixed = self._connections[site.shard // self._ranks % len(self._connections)]
+        runs = fixed if self._placement is None else self._placement
+        runs.add(worker)
 
         def start() -> None:
-            for other in self._connections:
-                other.begin()
-            connection.start(worker)
+            for connection in self._connections:
+                connection.begin()
+            runs.start(worker)
 
         filled_by = (plan.worker[-1] if plan.worker else plan.source).name
-        return worker.connect(connection, start, filled_by)
+        return worker.connect(start, filled_by)
 
 
 logger = logging.getLogger("streamline.hosts")
@@ -95,6 +102,11 @@ class HostingBackend(ABC):
     @abstractmethod
     def crash_tracking(self) -> CrashTracking:
         """When a host is given up."""
+
+    @property
+    def elasticity(self) -> Elasticity | None:
+        """With fewer hosts than `most`, how a run begins and goes on; None: they are all there, or come back."""
+        return None
 
     @abstractmethod
     def host(self, number: int) -> Host:
@@ -124,7 +136,9 @@ class HostingBackend(ABC):
             for host in hosts if own else ():
                 host.close()
             raise
-        return HostedWorkers(plan, site, hosts, payload, workers, self.crash_tracking, own=own)
+        return HostedWorkers(
+            plan, site, hosts, payload, workers, self.crash_tracking, own=own, elasticity=self.elasticity
+        )
 
     def check(self, plan: Plan) -> None:
         """Refuse a plan of one worker, without `.shard`, for several hosts: `PlanError`."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import MetricsUpdate, Span
-from streamline.core.counters import Doing, HostMeter, StageCounts, StageMeter
+from streamline.core.counters import BORDER, Doing, HostMeter, StageCounts, StageMeter
 from streamline.core.meters import Meters, Traffic
 from streamline.core.tasks import Session
 from streamline.core.threads import start_thread
@@ -33,8 +33,10 @@ class RemoteMetrics:
         self._meters = meters
         self._host = host
         self._shown: dict[Key, StageMeter] = {}
+        self._counted: dict[Key, StageCounts] = {}  # what the host said last
         self._earlier: dict[Key, StageCounts] = {}
         self._earlier_items: dict[Key, int] = {}  # of channels
+        self._counted_items: dict[Key, int] = {}
         self._earlier_traffic: dict[str, tuple[int, ...]] = {}
         self._ahead = math.inf  # of the host's clock, with the least time on the way that was seen
 
@@ -50,9 +52,11 @@ class RemoteMetrics:
             if meter is None:
                 meter = self._shown[key] = meters.stage(counted.name, counted.kind, counted.shard, counted.concurrency)
                 meter.host = self._host
+            self._counted[key] = counted
             meter.shows(counted, self._earlier.get(key))
         for name, shard, capacity, items, depth, peak in counts.channels:
             channel = meters.channel(name, shard, capacity)
+            self._counted_items[name, shard] = items
             channel.items = items + self._earlier_items.setdefault((name, shard), 0)
             channel.depth, channel.peak = depth, max(channel.peak, peak)
         for name, *traffic in counts.traffics:
@@ -64,12 +68,27 @@ class RemoteMetrics:
             if meter is not None and meter.observer is not None:
                 meter.observer(meter, doing, began, ended)
 
+    def took(self, shard: int) -> None:
+        """Go on from what other hosts have counted of a worker, which this one runs now, and may have run before."""
+        now = perf_counter()
+        for key, meter in list(self._meters.stages.items()):
+            if key[1] == shard and meter.host is not None:
+                meter.host = self._host
+                self._shown[key] = meter
+                self._earlier[key] = meter.stopped(now).without(self._counted.get(key))
+        for key, channel in list(self._meters.channels.items()):
+            if key[1] == shard and not key[0].endswith(BORDER):
+                self._earlier_items[key] = channel.items - self._counted_items.get(key, 0)
+
     def lost(self) -> None:
         """Keep the counts of a host that has ended; nothing is in progress in it."""
         now = perf_counter()
         self._ahead = math.inf
+        self._counted.clear()
+        self._counted_items.clear()
         for key, meter in self._shown.items():
-            self._earlier[key] = meter.stopped(now)
+            if meter.host is self._host:
+                self._earlier[key] = meter.stopped(now)
         for key in self._earlier_items:
             channel = self._meters.channel(*key, 0)
             self._earlier_items[key], channel.depth = channel.items, 0

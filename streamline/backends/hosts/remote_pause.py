@@ -62,9 +62,13 @@ class RemotePause:
         self._gate.unregister(self._participant)
         self._deferred.clear()
 
-    def arrived(self, link: Link, message: Message) -> None:
-        """Handle a message, or defer it until the pause ends."""
-        if self._gate.holding and not isinstance(message, AT_ONCE):
+    def arrived(self, link: Link, message: Message, *, in_order: bool = False) -> None:
+        """Handle a message, or defer it until the pause ends.
+
+        Args:
+          in_order: after those that came before it, whatever it is.
+        """
+        if self._gate.holding and (in_order or not isinstance(message, AT_ONCE)):
             self._deferred.append((link, message))
         else:
             self._handle(link, message)

@@ -85,7 +85,7 @@ CLOSE_S = 5.0
 
 
 class WorkerConnection(Protocol[T]):
-    """The part of a `HostConnection` that a worker uses."""
+    """The part of a `HostConnection`, or while it has none, of a `Placement`, that a worker uses."""
 
     def forget(self, worker: RemoteWorker[T]) -> None: ...
 
@@ -100,6 +100,7 @@ class RemoteWorker(Generic[T]):
       feed: what it reads of a shared live source; None: it reads its source itself.
 
     Attributes:
+      connection: which has it.
       link: to its host; None: it has no host at the moment.
       closed: set when it has ended in the host, with all that it opened.
       heard_at: `perf_counter` of its last message; before the first one, when that is due.
@@ -110,6 +111,7 @@ class RemoteWorker(Generic[T]):
     ) -> None:
         self.number = number
         self.site = site
+        self.connection: WorkerConnection[T] | None = None
         self.link: Link | None = None
         self.closed = anyio.Event()
         self.restart_policy = RestartPolicy()
@@ -135,7 +137,7 @@ class RemoteWorker(Generic[T]):
         self._close_deadline = 0.0  # by when user code must end
         self._closing = False  # in order to be opened again
 
-    def connect(self, connection: WorkerConnection[T], start: Callable[[], None], filled_by: str) -> Inbox[T]:
+    def connect(self, start: Callable[[], None], filled_by: str) -> Inbox[T]:
         """Return the inbox, which gets the items of the stage `filled_by`; its first pull calls `start`."""
         channel, tasks = self.channel, self.site.tasks
         inbox, meters = channel.inbox, tasks.session.meters
@@ -147,12 +149,13 @@ class RemoteWorker(Generic[T]):
             return self
 
         inbox.starter = begin
-        inbox.stopper = lambda _: self._stopped(connection)
+        inbox.stopper = lambda _: self._stopped()
         inbox.on_flush_points = self._flush_at
 
         def closed() -> None:
             tasks.disown(channel.abandon)
-            connection.forget(self)
+            if self.connection is not None:
+                self.connection.forget(self)
 
         inbox.on_closed = closed
         tasks.own(channel.abandon)
@@ -230,9 +233,27 @@ class RemoteWorker(Generic[T]):
         """Whether it has room to send; once full, it waits until a quarter is free."""
         return self.channel.held <= self._capacity * 3 // 4 and self._in_flight.size <= self._size * 3 // 4
 
+    @property
+    def movable(self) -> bool:
+        """Whether it runs in a host, and isn't on its way to another."""
+        return self.link is not None and not self._closing and not self.over
+
+    def close_to_reopen(self) -> None:
+        """Close it in its host, in order to open it again, there or elsewhere, once what it has sent has arrived."""
+        assert self.link is not None
+        self._closing = True
+        self.link.send(CloseWorker(self.number))
+        if self.forwarding is not None:
+            self.forwarding.lost()
+
+    @property
+    def to_reopen(self) -> bool:
+        """Whether it was closed to be opened again."""
+        return self._closing and not self.over
+
     def reopening(self) -> bool:
-        """Return whether it was closed to be opened again without call tracking, once."""
-        reopening = self._closing and not self.over
+        """Return `to_reopen`, once."""
+        reopening = self.to_reopen
         self._closing = False
         return reopening
 
@@ -266,13 +287,13 @@ class RemoteWorker(Generic[T]):
         if self.forwarding is not None:
             self.forwarding.end()
 
-    async def _stopped(self, connection: WorkerConnection[T]) -> None:
+    async def _stopped(self) -> None:
         """Close it in its host and wait; if user code doesn't end, kill the host."""
         self.cancel()
         with anyio.move_on_after(self._close_deadline - perf_counter(), shield=True):
             await self.closed.wait()
-        if not self.closed.is_set():
-            connection.end_host()
+        if not self.closed.is_set() and self.connection is not None:
+            self.connection.end_host()
             with anyio.CancelScope(shield=True):
                 await self.closed.wait()
 
@@ -343,10 +364,9 @@ class RemoteWorker(Generic[T]):
 
     def _stop_tracking(self) -> None:
         if self.restart_policy.track_calls and self.restart_policy.stable and self.link is not None:
-            self.restart_policy.track_calls, self._closing = False, True
-            self.link.send(CloseWorker(self.number))
-            if self.forwarding is not None:
-                self.forwarding.lost()
+            self.restart_policy.track_calls = False
+            if not self._closing:
+                self.close_to_reopen()
 
     def ended(self, message: WorkerEnded) -> None:
         """Finish or fail the channel."""

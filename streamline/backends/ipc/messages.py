@@ -30,12 +30,14 @@ class Hello(NamedTuple):
       meters: to count in, where objects are handed over; None: in some of its own, and `MetricsUpdate` tell of them.
       observed: as in `Observe`.
       ask: decides on items to skip, where the link doesn't copy; None: the host asks over its stdio socket.
+      answer: with `HostReady`.
     """
 
     host: str
     meters: Any
     observed: bool
     ask: Any
+    answer: bool = False
 
 
 class Observe(NamedTuple):
@@ -140,6 +142,10 @@ class Shutdown(NamedTuple):
 
 
 # From the host to the consumer ----------------------------------------------------------------------------------------
+class HostReady(NamedTuple):
+    """The host has loaded the plan: workers that are opened from now on begin at once."""
+
+
 class WorkerOpened(NamedTuple):
     """A worker was opened at this state; `items` are fewer than in `OpenWorker` if its last channel is smaller."""
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from streamline.backends.remote.control import (
     HostStacks,
     HostStarted,
     KillHost,
+    Leave,
     LinkFailed,
     Offer,
     OpenLink,
@@ -83,6 +86,7 @@ class Agent:
         self._payloads: dict[int, Shipped] = {}
         self._lost_after_s = 0.0
         self._over = threading.Event()
+        self._left = ""
         self._handlers: dict[type, Callable[[Any], object]] = {
             Attach: self._attach,
             StartHost: self._start,
@@ -103,11 +107,26 @@ class Agent:
             while not isinstance(message := self._control.receive(), Detach):
                 self._handlers[type(message)](message)
         except EOFError as error:
-            return str(error)
+            return self._left or str(error)
         else:
             return None
         finally:
             self.close()
+
+    @property
+    def left(self) -> bool:
+        """Whether it was asked to leave."""
+        return bool(self._left)
+
+    def leave(self, why: str) -> None:
+        """Let the trainer know that this machine is taken away, and end; in a signal's handler, too."""
+        self._left = f"this machine was asked to leave: {why}"
+
+        def leave() -> None:
+            self._control.send(Leave(why))
+            self._control.hang_up()
+
+        _apart("leave", leave)
 
     def close(self) -> None:
         """Kill all hosts, and hang up. Idempotent; in any thread."""
@@ -235,6 +254,8 @@ def run_agent(
 ) -> str | None:
     """Serve the trainer at `address`, and the runs after that; return why it was lost, None if it detached.
 
+    On SIGTERM, in a process's main thread, its hosts end at once; the trainer is told, and moves their workers.
+
     Args:
       hosts: that may run here at once.
       wait_s: seconds to wait for the trainer to listen.
@@ -253,10 +274,27 @@ def run_agent(
                 raise
             return lost
         logger.info("attached to the trainer at %s:%d, for up to %d hosts", *address, hosts)
-        lost = Agent(sock, partial(reach, "link"), hosts).serve()
+        agent = Agent(sock, partial(reach, "link"), hosts)
+        with _on_sigterm(agent):
+            lost = agent.serve()
         sock.close()
+        if agent.left:
+            return lost
         logger.info("the trainer %s", "has detached" if lost is None else f"is lost: {lost}")
         patience_s = rejoin_s
+
+
+@contextmanager
+def _on_sigterm(agent: Agent) -> Iterator[None]:
+    """Let a preemption of this machine be no surprise to the trainer; not where a thread of a program is the agent."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: agent.leave("SIGTERM"))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _dial(address: tuple[str, int], key: bytes, role: Any, ticket: str = "") -> socket.socket:

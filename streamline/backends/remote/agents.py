@@ -40,6 +40,7 @@ from streamline.backends.remote.control import (
     HostStacks,
     HostStarted,
     KillHost,
+    Leave,
     LinkFailed,
     Offer,
     OpenLink,
@@ -224,6 +225,7 @@ class AttachedAgent:
             LinkFailed: lambda message: agents.link_failed(message.ticket, f"{self.node}: {message.why}"),
             HostExited: self._exited,
             Alive: self._alive,
+            Leave: self._leave,
         }
         disowned_in_copies(self)
 
@@ -282,6 +284,9 @@ class AttachedAgent:
         self.send(None)
         self.agents.lost(self, why)
         self._control.sock.close()
+
+    def _leave(self, message: Leave) -> None:
+        raise EOFError(f"it was asked to leave: {message.why}")
 
     def _offered(self, message: Offer) -> None:
         self.offer = message.hosts

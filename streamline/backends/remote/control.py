@@ -152,6 +152,12 @@ class Alive(NamedTuple):
     resident: Mapping[int, int]
 
 
+class Leave(NamedTuple):
+    """The last message: this machine is needed for something else; its hosts end."""
+
+    why: str
+
+
 class ControlConnection:
     """One end: `send` in any thread, `receive` in one."""
 

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,23 +16,24 @@ import anyio
 
 from streamline.backends.hosts.host import Host, HostExit
 from streamline.backends.hosts.host_server import Spec
+from streamline.backends.hosts.placement import Elasticity
 from streamline.backends.hosts.plan_shipping import ship
 from streamline.backends.hosts.pool import HostingBackend
 from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.ipc.link import Link
 from streamline.backends.remote.agents import Agents, CarriedPlan, HostGone, RemoteProcess, agents_at, brought
 from streamline.backends.remote.network_link import NetworkLink, watch_peer
-from streamline.core.counters import HostKind
+from streamline.core.counters import HostKind, host_label
 from streamline.core.handshake import read_key
-from streamline.core.options import check_int, parse_address
+from streamline.core.options import check_int, given, parse_address
 from streamline.core.tasks import Session
-from streamline.errors import ClosedError, HostError, PlanError
+from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
 from streamline.plan.plan import Plan
 
 
 @dataclass(frozen=True)
 class Remote(HostingBackend):
-    """Worker w runs in host w mod n: a process on a machine whose agent has dialled this process.
+    """Workers run in processes on machines whose agents have dialled this process: worker w in host w mod n.
 
     On each machine, `streamline worker --connect HOST:PORT --key-file FILE` starts an agent. A host that dies, or whose
     machine is lost, is replaced where there is a place; its workers continue after the last item that arrived. Agents
@@ -41,16 +42,18 @@ class Remote(HostingBackend):
     `with sl.Remote(32) as pool:` makes a pool that is kept between pipelines and serves several at once.
 
     Args:
-      hosts: processes, at least 1, at most one per worker.
+      hosts: processes, at least 1, at most one per worker. (8, 64): work begins once 8 of them are there, up to 64 are
+        used, and workers move when one comes or goes; the items and their order are the same.
       listen: "ADDRESS:PORT" where agents dial.
       key_file: a file with the key, at least 16 bytes, that the agents have, too; None: the environment's
         STREAMLINE_KEY.
       env: environment variables to change in the hosts.
-      start_timeout_s: seconds to wait for an agent with a place, for each host.
+      start_timeout_s: seconds to wait for an agent with a place, for each host; of (8, 64), while there are fewer
+        than 8.
       lost_after_s: seconds of silence after which a machine counts as lost, at least 2.
     """
 
-    hosts: int
+    hosts: int | tuple[int, int]
     listen: str = field(default="0.0.0.0:7077", kw_only=True)
     key_file: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     env: Mapping[str, str] = field(default_factory=dict, kw_only=True)
@@ -58,7 +61,7 @@ class Remote(HostingBackend):
     lost_after_s: float = field(default=10.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_int("Remote(hosts)", self.hosts, 1)
+        checked_hosts("Remote(hosts)", self.hosts)
         parse_address("Remote(listen=)", self.listen)
         for name, value, least in (
             ("start_timeout_s", self.start_timeout_s, 0.0),
@@ -69,7 +72,21 @@ class Remote(HostingBackend):
 
     @property
     def most(self) -> int:
-        return self.hosts
+        return self.hosts[1] if isinstance(self.hosts, tuple) else self.hosts
+
+    @property
+    def elasticity(self) -> Elasticity | None:
+        return Elasticity(self.hosts[0], self.start_timeout_s, self.missing) if isinstance(self.hosts, tuple) else None
+
+    @property
+    def short(self) -> str:
+        return f"{type(self).__name__}({self.hosts})"
+
+    def missing(self, hosts: Sequence[Host], there: int, least: int) -> HostError:
+        """Return the error for waiting in vain for `least` of `hosts`."""
+        first = hosts[0]
+        assert isinstance(first, RemoteHost)
+        return HostError(first.late(f"only {there} of the {least} hosts that {self.short} needs at least have come"))
 
     @property
     def crash_tracking(self) -> CrashTracking:
@@ -82,6 +99,16 @@ class Remote(HostingBackend):
         carried = CarriedPlan(ship(Spec.of(plan, session)))
         session.at_close(carried.close)
         return carried
+
+
+def checked_hosts(option: str, hosts: int | tuple[int, int]) -> None:
+    """Refuse what is neither a number of hosts nor (fewest, most)."""
+    if isinstance(hosts, str | list | float) or (isinstance(hosts, tuple) and len(hosts) != 2):
+        raise PlanTypeError(f"{option} is an integer, or two in a tuple, (fewest, most), got {given(hosts)}")
+    fewest, most = hosts if isinstance(hosts, tuple) else (hosts, hosts)
+    check_int(option, fewest, 1)
+    if check_int(option, most, 1) < fewest:
+        raise PlanError(f"{option} is (fewest, most), got {hosts!r}: write {(most, fewest)}")
 
 
 CLOSE_S = 5.0
@@ -109,14 +136,17 @@ class RemoteHost(Host):
 
     @property
     def name(self) -> str:
-        process = self._running
-        where = "" if process is None else f" on {process.agent.node}" + (f", pid {process.pid}" if process.pid else "")
-        return f"process {self.number}{where}"
+        return host_label(self.number, self.kind, self.pid, self.node)
 
     @property
     def pid(self) -> int | None:
         process = self._running
         return None if process is None else process.pid or None
+
+    @property
+    def node(self) -> str:
+        process = self._running
+        return "" if process is None else process.agent.node
 
     @property
     def _running(self) -> RemoteProcess | None:
@@ -140,11 +170,14 @@ class RemoteHost(Host):
         return self._process
 
     async def connect(self, payload: CarriedPlan, answer: Callable[[Any], Any] | None = None) -> Link:
+        if self._remote.elasticity is not None:  # the run says how long it waits
+            return await self._connected(payload, answer)
         try:
             with anyio.fail_after(self._remote.start_timeout_s):
                 return await self._connected(payload, answer)
         except TimeoutError:
-            raise HostError(self._late()) from None
+            what = f"no machine has run process {self.number} of {self._remote.short}"
+            raise HostError(self.late(what)) from None
 
     async def _connected(self, payload: CarriedPlan, answer: Callable[[Any], Any] | None) -> Link:
         while True:
@@ -171,13 +204,14 @@ class RemoteHost(Host):
             self._process_of[link] = process
         return link
 
-    def _late(self) -> str:
+    def late(self, what: str) -> str:
+        """Return a message: what hasn't come in time, who has, and what to do."""
         assert self._agents is not None
         return (
-            f"no machine has run process {self.number} of {self._remote.short} within "
-            f"{self._remote.start_timeout_s:g} s (start_timeout_s=). Agents: {self._agents.summary()}. Start more of "
-            f"`streamline worker --connect HOST:{self._agents.port}`, or let them offer more places (--hosts), and see "
-            "what they log" + (f". The last trouble, on {self._trouble}" if self._trouble else "")
+            f"{what} within {self._remote.start_timeout_s:g} s (start_timeout_s=). "
+            f"Agents: {self._agents.summary()}. Start more of `streamline worker --connect HOST:{self._agents.port}`, "
+            "or let them offer more places (--hosts), and see what they log"
+            + (f". The last trouble, on {self._trouble}" if self._trouble else "")
         )
 
     def exit_reason(self, link: Link) -> HostExit:

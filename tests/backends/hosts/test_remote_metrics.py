@@ -249,6 +249,34 @@ def test_a_host_that_is_gone_is_at_nothing_and_what_it_did_stays() -> None:
     assert shown.busy_s >= 4.0
 
 
+def test_counts_of_a_worker_that_moves_and_returns_add_up_once() -> None:
+    """Each host goes on with what it counted itself: it doesn't know of the other."""
+    link, session = Wires(), Session()
+    reporter = MetricsReporter(link, session)
+    meter, channel = session.meters.stage("decode", "map", 3), session.meters.channel("decode", 3, 8)
+
+    def counted(items: int, seconds: float) -> MetricsUpdate:
+        meter.items, meter.worked_s, channel.items = items, seconds, items
+        reporter.report()
+        return link.sent[-1]
+
+    meters, first = mirrored()
+    second = RemoteMetrics(meters, HostMeter(1, "process", lambda: 4712))
+    shown = []
+    for host, took, items in [(first, True, 10), (second, True, 3), (second, False, 4), (first, True, 15)]:
+        if took:
+            host.took(3)
+        host.show(counted(items, float(items)))
+        stage = meters.stages["decode", 3]
+        shown.append((stage.items, stage.busy_s, meters.channels["decode", 3].items, str(stage.host)))
+    assert shown == [
+        (10, 10.0, 10, "process 0, pid 4711"),
+        (13, 13.0, 13, "process 1, pid 4712"),
+        (14, 14.0, 14, "process 1, pid 4712"),
+        (19, 19.0, 19, "process 0, pid 4711"),
+    ]
+
+
 @pytest.mark.parametrize("ahead", [-1e6, 1e6])
 def test_times_of_another_machine_are_shown_by_this_ones_clock(monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
     here = time.perf_counter
