@@ -13,10 +13,13 @@ export PYTHONDONTWRITEBYTECODE :=
 install = $(@D)/bin/python -m pip install --disable-pip-version-check --progress-bar off
 torch = $(install) torch==2.13.0
 
-.PHONY: demo test test-trainers check format laws bench bench-smoke clean
+.PHONY: demo demo-cluster test test-trainers check format laws bench bench-smoke clean
 
 demo: $(RUNTIME)  ## train, be killed, resume, compare
 	$(BIN)/streamline demo
+
+demo-cluster: $(RUNTIME)  ## train with workers on three nodes, lose one, compare
+	$(BIN)/streamline demo --cluster
 
 test: $(READY)  ## the tests
 	.ci/servers

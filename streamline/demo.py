@@ -1,6 +1,8 @@
 """`streamline demo`: kill a trainer half-way, resume it, and compare with a run that was left alone.
 
-`run_demo` writes the running Python's standard library as gzipped JSONL and starts two kinds of child processes:
+With `--cluster`, the workers of another run are on three nodes instead, one of which is killed: each is an agent on
+this machine (`streamline worker`). `run_demo` writes the running Python's standard library as gzipped JSONL and
+starts two more kinds of child processes:
 
 - `python -m streamline.demo server DIRECTORY`: HTTP on loopback, with the latency of an object store. It prints its
   port, and ends when its stdin closes, so it never outlives the process that started it, however that one ends.
@@ -16,7 +18,9 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -25,7 +29,7 @@ import threading
 import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -43,6 +47,7 @@ import streamline as sl
 WORKERS, BATCH_SIZE, RECORD_BYTES = 4, 32, 1024
 LATENCY_MS = 20.0  # a request, as from an object store in the same region
 TRAINER_LIMIT_S, SERVER_EXIT_S = 120.0, 5.0  # several times what the slowest machine takes: a longer one hangs
+HOSTS = 2, 1, 1  # of each node: together one a worker, so all have some
 SKIPPED_FOLDERS = frozenset({"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"})
 
 Size = namedtuple("Size", ["max_files", "shards", "window", "save_every"])
@@ -271,12 +276,12 @@ class Trainer:
         self.seconds[part] += time.perf_counter() - start
 
 
-def start(*arguments: str, errors: IO[bytes], stdin: int) -> subprocess.Popen[str]:
-    """Start `python -m streamline.demo`: a new interpreter, never a fork of this one."""
+def start(*arguments: str, errors: IO[bytes], stdin: int, module: str = "streamline.demo") -> subprocess.Popen[str]:
+    """Start `python -m streamline.demo`, or another module: a new interpreter, never a fork of this one."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
     # One thread for the matrix products: the other core belongs to the data, and a sum split in two rounds otherwise.
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL", "VECLIB_MAXIMUM")}
-    command = [sys.executable, "-m", "streamline.demo", *arguments]
+    command = [sys.executable, "-m", module, *arguments]
     environment = {**os.environ, **threads, "PYTHONPATH": path}
     # A process group of its own: Ctrl-C goes to the parent alone, which ends its children in order.
     return subprocess.Popen(
@@ -366,13 +371,14 @@ def table(runs: dict[str, TrainerRun]) -> Table:
     return view
 
 
-def run_demo(quick: bool = False, console: Console | None = None) -> int:
+def run_demo(quick: bool = False, console: Console | None = None, *, cluster: bool = False) -> int:
     """Run the demo (`quick`: on some files); return 0 for equal runs, 1 for a difference or failure, 130 for Ctrl-C."""
     console = Console(highlight=False) if console is None else console
     begin = time.monotonic()
     try:
         with signals_as_interrupts(), tempfile.TemporaryDirectory(prefix="streamline-demo-") as folder:
-            runs = train_twice(Path(folder), QUICK if quick else FULL, console)
+            compare = compare_with_nodes if cluster else compare_with_resumed
+            runs = compare(Path(folder), QUICK if quick else FULL, console)
     except (DemoError, OSError) as error:
         console.print(f"FAILED: {error}", style="red", markup=False, soft_wrap=True)
         return 1
@@ -384,39 +390,126 @@ def run_demo(quick: bool = False, console: Console | None = None) -> int:
     if problem := difference(*runs.values()):
         console.print(f"FAILED: {problem} ({seconds:.0f} s)", style="red", markup=False, soft_wrap=True)
         return 1
-    same = f"Killed and resumed, the training got the same {len(runs['uninterrupted'].steps)} batches and ended with "
+    same = "On three nodes, one of which was killed" if cluster else "Killed and resumed"
+    same += f", the training got the same {len(runs['uninterrupted'].steps)} batches and ended with "
     same += f"the same model as the uninterrupted one, bit for bit ({seconds:.0f} s)."
     console.print(same, soft_wrap=True, style="green")
     return 0
 
 
-def train_twice(folder: Path, size: Size, console: Console) -> dict[str, TrainerRun]:
-    """Do the runs; return them by name, or raise DemoError where one did not end as it should."""
-    (folder / "shards").mkdir()
-    records, description = write_corpus(folder / "shards", size.shards, size.max_files)
-    batches = math.ceil(records / BATCH_SIZE)
-    die_at = kill_step(batches, size.save_every)
-    live = Progress(
-        "{task.description}", BarColumn(None), MofNCompleteColumn(), "{task.fields[status]}",
-        console=console, expand=True, disable=not console.is_terminal,
-    )  # fmt: skip
-    with serving(folder / "shards", folder / "server.log") as url, live:
-        plan = f"at {url}, {LATENCY_MS:.0f} ms a request; the second run kills itself at batch {die_at} of {batches}"
-        console.print(f"{description}\n{plan}", soft_wrap=True)
+class Rehearsal:
+    """What the runs of one demo have in common: the records, served over HTTP, the screen, and when to kill what."""
 
-        def train(name: str, checkpoint: str, total: int, *more: str) -> TrainerRun:
-            arguments = [url, str(folder / checkpoint), *(["--quick"] if size is QUICK else []), *more]
-            return training(arguments, folder / "trainer.log", shown(console, live, name, total))
+    def __init__(self, folder: Path, size: Size, console: Console) -> None:
+        self.folder, self.size, self.console = folder, size, console
+        (folder / "shards").mkdir()
+        self.records, self.description = write_corpus(folder / "shards", size.shards, size.max_files)
+        self.batches = math.ceil(self.records / BATCH_SIZE)
+        self.die_at = kill_step(self.batches, size.save_every)
+        self.live = Progress(
+            "{task.description}", BarColumn(None), MofNCompleteColumn(), "{task.fields[status]}",
+            console=console, expand=True, disable=not console.is_terminal,
+        )  # fmt: skip
 
-        whole = train("uninterrupted", "undisturbed.npz", batches)
-        check("uninterrupted", whole, first=1, last=batches, exit_code=0)
-        if whole.steps[-1].items != records:  # two equal halves would prove nothing
-            raise DemoError(f"the uninterrupted run delivered {whole.steps[-1].items} of {records} records")
-        killed = train("killed", "disturbed.npz", die_at, "--die-at", str(die_at))
+    @contextmanager
+    def begun(self, plan: str) -> Iterator[str]:
+        """Serve the records, say what is going to happen, and give the base URL."""
+        with serving(self.folder / "shards", self.folder / "server.log") as url, self.live:
+            where = f"at {url}, {LATENCY_MS:.0f} ms a request"
+            when = f"{plan} at batch {self.die_at} of {self.batches}"
+            self.console.print(f"{self.description}\n{where}; {when}", soft_wrap=True)
+            yield url
+
+    def train(
+        self, name: str, total: int, *arguments: str, on_step: Callable[[TrainStep], None] = lambda step: None
+    ) -> TrainerRun:
+        """Run a trainer that is to come to batch `total`; the arguments are those of its command."""
+        show = shown(self.console, self.live, name, total)
+
+        def both(step: TrainStep) -> None:
+            show(step)
+            on_step(step)
+
+        quick = ["--quick"] if self.size is QUICK else []
+        return training([*arguments, *quick], self.folder / "trainer.log", both)
+
+    def undisturbed(self, url: str) -> TrainerRun:
+        """Run a trainer that is left alone."""
+        whole = self.train("uninterrupted", self.batches, url, str(self.folder / "undisturbed.npz"))
+        check("uninterrupted", whole, first=1, last=self.batches, exit_code=0)
+        if whole.steps[-1].items != self.records:  # two equal halves would prove nothing
+            raise DemoError(f"the uninterrupted run delivered {whole.steps[-1].items} of {self.records} records")
+        return whole
+
+
+def compare_with_resumed(folder: Path, size: Size, console: Console) -> dict[str, TrainerRun]:
+    """Kill a trainer and resume it; return all runs by name, or raise DemoError where one did not end as it should."""
+    demo = Rehearsal(folder, size, console)
+    batches, die_at, checkpoint = demo.batches, demo.die_at, str(folder / "disturbed.npz")
+    with demo.begun("the second run kills itself") as url:
+        whole = demo.undisturbed(url)
+        killed = demo.train("killed", die_at, url, checkpoint, "--die-at", str(die_at))
         check("killed", killed, first=1, last=die_at, exit_code=-signal.SIGKILL)
-        resumed = train("resumed", "disturbed.npz", batches)
+        resumed = demo.train("resumed", batches, url, checkpoint)
         check("resumed", resumed, first=die_at // size.save_every * size.save_every + 1, last=batches, exit_code=0)
     return {"uninterrupted": whole, "killed": killed, "resumed": resumed}
+
+
+def compare_with_nodes(folder: Path, size: Size, console: Console) -> dict[str, TrainerRun]:
+    """Kill one of the nodes of a trainer; return all runs by name, or raise DemoError as above."""
+    demo = Rehearsal(folder, size, console)
+    with demo.begun("the second run's workers are on three nodes, and one is killed and replaced") as url:
+        whole = demo.undisturbed(url)
+        with Nodes(folder) as nodes:
+
+            def kill_one(step: TrainStep) -> None:
+                if step.step == demo.die_at:
+                    nodes.replace_first()
+
+            arguments = [str(folder / "nodes.npz"), "--listen", nodes.address, "--key-file", str(nodes.key)]
+            on_nodes = demo.train("on nodes", demo.batches, url, *arguments, on_step=kill_one)
+        check("on nodes", on_nodes, first=1, last=demo.batches, exit_code=0)
+        if f"and {HOSTS[0]} hosts with it" not in on_nodes.errors:
+            raise DemoError(f"the trainer should have lost a node with {HOSTS[0]} hosts\n{on_nodes.errors}")
+    return {"uninterrupted": whole, "on nodes": on_nodes}
+
+
+class Nodes:
+    """Agents on this machine, each in a process group of its own, as if it were a machine.
+
+    Attributes:
+      address: which they dial.
+      key: of both ends, a file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.key = folder / "key"
+        self.key.touch(mode=0o600)
+        self.key.write_text(secrets.token_hex(32))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self._log = folder / "nodes.log"
+        self._ending = ExitStack()
+
+    def __enter__(self) -> Nodes:
+        self._first, *_ = [self._start(hosts) for hosts in HOSTS]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.close()
+
+    def replace_first(self) -> None:
+        """Kill the node that has most hosts, and start another one."""
+        os.killpg(self._first.pid, signal.SIGKILL)  # all that run on it at once, as a power cut does it
+        self._start(HOSTS[0])
+
+    def _start(self, hosts: int) -> subprocess.Popen[str]:
+        command = ["worker", "--connect", self.address, "--key-file", str(self.key), "--hosts", str(hosts)]
+        with self._log.open("ab") as log:
+            node = start(*command, errors=log, stdin=subprocess.DEVNULL, module="streamline")
+        self._ending.enter_context(node)  # waits for it
+        self._ending.callback(node.kill)  # its hosts end with it
+        return node
 
 
 def kill_step(batches: int, save_every: int) -> int:
@@ -437,10 +530,10 @@ def check(name: str, run: TrainerRun, *, first: int, last: int, exit_code: int) 
         )
 
 
-def difference(whole: TrainerRun, killed: TrainerRun, resumed: TrainerRun) -> str | None:
+def difference(whole: TrainerRun, *others: TrainerRun) -> str | None:
     """Return what differs first from the uninterrupted run, or None; a batch seen twice must be equal both times."""
     wanted = {step.step: step for step in whole.steps}
-    for step in killed.steps + resumed.steps:
+    for step in (step for run in others for step in run.steps):
         want = wanted[step.step]
         if want.chain != step.chain:
             return f"the digest of what was delivered differs from batch {step.step} on: {step.chain} != {want.chain}"
@@ -486,11 +579,16 @@ def server_command(directory: Path) -> None:
 @click.argument("checkpoint", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--quick", is_flag=True, help="The shards are those of the quick demo.")
 @click.option("--die-at", type=int, default=None, help="Batch at which to kill this process with SIGKILL.")
-def trainer_command(url: str, checkpoint: Path, quick: bool, die_at: int | None) -> None:
+@click.option("--listen", metavar="HOST:PORT", default=None, help="Where nodes dial: the workers run on them.")
+@click.option("--key-file", type=click.Path(), default=None, help="The key of the nodes.")
+def trainer_command(
+    url: str, checkpoint: Path, quick: bool, die_at: int | None, listen: str | None, key_file: str | None
+) -> None:
     """Train on the shards below URL, saving to and resuming from CHECKPOINT."""
     size = QUICK if quick else FULL
     trainer = Trainer(checkpoint, size.save_every, die_at)
-    with pipeline(url, size.shards, size.window).open(resume=trainer.resume()) as stream:
+    backend = sl.Remote(WORKERS, listen=listen, key_file=key_file) if listen else sl.Inline()
+    with pipeline(url, size.shards, size.window).open(resume=trainer.resume(), backend=backend) as stream:
         trainer.run(stream)
 
 

@@ -22,13 +22,14 @@ from streamline import demo
 from streamline.demo import DemoError, TrainerRun, TrainStep, difference
 
 ROOT = Path(demo.__file__).parents[1]  # so that child processes import this very package
-PROGRAM = "import sys; from streamline.demo import run_demo; sys.exit(run_demo(quick=True))"
+PROGRAM = "import sys; from streamline.demo import run_demo; sys.exit(run_demo(quick=True, cluster={cluster}))"
 
 
-def start_demo(temporary: Path) -> subprocess.Popen[str]:
+def start_demo(temporary: Path, *, cluster: bool = False) -> subprocess.Popen[str]:
     environment = {**os.environ, "TMPDIR": str(temporary), "COLUMNS": "100"}
+    program = PROGRAM.format(cluster=cluster)
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
         cwd=ROOT,
     )  # fmt: skip
 
@@ -58,6 +59,25 @@ def test_a_killed_and_resumed_training_equals_an_uninterrupted_one(tmp_path: Pat
     assert first > 5.4
     assert last < first - 1.5
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(120)
+def test_a_training_on_nodes_of_which_one_is_killed_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    with start_demo(tmp_path, cluster=True) as process:
+        out, _ = process.communicate()
+    assert process.returncode == 0, out
+    for words in ("one is killed and replaced", "bit for bit", "uninterrupted", "on nodes", "exit code 0"):
+        assert words in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nodes_of_which_none_was_lost_prove_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo.Nodes, "_start", lambda *_: None)
+    monkeypatch.setattr(demo, "training", lambda *_: replace(WHOLE, errors="a trainer's log"))
+    monkeypatch.setattr(demo, "check", lambda *_, **__: None)
+    monkeypatch.setattr(demo.Rehearsal, "undisturbed", lambda *_: WHOLE)
+    with pytest.raises(DemoError, match=r"should have lost a node with 2 hosts\na trainer's log"):
+        demo.compare_with_nodes(tmp_path, demo.QUICK, Console(file=io.StringIO()))
 
 
 @pytest.mark.timeout(120)
@@ -168,7 +188,7 @@ def test_the_first_difference_fails_the_demo_and_is_named(
     monkeypatch: pytest.MonkeyPatch, killed: TrainerRun, resumed: TrainerRun, message: str
 ) -> None:
     runs = {"uninterrupted": WHOLE, "killed": killed, "resumed": resumed}
-    monkeypatch.setattr(demo, "train_twice", lambda *arguments: runs)
+    monkeypatch.setattr(demo, "compare_with_resumed", lambda *arguments: runs)
     out = io.StringIO()
     assert demo.run_demo(quick=True, console=Console(file=out, width=100)) == 1
     assert "FAILED: " in out.getvalue()
