@@ -8,6 +8,7 @@ from pathlib import Path
 from bench import (
     async_map,
     batch_arrays,
+    batched_map,
     copies,
     cycle_memory,
     harness,
@@ -45,6 +46,7 @@ SUITES: dict[str, tuple[Suite, ...]] = {
     "tiny_items": tiny_items.SUITES,
     "async_map": async_map.SUITES,
     "batch_arrays": batch_arrays.SUITES,
+    "batched_map": batched_map.SUITES,
     "copies": copies.SUITES,
     "snapshot_cost": snapshot_cost.SUITES,
     "resume": resume.SUITES,

@@ -57,6 +57,7 @@ from streamline.transfer.devices import written
 from streamline.transfer.stage import Transfer
 from streamline.transforms.base import Stage
 from streamline.transforms.batch import Batch, collate_of
+from streamline.transforms.batched_map import GATHER, SCATTER, Gather, OfList, Scatter
 from streamline.transforms.bucket import bucket_of
 from streamline.transforms.cache import Cache
 from streamline.transforms.collate import unstack
@@ -78,7 +79,7 @@ U = TypeVar("U")
 INLINE = Inline()
 
 OPTIONS = {**RunOptions.__annotations__, "resume": Snapshot, "epoch": int}
-MAP_OPTIONS = ("concurrency", "ordered", "executor", "seed", "seed_globals", "name")
+MAP_OPTIONS = ("batched", "concurrency", "ordered", "executor", "seed", "seed_globals", "name")
 RETRY = tuple(RetryOptions.__annotations__)
 LOADER_OPTIONS = ("steps_per_epoch", "fixed_epoch", "persistent")
 
@@ -194,6 +195,22 @@ class Pipeline(Openable[T]):
 
     @overload
     def map(
+        self, fn: Callable[[list[T]], Awaitable[list[U]]], *, batched: int, concurrency: int | None = None,
+        ordered: bool = True, name: str | None = None, **retry: Unpack[RetryOptions],
+    ) -> Pipeline[U]: ...  # fmt: skip
+    @overload
+    def map(
+        self, fn: Callable[[list[T]], list[U]], *, batched: int, concurrency: int | None = None, ordered: bool = True,
+        executor: Literal["thread"] | None = None, name: str | None = None, **retry: Unpack[RetryOptions],
+    ) -> Pipeline[U]: ...  # fmt: skip
+    @overload
+    def map(
+        self, fn: Callable[..., Any], *, batched: int, concurrency: int | None = None, ordered: bool = True,
+        executor: Literal["thread"] | None = None, seed: int | None = None, seed_globals: bool = False,
+        name: str | None = None, **retry: Unpack[RetryOptions],
+    ) -> Pipeline[Any]: ...  # fmt: skip
+    @overload
+    def map(
         self, fn: Callable[[T], Awaitable[U]], *, concurrency: int | None = None, ordered: bool = True,
         name: str | None = None, **retry: Unpack[RetryOptions],
     ) -> Pipeline[U]: ...  # fmt: skip
@@ -217,6 +234,7 @@ class Pipeline(Openable[T]):
         self,
         fn: Callable[..., Any],
         *,
+        batched: int | None = None,
         concurrency: int | None = None,
         ordered: bool = True,
         executor: Literal["thread"] | None = None,
@@ -230,6 +248,8 @@ class Pipeline(Openable[T]):
         Args:
           fn: sync: called inline, in the task that pulls; async: called `concurrency` times at once. With concurrency,
             a lambda around an async function is one, too.
+          batched: `fn` is given a list of so many items, fewer at the end, and gives a list of as many results, an
+            array with as many rows, or a dict of such columns; each row is an item again. None: it is given items.
           concurrency: calls, or threads, at once; for async functions and `executor="thread"`; 1 by default. A stream
             has 64 threads at the most, whatever its workers ask for together.
           ordered: False: results leave as they are completed; with `concurrency=1`, calls and results keep the order of
@@ -244,19 +264,24 @@ class Pipeline(Openable[T]):
         check_known(".map", set(retry) - set(RETRY), (*MAP_OPTIONS, *RETRY))
         check_function(".map(fn)", fn)
         pipe, name = self, self._name(name, stage_name(fn))
+        size = None if batched is None else check_int(".map(batched=)", batched, 1)
+        call = fn if size is None else OfList(fn)
+        if size is not None:
+            pipe = pipe._with(Gather(name=name + GATHER, size=size))
         if seed is not None:
             seed = check_seed(".map(seed=)", seed)
             if self.plan.chooser is not None:
                 raise PlanError(f".map(seed=) numbers its inputs, so it {NOT_AFTER_A_CHOICE}")
             pipe = pipe._with(Numbering(name=f"{name}.rng", seed=seed, stage=name, seed_globals=seed_globals))
-            fn = Seeded(fn, seed_globals)
-            check_takes_item(".map(fn, seed=)", fn.fn, *fn.takes)
+            call = seeded = Seeded(call, seed_globals)
+            check_takes_item(".map(fn, seed=)", fn, *seeded.takes)
         elif seed_globals:
             raise PlanError(".map(seed_globals=True) needs a seed=, from which each item's numbers come")
         else:
             check_takes_item(".map(fn)", fn)
         again = Retry.of(**retry)
-        return pipe._with(map_of(name, fn, concurrency=concurrency, ordered=ordered, executor=executor, retry=again))
+        pipe = pipe._with(map_of(name, call, concurrency=concurrency, ordered=ordered, executor=executor, retry=again))
+        return pipe if size is None else pipe._with(Scatter(name=name + SCATTER, size=size))
 
     def filter(self, fn: Callable[[T], object], *, name: str | None = None) -> Pipeline[T]:
         """Keep the items for which the sync function `fn` is true."""

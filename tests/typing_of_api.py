@@ -16,8 +16,16 @@ def length(text: str) -> int:
     return len(text)
 
 
+def lengths(texts: list[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+
 async def fetch(url: str) -> bytes:
     return url.encode()
+
+
+async def fetch_all(urls: list[str]) -> list[bytes]:
+    return [url.encode() for url in urls]
 
 
 def noisy(number: int, *, rng: np.random.Generator) -> float:
@@ -114,6 +122,10 @@ def stages() -> None:
     assert_type(lines.map(fetch, concurrency=4, ordered=False), sl.Pipeline[bytes])
     assert_type(lines.map(fetch, concurrency=4, retries=3, timeout_s=9, retry_on=(OSError,)), sl.Pipeline[bytes])
     assert_type(lines.map(length, executor="thread", retries=3, retry_on=lambda e: bool(e.args)), sl.Pipeline[int])
+    assert_type(lines.map(lengths, batched=256), sl.Pipeline[int])
+    assert_type(lines.map(lengths, batched=256, executor="thread", concurrency=2), sl.Pipeline[int])
+    assert_type(lines.map(fetch_all, batched=8, concurrency=4), sl.Pipeline[bytes])
+    assert_type(lines.map(length).map(np.asarray, batched=8), sl.Pipeline[Any])
     assert_type(lines.map(length).map(noisy, seed=3), sl.Pipeline[float])
     assert_type(lines.map(length).map(noisy_later, seed=3, concurrency=2), sl.Pipeline[float])
     assert_type(lines.filter(bool), sl.Pipeline[str])

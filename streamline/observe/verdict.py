@@ -40,6 +40,9 @@ def way_out(kind: str, calls: int) -> str:
 
 
 LARGER = {
+    "map": "let a call do several items (batched=256)",
+    "gather": "a larger batched=",
+    "scatter": "a larger batched=",
     "from_items": "give what it reads a __getitems__, which takes a list of indices",
     "from_iterable": "let it yield lists, and .unbatch() after it",
     "source": "let it yield lists, and .unbatch() after it",
@@ -106,7 +109,11 @@ class Loads:
     def call_s(self, stage: StageStats) -> float:
         """Seconds that a call of an inline function takes."""
         at = self.stages.index(stage)
-        calls = self.stages[at - 1].items if at and stage.kind in ("filter", "flat_map", "unbatch") else stage.items
+        calls = (
+            self.stages[at - 1].items
+            if at and stage.kind in ("filter", "flat_map", "unbatch", "scatter")
+            else stage.items
+        )
         return stage.held_s / max(1, calls)
 
     @property

@@ -87,7 +87,7 @@ def _not_before(stage: AnyStage, plan: Plan) -> str:
             "before it has read them: move it after `.shard` (there it counts per shard), or after `.merge`"
         )
     n = plan.shard.num_shards
-    return f"`.{stage.kind}` before `.shard({n})` would run {n} times per item: move it after `.shard`"
+    return f"`.{stage.method}` before `.shard({n})` would run {n} times per item: move it after `.shard`"
 
 
 def _misplaced(stage: AnyStage, source: Source[Any]) -> str:

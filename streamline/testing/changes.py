@@ -76,7 +76,7 @@ def _other(stage: AnyStage, is_open: bool, dice: Random) -> AnyStage:
             return replace(stage, concurrency=dice.choice((1, 2, 5, 40)))
         case Map() if dice.random() < 0.3:
             return ConcurrentMap(name=stage.name, fn=stage.fn, concurrency=1, executor="thread")
-        case Batch() if is_open:
+        case Batch(kind="batch") if is_open:
             return replace(stage, max_wait_s=dice.choice((None, 1e-9, 0.001)))
         case Regenerate():
             return replace(stage, overlap=dice.random() < 0.5)

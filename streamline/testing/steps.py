@@ -187,6 +187,10 @@ def maps(draw: st.DrawFn) -> Step:
         (jitters, {"concurrency": calls, "seed": 3}),
         (stumbles, {**threads, **again}),
         (stumbles_later, {"concurrency": calls, "seed": 3, **again}),
+        (plus, {"batched": calls}),
+        (slow, {"batched": 3, "concurrency": calls}),
+        (erratic, {"batched": 2, "concurrency": calls, "ordered": False}),
+        (stumbles, {"batched": 4, **threads, **again}),
     ]
     fn, options = draw(st.sampled_from(kinds))
     return call("map", fn, **options)

@@ -280,6 +280,11 @@ class Stage(ABC, Generic[In, Out]):
                 raise ResumeError(f"keeps a count of its own on each rank (rank {rank}: {own})")
         return None
 
+    @property
+    def method(self) -> str:
+        """How users write it, for messages."""
+        return self.kind
+
     @classmethod
     def argument(cls, name: str, what: str) -> str:
         """Return how `open(accept=)` names a change of a stage called `name`: "batch.size"."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -70,7 +70,7 @@ class Batch(Stage[In, Out]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
     state_type: ClassVar[Any] = Sizes | None
-    uncounted_options = ("max_wait_s", "counts")
+    uncounted_options: ClassVar[Collection[str]] = ("max_wait_s", "counts")
     nests: ClassVar[int] = 1
     chooses_by: ClassVar[str | None] = "max_wait_s"
 

@@ -238,6 +238,10 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     def reshard(cls, owns: Sequence[Json]) -> Json:
         return max(own or 0 for own in owns)  # no rank has two items with the same generator
 
+    @property
+    def method(self) -> str:
+        return "map(seed=)"
+
     def shown_options(self) -> list[str]:
         return [f"seed={self.seed!r}"]
 
@@ -329,8 +333,8 @@ class Awaiting(Adapter):
 
 def may_await(fn: Callable[..., Any]) -> bool:
     """Whether a function that isn't async may wrap an async one: a lambda, or a decorated one."""
-    while isinstance(fn, Seeded | partial):
-        fn = fn.fn if isinstance(fn, Seeded) else fn.func
+    while isinstance(fn, Adapter | partial):
+        fn = fn.fn if isinstance(fn, Adapter) else fn.func
     inner = getattr(fn, "__wrapped__", None)
     return getattr(fn, "__name__", None) == "<lambda>" or (inner is not None and is_async(inner))
 
@@ -355,7 +359,9 @@ def map_of(
     Raises:
       PlanError: they contradict each other, or the kind of function.
     """
-    user = fn.fn if isinstance(fn, Seeded) else fn
+    user = fn
+    while isinstance(user, Adapter):
+        user = user.fn
     if inspect.isgeneratorfunction(user) or inspect.isasyncgenfunction(user):
         raise PlanError(
             f".map takes a function that returns one item for one, and {stage_name(user)} yields: "

@@ -53,6 +53,14 @@ def noisy(item: int, *, rng: Any) -> int:
     return item + 1000 * int(rng.integers(1000))
 
 
+def plus_each(items: list[int]) -> list[int]:
+    return [plus(item) for item in items]
+
+
+async def erratic_each(items: list[int]) -> list[int]:
+    return [await erratic(item) for item in items]
+
+
 def stumbles(item: int) -> int:
     if _stumbling.random() < 0.2:
         raise ConnectionError("it has stumbled")
@@ -117,6 +125,10 @@ STAGES: dict[str, Fragment] = {
     "map that is tried again": lambda pipe: pipe.map(stumbles_later, concurrency=3, **AGAIN),
     "unordered map that is tried again": lambda pipe: pipe.map(stumbles_later, concurrency=3, ordered=False, **AGAIN),
     "map of one at a time": lambda pipe: pipe.map(erratic, concurrency=1, ordered=False),
+    "batched map": lambda pipe: pipe.map(plus_each, batched=4),
+    "batched async map": lambda pipe: pipe.map(erratic_each, batched=3, concurrency=2),
+    "unordered batched map": lambda pipe: pipe.map(erratic_each, batched=3, concurrency=3, ordered=False),
+    "batched map behind a filter": lambda pipe: pipe.filter(lambda item: item % 3 == 0).map(plus_each, batched=4),
     "unordered map behind a filter": lambda pipe: pipe.filter(lambda item: item % 5 == 0).map(
         erratic, concurrency=2, ordered=False
     ),
@@ -180,6 +192,7 @@ ORDERED: dict[str, Fragment] = {
 THREADS: dict[str, Fragment] = {
     "threads": lambda pipe: pipe.map(plus, executor="thread", concurrency=2),
     "threads that are tried again": lambda pipe: pipe.map(stumbles, executor="thread", concurrency=2, **AGAIN),
+    "batched threads": lambda pipe: pipe.map(plus_each, batched=4, executor="thread", concurrency=2),
     "unordered threads": lambda pipe: pipe.map(plus, executor="thread", concurrency=2, ordered=False),
 }
 
@@ -199,6 +212,7 @@ REWINDING: dict[str, Callable[[Pipeline[Any]], Pipeline[Any]]] = {
     "buckets": lambda pipe: pipe.bucket_by_length([1, 4], [3, 2, 1], length=lambda item: item % 7, collate=None),
     "batch": lambda pipe: pipe.batch(3, collate=None),
     "unbatch": lambda pipe: pipe.batch(3, collate=None).unbatch(),
+    "batched map": lambda pipe: pipe.map(plus_each, batched=3),
     "custom": lambda pipe: pipe.through(pairs),
     "custom without a state": lambda pipe: pipe.through(twice),
     "custom that drops": lambda pipe: pipe.through(odd),

@@ -92,7 +92,7 @@ def test_tiny_calls_are_advised_to_batch_not_to_use_threads() -> None:
     found = judge(figures(SOURCE, held(replace(MAP, items=9_000_000), 0.9)))
     assert found is not None
     assert found.rule == "loop"
-    assert ".batch before it" in found.line
+    assert "batched=256" in found.line
     assert "thread" not in found.line
 
 
@@ -234,7 +234,9 @@ def test_a_slow_feed_is_said_with_its_rate_and_promised_nothing() -> None:
 @pytest.mark.parametrize(
     ("kind", "word"),
     [
-        ("map", ".unbatch after"),
+        ("map", "batched=256"),
+        ("gather", "a larger batched="),
+        ("scatter", "a larger batched="),
         ("filter", "in a .map, between"),
         ("flat_map", ".unbatch after"),
         ("batch", "larger batches"),
