@@ -9,6 +9,7 @@ Rejected: asking after each call whether this is still the same process, which c
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import sys
@@ -33,23 +34,19 @@ class Disowned(Protocol):
 _owned: weakref.WeakSet[Disowned] = weakref.WeakSet()
 
 
-class ForkSafeLock:
-    """A reentrant lock that is free in a copy of this process, though another thread held it when that was made."""
+class ForkSafeLock(_thread.RLock):  # type: ignore[misc]  # the stubs say that it is final
+    """A reentrant lock that is free in a copy of this process, though another thread held it when that was made.
+
+    No function of Python takes or releases it: an interrupt in one would leave it locked.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
         disowned_in_copies(self)
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # this is a copy, made by the thread that holds it
-            self._lock.release()
-
     def disown(self) -> None:
-        """Forget who holds it."""
-        self._lock = threading.RLock()
+        """Free it, unless the thread that has forked holds it: that goes on, and releases it."""
+        if not self._is_owned():  # type: ignore[attr-defined]
+            self._at_fork_reinit()  # type: ignore[attr-defined]  # as `threading` and `logging` do
 
 
 _host: list[int] = []  # in a host process: a pipe, which ends when it does

@@ -318,6 +318,23 @@ def test_a_lock_that_its_own_thread_holds_at_a_fork_is_left_in_both() -> None:
         pass
 
 
+def test_no_function_of_python_runs_while_a_lock_is_taken_or_released() -> None:
+    """A signal may strike where one begins: in an `__exit__`, the lock would stay locked."""
+    lock, called = ForkSafeLock(), list[str]()
+
+    def take() -> None:
+        with lock, lock:
+            pass
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, *_: called.append(frame.f_code.co_name))
+    try:
+        take()
+    finally:
+        sys.settrace(before)
+    assert called == ["take"]
+
+
 def test_a_dataset_is_read_in_a_fork_whatever_another_thread_held() -> None:
     data = sl.StreamDataset(lambda: range(4))
     items = iter(data)

@@ -27,6 +27,8 @@ import pytest
 from rich.console import Console
 
 import streamline as sl
+from streamline.core import forks
+from streamline.core.forks import ForkSafeLock
 from streamline.errors import ReplicaStalled
 
 Trace: TypeAlias = "Callable[[FrameType, str, Any], Any]"
@@ -42,6 +44,15 @@ def _nothing_stays_handled() -> Iterator[None]:
     """Else it would be the context of each later exception of this process: hundreds of tracebacks for one failure."""
     yield
     assert sys.exception() is None
+
+
+@pytest.fixture(autouse=True)
+def _no_lock_stays_taken() -> Iterator[None]:
+    """At the end of a `with` a strike leaves its lock taken; no signal is handled there."""
+    yield
+    for lock in list(forks._owned):
+        while isinstance(lock, ForkSafeLock) and lock._is_owned():  # type: ignore[attr-defined]
+            lock.release()
 
 
 MACHINERY = ["supervise", "start", "_begin", "into", "drive", "pump", "_packet", "_pull", "aclose", "close", "_run"]
