@@ -440,6 +440,15 @@ def _refused(obj: Any) -> Any:
     raise pickle.PicklingError(f"a {kind.__module__}.{kind.__qualname__} belongs to the process that made it")
 
 
+def _code_object(code: types.CodeType) -> Any:
+    """With the file's name, for tracebacks with source lines: cloudpickle 3.1.3 leaves it out."""
+    make, args = inner._code_reduce(code)
+    return make, tuple(code.co_filename if arg == NO_FILE else arg for arg in args)
+
+
+NO_FILE = "<dynamic-code>"
+
+
 def _own_reduce(obj: Any) -> Any:
     """Marks types with a `__reduce__` of their own, which may name what the other end can't import."""
 
@@ -454,11 +463,12 @@ KEYWORDS = {
 
 DEFINITIONS = frozenset[Recreate](
     {_cached, _cached_property, _ufunc, _scripted, _compiled, _scanner, _count}
-    | {_type_parameter, _type_alias, _own_reduce, _refused}
+    | {_type_parameter, _type_alias, _code_object, _own_reduce, _refused}
 )
 """Recreated within items, too."""
 
 EXACT: dict[type, Recreate] = {
+    types.CodeType: _code_object,
     _LRU: _cached,
     functools.cached_property: _cached_property,
     np.ufunc: _ufunc,

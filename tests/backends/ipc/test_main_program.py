@@ -39,8 +39,8 @@ pickle.dump(([answer(fn, item) for fn in fns], states), sys.stdout.buffer)
 
 SCRIPT = """
 import pickle, subprocess, sys, threading
-import cloudpickle
 import streamline as sl
+from streamline.backends.hosts.plan_shipping import dumps
 from streamline.backends.ipc.state_codec import ColumnDecoder
 from streamline.backends.ipc.exceptions import unpickle_exception, unpickle_skipped
 from streamline.core.state import At
@@ -92,7 +92,7 @@ def local():
 
 
 Local, fails_locally = local()
-sent = cloudpickle.dumps(([fails, groups, leaves, fails_locally], Item(3), Position("source", 7)))
+sent = dumps(([fails, groups, leaves, fails_locally], Item(3), Position("source", 7)))
 Mine.made = 6  # the child has 0
 child = subprocess.run([sys.executable, "-c", CHILD], input=sent, capture_output=True, check=False)
 assert not child.stderr, child.stderr.decode()
