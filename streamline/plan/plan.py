@@ -5,8 +5,7 @@ Capacities of channels are in items; where items are batches, fewer of them.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -113,8 +112,8 @@ class Plan:
         return self._widest(self.end_capacity, self.worker + self.after)
 
     def _widest(self, capacity: int, stages: Sequence[AnyStage]) -> int:
-        slow = self.mode == "shared" or any(stage.output_weight > 1 for stage in stages)
-        return capacity if slow else WIDER * capacity
+        *_, weight = weights(stages, lambda stage: stage.output_weight)
+        return capacity if self.mode == "shared" or weight > 1 else WIDER * capacity
 
     @property
     def owns_output_channel(self) -> bool:
@@ -168,7 +167,8 @@ class Plan:
     @staticmethod
     def capacity(items: int, stages: Sequence[AnyStage]) -> int:
         """Return how many outputs of `stages` a channel holds that would hold `items` of the source's; 2 at least."""
-        return max(2, items // math.prod(stage.output_weight for stage in stages))
+        *_, weight = weights(stages, lambda stage: stage.output_weight)
+        return max(2, items // weight)
 
     def part(self, epoch: tuple[int, ...]) -> Part:
         """Return how the source is read in an epoch, by any worker; which of it is whose, the shard says."""
@@ -204,8 +204,24 @@ def in_flight(stages: Sequence[AnyStage], weight: int = 1) -> tuple[int, int]:
     Args:
       weight: of the source's items, in one that comes in.
     """
-    held = 0
+    before = list(weights(stages, lambda stage: stage.inputs_per_output, weight))
+    return sum(stage.in_flight * weight for stage, weight in zip(stages, before, strict=False)), before[-1]
+
+
+def weights(stages: Sequence[AnyStage], of: Callable[[AnyStage], int], weight: int = 1) -> Iterator[int]:
+    """Yield the weight of an item before each of `stages`, and after all.
+
+    Args:
+      of: says how many inputs weigh as much as an output. A stage that takes batches apart undoes the last batching.
+      weight: of an item that comes in.
+    """
+    batched = [weight]
     for stage in stages:
-        held += stage.in_flight * weight
-        weight *= stage.inputs_per_output
-    return held, weight
+        yield batched[-1]
+        if stage.nests > 0:
+            batched.append(batched[-1])
+        if stage.nests < 0 and len(batched) > 1:
+            batched.pop()
+        else:
+            batched[-1] *= of(stage)
+    yield batched[-1]

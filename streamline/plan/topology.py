@@ -5,12 +5,12 @@ It says what `open_worker` and `ResolvedRun.flow` do, for the printed plan and t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from streamline.core.text import in_bytes
-from streamline.plan.plan import READ_AHEAD_ITEMS, AnyStage, Plan
+from streamline.plan.plan import READ_AHEAD_ITEMS, AnyStage, Plan, weights
 
 PASSES_ON = (("passes items on", 0),)
 """What a task does between two channels."""
@@ -94,7 +94,7 @@ def topology(plan: Plan) -> Topology:
         worker, head = [Task(stages=tuple(head)), PlannedChannel(items=READ_AHEAD_ITEMS)], []
     worker = [*worker, *_section(plan.worker, head, 1)] or [Task(stages=PASSES_ON)]
     last = worker.pop() if isinstance(worker[-1], PlannedChannel) else None
-    end = PlannedChannel(items=plan.worker_widest(workers), each=_each(plan.worker))
+    end = PlannedChannel(items=plan.worker_widest(workers), each=_each(plan.worker)[-1])
     return Topology(
         feed=feed,
         worker=tuple(worker),
@@ -107,7 +107,7 @@ def topology(plan: Plan) -> Topology:
 def _after(plan: Plan) -> Iterator[Part]:
     """Yield the parts from the merge on."""
     last = plan.after[-1:] if plan.owns_output_channel else ()
-    parts = _section(plan.after[: len(plan.after) - len(last)], [(str(plan.merge), 0)], _each(plan.worker))
+    parts = _section(plan.after[: len(plan.after) - len(last)], [(str(plan.merge), 0)], _each(plan.worker)[-1])
     yield from parts
     if isinstance(parts[-1], PlannedChannel):
         yield Task(stages=PASSES_ON)
@@ -120,23 +120,24 @@ def _after(plan: Plan) -> Iterator[Part]:
 def _section(stages: Sequence[AnyStage], chain: list[tuple[str, int]], each: int) -> list[Part]:
     """Return the parts of a section whose first task pulls `chain` first; cut where a stage opens a channel."""
     parts: list[Part] = []
-    for stage, text in written(stages):
+    for (stage, text), (of_input, of_output) in zip(written(stages), pairwise(_each(stages, each)), strict=True):
         layout = stage.layout
         if layout.before is not None and (chain or not layout.adopts):
-            parts += [Task(stages=tuple(chain) or PASSES_ON), PlannedChannel(items=layout.before, each=each)]
+            parts += [Task(stages=tuple(chain) or PASSES_ON), PlannedChannel(items=layout.before, each=of_input)]
             chain = []
         if layout.holds is not None:
             chain = [*chain, (text, layout.holds)]
-        each *= stage.inputs_per_output
         if layout.after is not None:
             parts.append(Task(stages=tuple(chain) or PASSES_ON, calls=layout.calls, threads=layout.threads))
-            parts.append(PlannedChannel(items=layout.after, each=each, bytes=layout.after_bytes))
+            parts.append(PlannedChannel(items=layout.after, each=of_output, bytes=layout.after_bytes))
             chain = []
     return [*parts, Task(stages=tuple(chain))] if chain else parts
 
 
-def _each(stages: Iterable[AnyStage]) -> int:
-    return math.prod(stage.inputs_per_output for stage in stages)
+def _each(stages: Iterable[AnyStage], weight: int = 1) -> list[int]:
+    """Return how many of the source's items are in one before each stage that is shown, and after all."""
+    shown = [stage for stage, _ in written(stages)]
+    return list(weights(shown, lambda stage: stage.inputs_per_output, weight))
 
 
 def written(stages: Iterable[AnyStage]) -> Iterator[tuple[AnyStage, str]]:

@@ -77,6 +77,7 @@ class Scatter(FlatMap[list[T], T]):
     }
     uncounted_options = ("fn", "size")
     nests: ClassVar[int] = -1
+    in_flight = 1
 
     fn: Callable[[list[T]], list[T]] = as_list
     size: int

@@ -139,3 +139,4 @@ class Unbatch(FlatMap[In, Out]):
     uncounted_options = ("fn",)
     kind: ClassVar[str] = "unbatch"
     nests: ClassVar[int] = -1
+    in_flight = 1

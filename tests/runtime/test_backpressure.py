@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -23,8 +22,8 @@ from streamline.core.gate import Gate
 from streamline.core.state import At, CountedStates
 from streamline.core.tasks import Session
 from streamline.core.tree import nbytes
+from streamline.plan.describe import at_the_border
 from streamline.sources.base import Part
-from streamline.transforms.batch import Batch
 from tests.copying_backend import Copying
 from tests.kit import AsyncTest, Counting, Pipe, later, stage
 
@@ -61,8 +60,7 @@ STOPS = (1, 60, 999, 5_000)
 
 def border(pipe: Pipe) -> int:
     """Return the part of `max_in_flight` that only a plain loop has."""
-    plan = pipe.plan
-    return plan.border_capacity * math.prod(s.size for s in (*plan.worker, *plan.after) if isinstance(s, Batch))
+    return at_the_border(pipe.plan)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
