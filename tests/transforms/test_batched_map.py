@@ -197,9 +197,9 @@ def both(given: Any) -> Any:
 
 @pytest.mark.parametrize("at", [0, 3, 4, 6])
 def test_batched_may_be_added_at_any_item_and_changed_between_lists_only(at: int) -> None:
-    one, many, more = (
-        sl.from_items(range(10)).map(both, name="both", **options) for options in ({}, {"batched": 4}, {"batched": 5})
-    )
+    numbers = sl.from_items(range(10))
+    one = numbers.map(both, name="both")
+    many, more = (numbers.map(both, name="both", batched=size) for size in (4, 5))
     with one.open() as stream:
         first = [next(stream) for _ in range(at)]
         snapshot = stream.snapshot()
