@@ -58,11 +58,6 @@ SHAPES: dict[str, Callable[[Pipe], Pipe]] = {
 STOPS = (1, 60, 999, 5_000)
 
 
-def border(pipe: Pipe) -> int:
-    """Return the part of `max_in_flight` that only a plain loop has."""
-    return at_the_border(pipe.plan)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_async_consumer_that_stops_stops_the_source(shape: str, run: Run) -> None:
     source = Counting(1_000_000)
@@ -75,7 +70,9 @@ def test_an_async_consumer_that_stops_stops_the_source(shape: str, run: Run) -> 
                 consumed += 1
                 if consumed in STOPS:
                     await anyio.wait_all_tasks_blocked()
-                    assert source.asked - consumed <= pipe.max_in_flight - border(pipe), f"behind {consumed} items"
+                    assert source.asked - consumed <= pipe.max_in_flight - at_the_border(pipe.plan), (
+                        f"behind {consumed} items"
+                    )
                     if consumed == STOPS[-1]:
                         break
 
@@ -323,6 +320,6 @@ def test_an_endless_iterator_is_stopped_too(run: Run) -> None:
                 await anext(stream)
                 if consumed % 500 == 0:
                     await anyio.wait_all_tasks_blocked()
-                    assert len(seen) - consumed <= pipe.max_in_flight - border(pipe)
+                    assert len(seen) - consumed <= pipe.max_in_flight - at_the_border(pipe.plan)
 
     run(test)

@@ -142,6 +142,7 @@ STAGES: dict[str, Callable[[Pipe], Pipe]] = {
     "filter": lambda pipe: pipe.filter(true),
     "flat_map": lambda pipe: pipe.flat_map(twice),
     "map": lambda pipe: pipe.map(same),
+    "map of lists": lambda pipe: pipe.map(same, batched=4),
     "map as completed": lambda pipe: pipe.map(later, concurrency=2, ordered=False),
     "numbering": lambda pipe: pipe.map(noisy, seed=1),
     "pack": lambda pipe: pipe.map(tokens).pack(4),

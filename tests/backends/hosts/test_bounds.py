@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.backends.hosts import pool as hosted
-from streamline.transforms.batch import Batch
+from streamline.plan.describe import at_the_border
 from tests.copying_backend import Copying
 from tests.kit import Pipe, later, stage
 
@@ -98,12 +97,6 @@ SHAPES: dict[str, Callable[[Pipe], Pipe]] = {
 STOPS = (1, 60, 2_000)
 
 
-def border(pipe: Pipe) -> int:
-    """Return the part of `max_in_flight` that only a plain loop has."""
-    plan = pipe.plan
-    return plan.border_capacity * math.prod(s.size for s in (*plan.worker, *plan.after) if isinstance(s, Batch))
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_consumer_that_stops_stops_the_sources(shape: str, hosts: Backend, asked: Path) -> None:
     source = Asked(asked)
@@ -116,7 +109,7 @@ def test_a_consumer_that_stops_stops_the_sources(shape: str, hosts: Backend, ask
                 consumed += 1
                 if consumed in STOPS:
                     items, _ = await source.settled()
-                    assert items - consumed <= pipe.max_in_flight - border(pipe), f"after {consumed} items"
+                    assert items - consumed <= pipe.max_in_flight - at_the_border(pipe.plan), f"after {consumed} items"
                     if consumed == STOPS[-1]:
                         break
 
