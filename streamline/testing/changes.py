@@ -18,6 +18,7 @@ from streamline.transforms.custom import Declared, Through
 from streamline.transforms.map import ConcurrentMap, Map
 from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.regenerate import Regenerate
+from streamline.transforms.retry import Retry
 
 AnyStage = Stage[Any, Any]
 
@@ -25,8 +26,8 @@ AnyStage = Stage[Any, Any]
 def changed(pipeline: Pipeline[Any], dice: Random) -> Pipeline[Any]:
     """Return a pipeline that takes `pipeline`'s snapshots: same items; the same order too, unless that one chooses it.
 
-    What changes: the kind of merge and its options, concurrency, executor, prefetch, transfer, `max_wait_s`, `overlap`,
-    `snapshot_every`. A stage chooses in the result only where the order that reaches it in `pipeline`, or its own, is
+    What changes: the kind of merge and its options, concurrency, executor, retries, prefetch, transfer, `max_wait_s`,
+    `overlap`, `snapshot_every`. A stage chooses in the result only where the order that reaches it in `pipeline`, or its own, is
     open already.
     """
     try:
@@ -73,7 +74,8 @@ def _other(stage: AnyStage, is_open: bool, dice: Random) -> AnyStage:
         case ConcurrentMap(executor="thread", ordered=True, retry=None) if dice.random() < 0.3:
             return Map(name=stage.name, fn=stage.fn)
         case ConcurrentMap():
-            return replace(stage, concurrency=dice.choice((1, 2, 5, 40)))
+            retry = dice.choice((stage.retry, Retry(retries=99, timeout_s=None, backoff=0, retry_on=Exception)))
+            return replace(stage, concurrency=dice.choice((1, 2, 5, 40)), retry=retry)
         case Map() if dice.random() < 0.3:
             return ConcurrentMap(name=stage.name, fn=stage.fn, concurrency=1, executor="thread")
         case Batch(kind="batch") if is_open:

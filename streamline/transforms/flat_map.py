@@ -1,13 +1,14 @@
 """`.flat_map` and `.unbatch`: one item into many.
 
 State: the upstream's before the input that is being unfolded (a mark, `Since`), and how many of its outputs were
-delivered; a resume unfolds that input again and passes over them.
+delivered; a resume unfolds that input again and passes over them. After its last output: the upstream's after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import length_hint
 from typing import Any, ClassVar, Generic, TypeVar
 
 from streamline.core.blame import blame
@@ -23,6 +24,8 @@ from streamline.transforms.base import Stage
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+
+OF_KNOWN_LENGTH = (type(iter([])), type(iter(())))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +112,7 @@ class _Unfolding(Generic[In, Out]):
         out: list[Out] = []
         if self.failure is None:
             try:
-                self.finished = pace.draw(self._outputs, self._skip + self._run.want, out)
+                self.finished = pace.draw(self._outputs, self._skip + self._run.want, out) or _is_over(self._outputs)
             except BaseException as error:
                 self._drawn += len(out)
                 self._fail(error, self._item)
@@ -119,7 +122,8 @@ class _Unfolding(Generic[In, Out]):
         first = self._delivered + 1
         self._delivered += len(out) - passed_over
         after = Over(self._stage.name, 0, self._now) if self.finished else None
-        states = MadeStates(_unfolded, self._stage.name, self._mark, self._now, first=first)
+        last = self._delivered if self.finished else None
+        states = MadeStates(_unfolded, self._stage.name, self._mark, self._now, last, first=first)
         return Chunk(out[passed_over:], states, after)
 
     def _fail(self, error: BaseException, item: In) -> None:
@@ -127,9 +131,14 @@ class _Unfolding(Generic[In, Out]):
         self.failure = blame(error, str(self._stage), self._run.site, self._now, call)
 
 
-def _unfolded(name: str, mark: State, now: State, delivered: int) -> State:
-    """Return the state after so many outputs of one input."""
-    return Over(name, delivered, Since(mark, now))
+def _is_over(outputs: Iterator[Any]) -> bool:
+    """Whether outputs that were all drawn are known to be all: else the last one would be delivered with a mark."""
+    return isinstance(outputs, OF_KNOWN_LENGTH) and not length_hint(outputs)
+
+
+def _unfolded(name: str, mark: State, now: State, last: int | None, delivered: int) -> State:
+    """Return the state after so many outputs of one input; after the `last` one, nothing of it is unfolded again."""
+    return Over(name, 0, now) if delivered == last else Over(name, delivered, Since(mark, now))
 
 
 @dataclass(frozen=True, kw_only=True)

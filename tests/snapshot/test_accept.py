@@ -46,6 +46,11 @@ def thrice(x: int) -> list[int]:
     return [-x, -x, -x]
 
 
+def sizes(given: Any) -> Any:
+    """How long the list is, for each of its items; 0: of no list."""
+    return [len(given)] * len(given) if isinstance(given, list) else 0
+
+
 def rolled(x: int, *, rng: Any) -> tuple[int, int]:
     return x, int(rng.integers(10**9))
 
@@ -203,6 +208,16 @@ ROWS: dict[str, Row] = {
         [-1, -1, -2, -2, -2, -3, -3, -3],
         "f.fn",
     ),
+    "map: another `batched`": plain(
+        items().map(sizes, batched=2), items().map(sizes, batched=3), 4, [3, 3, 3, 3, 3, 3], "sizes.batched"
+    ),
+    "map: `batched` is added": plain(
+        items(5).map(sizes), items(5).map(sizes, batched=2), 1, [2, 2, 2, 2], "sizes.batched"
+    ),
+    "map: `batched` is removed": plain(items(4).map(sizes, batched=2), items(4).map(sizes), 2, [0, 0], "sizes.removed"),
+    "map: another `batched`, or none, in the middle of a list": refused(
+        items().map(sizes, batched=2), items().map(sizes, batched=3), "unfolds one input again"
+    ),
     "map(seed=): another seed": plain(
         items(4).map(rolled, seed=1),
         items(4).map(rolled, seed=2),
@@ -289,9 +304,9 @@ ROWS: dict[str, Row] = {
     "another kind of merge": plain(
         items(6).shard(2).merge(), items(6).shard(2).merge("best_effort", max_skips_per_round=0), 3, [3, 4, 5]
     ),
-    "concurrency, executor, prefetch, transfer": plain(
+    "concurrency, executor, retries, prefetch, transfer": plain(
         items(6).map(double),
-        items(6).map(double, executor="thread", concurrency=2).prefetch(3).transfer("host"),
+        items(6).map(double, executor="thread", concurrency=2, retries=3).prefetch(3).transfer("host"),
         3,
         [6, 8, 10],
     ),
