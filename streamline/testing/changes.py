@@ -27,8 +27,8 @@ def changed(pipeline: Pipeline[Any], dice: Random) -> Pipeline[Any]:
     """Return a pipeline that takes `pipeline`'s snapshots: same items; the same order too, unless that one chooses it.
 
     What changes: the kind of merge and its options, concurrency, executor, retries, prefetch, transfer, `max_wait_s`,
-    `overlap`, `snapshot_every`. A stage chooses in the result only where the order that reaches it in `pipeline`, or its own, is
-    open already.
+    `overlap`, `snapshot_every`. A stage chooses in the result only where the order that reaches it in `pipeline`, or
+    its own, is open already.
     """
     try:
         found = _changed(pipeline, dice)
