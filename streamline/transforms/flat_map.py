@@ -25,7 +25,7 @@ from streamline.transforms.base import Stage
 In = TypeVar("In")
 Out = TypeVar("Out")
 
-OF_KNOWN_LENGTH = (type(iter([])), type(iter(())))
+OF_KNOWN_LENGTH: tuple[type[Any], ...] = (type(iter([])), type(iter(())))
 
 
 @dataclass(frozen=True, kw_only=True)
