@@ -70,7 +70,7 @@ def test_skipped_items_are_the_same_however_a_run_is_interrupted(composition: Co
             snapshot = parts.part(pipe, snapshot, most, dice.randrange(3) if most else 0)
             snapshot = sl.Snapshot.from_json(snapshot.to_json())
             describe(pipe, snapshot)
-        insist(whole, parts, composition.chooses)
+        insist(whole, parts, composition.chooses, ".cache(path=)" in composition.text)
 
 
 @st.composite

@@ -71,7 +71,7 @@ def test_all_ranks_together_give_each_item_once_whatever_their_number_becomes(
         given, snapshot = taken(pipe, ranks, lambda _: data.draw(st.integers(0, 7)), snapshot)
         found += flat(given)
     rest, _ = taken(pipe, sizes[0], lambda _: None, snapshot)
-    assert Counter(map(str, found + flat(rest))) == Counter(map(str, flat(expected)))
+    assert Counter(atoms(found + flat(rest))) == Counter(atoms(flat(expected)))  # some batches end by the clock
 
 
 @examples(20)
