@@ -51,7 +51,7 @@ class Port:
     def lets_in(self) -> bool:
         """Return whether a dialer gets in, and can talk with the one that listens, in both directions."""
         with dial(self.address, KEY, HELLO, timeout_s=60) as here:
-            there, hello, address = self.peers.get(timeout=60)
+            there, hello, address = self.peers.get(timeout=200)
             with there:
                 there.sendall(b"down")
                 here.sendall(b"up")
@@ -250,7 +250,7 @@ def test_two_agents_that_dial_at_once_both_get_in(port: Port) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    came = [port.peers.get(timeout=60) for _ in threads]
+    came = [port.peers.get(timeout=200) for _ in threads]
     assert sorted(hello.pid for _, hello, _ in came) == list(range(20))
     for sock, _, _ in came:
         sock.close()
@@ -351,7 +351,7 @@ def test_reasons_that_the_sender_numbers_are_logged_as_one(port: Port, caplog: p
 
 def test_accepted_and_dialled_connections_wait_for_no_acknowledgement(port: Port) -> None:
     with dial(port.address, KEY, HELLO) as here:
-        there, _, _ = port.peers.get(timeout=60)
+        there, _, _ = port.peers.get(timeout=200)
         with there:
             for sock in (here, there):
                 assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -381,7 +381,7 @@ def test_it_can_be_closed_by_several_threads_and_from_its_own() -> None:
 
     listener = Listener(("127.0.0.1", 0), KEY, close)
     assert ended(dial(("127.0.0.1", listener.port), KEY, HELLO))
-    assert closed.wait(60)
+    assert closed.wait(200)
     threads = [threading.Thread(target=listener.close) for _ in range(4)]
     for thread in threads:
         thread.start()

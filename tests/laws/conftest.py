@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 
@@ -21,6 +22,7 @@ def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(disk, "BLOCK_ITEMS", 4)
+    monkeypatch.setattr(disk, "BLOCK_S", math.inf)
     with monkeypatch.context() as quick:
         quick.setattr(os, "fsync", lambda descriptor: None)  # some thousand files: only a power cut would tell
         yield

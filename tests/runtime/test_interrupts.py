@@ -592,7 +592,7 @@ def test_ctrl_c_that_does_not_wake_a_wait_ends_it(wait: Callable[..., None]) -> 
         while WAITING.isdisjoint(functions_of(threading.main_thread())) and not left.is_set():
             pass
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-        heard.append(left.wait(60))
+        heard.append(left.wait(200))
         over.set()
 
     thread = threading.Thread(target=strike)

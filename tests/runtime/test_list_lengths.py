@@ -266,7 +266,7 @@ def test_a_stage_between_merge_and_batch_works_while_others_make_more(kind: str)
     reader = threading.Thread(target=consume)
     reader.start()
     try:
-        assert seen.wait(5)
+        assert seen.wait(200)
     finally:
         fn.released.set()
         reader.join()

@@ -21,7 +21,7 @@ from tests.saved.plans import PLANS, shown
 
 HERE = Path(__file__).parent
 TARGET = HERE / f"format_{FORMAT_VERSION}"
-LONGEST_S = 20.0
+LONGEST_S = 200.0
 FOLDERS = {"from_stream with a journal": "journal", "cache on disk": "cache", "regenerate spilled": "spill"}
 
 

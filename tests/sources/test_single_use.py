@@ -122,7 +122,8 @@ class Stateful:
 
 class Endless(Stateful):
     def __iter__(self) -> Iterator[int]:
-        return iter(itertools.count(self.at))
+        for self.at in itertools.count(self.at):  # noqa: B020 - its state is where it stands
+            yield self.at
 
 
 def test_a_stateful_object_in_use_is_refused_with_a_way_out_in_every_thread() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections import Counter
@@ -29,6 +30,7 @@ from tests.laws.stages import erratic
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("streamline.transforms.cache_disk.BLOCK_ITEMS", 4)
+    monkeypatch.setattr("streamline.transforms.cache_disk.BLOCK_S", math.inf)
     with monkeypatch.context() as quick:
         quick.setattr(os, "fsync", lambda descriptor: None)
         yield

@@ -6,6 +6,7 @@ Counted item by item, not by what the process takes: bench/cycle_memory.py measu
 from __future__ import annotations
 
 import gc
+import math
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -330,6 +331,7 @@ async def test_a_cache_on_disk_has_one_block_in_memory(tmp_path: Path, monkeypat
         return LIVE.note(made) if shape == [8] else made  # an item, as it is read from a file
 
     monkeypatch.setattr("streamline.transforms.cache_disk.BLOCK_ITEMS", block)
+    monkeypatch.setattr("streamline.transforms.cache_disk.BLOCK_S", math.inf)
     monkeypatch.setattr("streamline.core.item_codec.np.empty", noted)
     pipe = numbers(4 * block).map(array).cache(path=tmp_path).repeat(2).prefetch(READY)
     _, snapshots = await look_at_each(pipe, block + READY)

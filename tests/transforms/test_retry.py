@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -346,9 +345,8 @@ def test_wrong_options_are_refused(options: dict[str, Any], error: type[Exceptio
         sl.from_items(range(3)).map(lambda item: item, **options)
 
 
-def test_calls_that_pass_are_not_slower_by_pauses() -> None:
-    begun = time.monotonic()
+def test_calls_that_pass_are_not_slower_by_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "_jitter", None)  # every pause is drawn of it
     with mapped(lambda item: item, WAYS["tasks"], retries=9, backoff=60.0).open() as stream:
         assert len(list(stream)) == 30
         assert stream.stats().stages[1].detail("retries") == 0
-    assert time.monotonic() - begun < 50

@@ -36,7 +36,7 @@ def in_thread(array: Any) -> Callable[[], bytes]:
     class Reader:
         def __call__(self) -> bytes:
             asked.put(True)
-            return answers.get(timeout=60)
+            return answers.get(timeout=200)
 
         def __del__(self) -> None:
             asked.put(False)

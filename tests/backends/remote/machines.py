@@ -53,7 +53,7 @@ def machines(
     for thread in threads:
         thread.start()
     try:
-        yield sl.Remote(agents * hosts, listen=address, key_file=key, start_timeout_s=60.0, **options)
+        yield sl.Remote(agents * hosts, listen=address, key_file=key, **options)
     finally:
         for thread in threads:
             thread.join()

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import pytest
 
 import streamline as sl
+from streamline.backends.hosts.placement import Placement
 from streamline.errors import HostError, PlanError
 from tests.backends.remote.machines import agent_process, free_address, key_file
 
@@ -29,8 +30,8 @@ class Site:
         self.key = key_file(folder)
         self._agents = agents
 
-    def remote(self, hosts: int | tuple[int, int], **options: Any) -> sl.Remote:
-        return sl.Remote(hosts, listen=self.address, key_file=self.key, **({"start_timeout_s": 60.0} | options))
+    def remote(self, hosts: int | tuple[int, int]) -> sl.Remote:
+        return sl.Remote(hosts, listen=self.address, key_file=self.key)
 
     def agent(self) -> subprocess.Popen[bytes]:
         return self._agents.enter_context(agent_process(self.address, self.key, hosts=1))
@@ -63,7 +64,7 @@ def test_a_machine_that_comes_gets_work_and_one_that_is_told_to_leave_loses_it(
     with caplog.at_level(logging.INFO, "streamline.hosts"), endless().open(backend=site.remote((1, 3))) as stream:
         got.append(next(stream))
         site.agent()
-        while len({pid for _, pid in got}) < 2:
+        while got[-1][1] == got[0][1]:
             got.append(next(stream))
         stats = stream.stats()
         there = [host for host in stats.hosts if host.alive]
@@ -71,10 +72,11 @@ def test_a_machine_that_comes_gets_work_and_one_that_is_told_to_leave_loses_it(
         assert f"on {os.uname().nodename}, pid " in str(stats)
         assert "(1 more hosts have not come yet)" in str(stats)
         first.send_signal(signal.SIGTERM)
-        assert first.wait(60) == 1
-        before = len(got)
-        while len(got) < before + 30_000 or len({pid for _, pid in got[-8_000:]}) > 1:
+        assert first.wait() == 1
+        alone = 0
+        while alone < 8_000:  # the first one's last items may be on their way
             got.append(next(stream))
+            alone = alone + 1 if got[-1][1] == got[-2][1] else 0
         snapshot = stream.snapshot()
     assert "is lost (it was asked to leave: SIGTERM), and 1 hosts with it" in caplog.text
     with endless().open(resume=snapshot) as stream:
@@ -83,13 +85,19 @@ def test_a_machine_that_comes_gets_work_and_one_that_is_told_to_leave_loses_it(
         assert all(item == next(stream)[0] for item, _ in got)
 
 
-def test_fewer_machines_than_the_fewest_are_an_error_that_counts_those_that_came(site: Site) -> None:
+def test_fewer_machines_than_the_fewest_are_an_error_that_counts_those_that_came(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came = Placement.came
+
+    def is_the_last(self: Placement, home: Any) -> None:
+        self._elasticity = self._elasticity._replace(timeout_s=0.0)
+        came(self, home)
+
+    monkeypatch.setattr(Placement, "came", is_the_last)
     site.agent()
-    words = r"only 1 of the 2 hosts that Remote\(\(2, 4\)\) needs at least have come within 4 s .* Agents: 1 attached"
-    with (
-        pipeline().open(backend=site.remote((2, 4), start_timeout_s=4.0)) as stream,
-        pytest.raises(HostError, match=words),
-    ):
+    words = r"only 1 of the 2 hosts that Remote\(\(2, 4\)\) needs at least have come within 300 s .* Agents: 1 attached"
+    with pipeline().open(backend=site.remote((2, 4))) as stream, pytest.raises(HostError, match=words):
         list(stream)
 
 
@@ -117,7 +125,7 @@ def test_a_pool_and_a_loader_use_machines_that_come_and_go(site: Site) -> None:
                 first.terminate()
         assert in_order(got)
         assert in_order(others)
-    assert first.wait(60) == 1
+    assert first.wait() == 1
     with pipeline().loader(backend=site.remote((1, 4))) as loader:
         for _ in range(2):
             got = []
@@ -152,16 +160,17 @@ def test_machines_that_come_and_go_at_random_change_no_item(
 ) -> None:
     """Killed, or told to leave; with snapshots that go to this process and back."""
     dice = random.Random(seed)
-    pipe = sl.from_items(range(LENGTH)).shard(5).shuffle(window=16).map(lambda item: item).merge(merge)
+    length = 8_000
+    pipe = sl.from_items(range(length)).shard(5).shuffle(window=16).map(lambda item: item).merge(merge)
     agents, snapshot = [site.agent()], None
     got: list[int] = []
     while True:
         here = dice.random() < 0.3
         with pipe.open(resume=snapshot, backend=sl.Inline() if here else site.remote((1, 3))) as stream:
-            stop = len(got) + dice.randrange(500, 8_000)
+            stop = len(got) + dice.randrange(500, 4_000)
             while len(got) < stop and (item := next(stream, None)) is not None:
                 got.append(item)
-                if dice.random() < 0.001:
+                if dice.random() < 0.0015:
                     agents.append(site.agent())
                     if len(agents) > 3:
                         agents.pop(dice.randrange(2)).send_signal(dice.choice([signal.SIGKILL, signal.SIGTERM]))
@@ -171,4 +180,4 @@ def test_machines_that_come_and_go_at_random_change_no_item(
     if merge == "strict":
         assert got == list(pipe)
     else:
-        assert sorted(got) == list(range(LENGTH))
+        assert sorted(got) == list(range(length))

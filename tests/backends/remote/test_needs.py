@@ -53,7 +53,7 @@ class Elsewhere:
 
     def run(self, pipe: Pipeline[Any], change: Callable[[], object]) -> list[Any]:
         address, key = free_address(), key_file(self._folder)
-        with pipe.open(backend=sl.Remote(1, listen=address, key_file=key, start_timeout_s=60.0)) as stream:
+        with pipe.open(backend=sl.Remote(1, listen=address, key_file=key)) as stream:
             change()
             with agent_process(address, key):
                 return list(stream)
@@ -113,7 +113,7 @@ def test_a_file_may_have_grown_and_one_that_is_gone_here_is_not_asked_for(files:
     paths[0].unlink()
     address, key = free_address(), key_file(files)
     pipe = sl.read_lines(paths[1:]).shard(1)
-    backend = sl.Remote(1, listen=address, key_file=key, start_timeout_s=60.0)
+    backend = sl.Remote(1, listen=address, key_file=key)
     with pipe.open(backend=backend, resume=snapshot, accept=["read_lines.removed_files"]) as stream:
         paths[1].write_text(paths[1].read_text() + "more\n")
         with agent_process(address, key):

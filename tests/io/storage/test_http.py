@@ -5,7 +5,6 @@ import pickle
 import re
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -446,7 +445,7 @@ def test_a_connection_may_be_silent_for_ever() -> None:
 async def test_a_real_server_is_read_and_resumed(storage: HttpStorage, tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_bytes(DATA)
     (tmp_path / "empty.txt").write_bytes(b"")
-    runner = web.AppRunner(application(tmp_path, 0.0), access_log=None, shutdown_timeout=0.1)
+    runner = web.AppRunner(application(tmp_path, 0.0), access_log=None, shutdown_timeout=0.1, keepalive_timeout=1e6)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -456,9 +455,7 @@ async def test_a_real_server_is_read_and_resumed(storage: HttpStorage, tmp_path:
         assert await read(storage, f"{base}/x.txt", len(DATA)) == b""
         assert await read(storage, f"{base}/empty.txt") == b""
         assert (await storage.stat(f"{base}/empty.txt")).size == 0
-        begin = time.perf_counter()
-        await storage.aclose()
-        assert time.perf_counter() - begin < 1
+        await storage.aclose()  # one that waited for the server to hang up would hang
     finally:
         await runner.cleanup()
 
