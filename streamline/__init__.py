@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from streamline.backends.processes import Processes
     from streamline.backends.remote.remote import Remote
     from streamline.backends.threads import Threads
-    from streamline.constructors import StreamReplicator, from_items, from_iterable, from_stream, mix, source, zip
+    from streamline.constructors import (
+        StreamReplicator,
+        concat,
+        from_items,
+        from_iterable,
+        from_stream,
+        mix,
+        source,
+        zip,
+    )
     from streamline.core.error_policy import ErrorReport, Failure
     from streamline.core.place import empty
     from streamline.core.replay import replay
@@ -83,6 +92,7 @@ __all__ = [
     "Trace",
     "Verdict",
     "__version__",
+    "concat",
     "empty",
     "errors",
     "from_items",
@@ -111,7 +121,7 @@ _NAMES = {
     "streamline.backends.processes": "Processes",
     "streamline.backends.remote.remote": "Remote",
     "streamline.backends.threads": "Threads",
-    "streamline.constructors": "StreamReplicator from_items from_iterable from_stream mix source zip",
+    "streamline.constructors": "StreamReplicator concat from_items from_iterable from_stream mix source zip",
     "streamline.core.error_policy": "ErrorReport Failure",
     "streamline.core.place": "empty",
     "streamline.core.replay": "replay",

@@ -20,6 +20,7 @@ from streamline.pipeline import Pipeline
 from streamline.plan.compile import component
 from streamline.plan.component import PlanComponent
 from streamline.sources.composite import named
+from streamline.sources.concat import Concat
 from streamline.sources.custom import CustomSource
 from streamline.sources.items import Indexable, Items
 from streamline.sources.iterable import IterableSource
@@ -227,6 +228,23 @@ def zip(*pipelines: Pipeline[Any], strict: bool = False, name: str = "zip") -> P
       PlanError: a live one, one that is sharded or merged, or chooses an order.
     """
     return Pipeline(Zip(name=name, components=_components("sl.zip", pipelines), strict=strict))
+
+
+def concat(*pipelines: Pipeline[T], name: str = "concat") -> Pipeline[T]:
+    """Give all items of the first pipeline, then those of the next.
+
+    After `.shard`, each worker gives its shard of each of them in turn. Snapshots keep the states by number: a resume
+    may have more pipelines after those that it had.
+
+    Args:
+      pipelines: each without `.shard` and `.merge`.
+      name: its part of a state is kept under it.
+
+    Raises:
+      PlanTypeError: something else than pipelines.
+      PlanError: a live one, one that is sharded or merged, or chooses an order.
+    """
+    return Pipeline(Concat(name=name, components=_components("sl.concat", pipelines)))
 
 
 def _components(option: str, pipelines: object) -> tuple[tuple[str, PlanComponent], ...]:

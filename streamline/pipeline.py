@@ -62,6 +62,8 @@ from streamline.transforms.bucket import bucket_of
 from streamline.transforms.cache import Cache
 from streamline.transforms.collate import unstack
 from streamline.transforms.custom import Declared, Through, check_through
+from streamline.transforms.cut import cost_batch_of, group_by_of
+from streamline.transforms.enumerate import Enumerate
 from streamline.transforms.filter import Filter
 from streamline.transforms.flat_map import FlatMap, Unbatch
 from streamline.transforms.limit import Skip, Take
@@ -71,10 +73,18 @@ from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.retry import Retry, RetryOptions
+from streamline.transforms.sample import sample_of
+from streamline.transforms.scan import Scan, check_scan
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, ShuffleFiles
+from streamline.transforms.window import Window
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 T = TypeVar("T")
 U = TypeVar("U")
+S = TypeVar("S")
+K = TypeVar("K")
 
 INLINE = Inline()
 
@@ -169,6 +179,29 @@ class Pipeline(Openable[T]):
             return self._with(IndexShuffle(name=name, seed=seed))
         window = check_int(".shuffle(window=)", window, 1)
         return self._with(Shuffle(name=name, window=window, seed=seed))
+
+    def sample(
+        self,
+        count: int | None = None,
+        *,
+        weights: Sequence[float] | NDArray[Any] | None = None,
+        replacement: bool = True,
+        seed: int = 0,
+        name: str | None = None,
+    ) -> Pipeline[T]:
+        """Draw items at random from an indexable source, before `.shard`; in each epoch others.
+
+        Args:
+          count: draws; None: as many as there are items.
+          weights: of each item, finite and not below 0; they needn't sum to 1. None: equal ones.
+          replacement: an item may be drawn again; False: each draw is of those that are left.
+          seed: with it and the epoch, the draws are always the same.
+
+        Raises:
+          PlanError: another number of weights than of items; more draws without replacement than there are items of a
+            weight above 0.
+        """
+        return self._with(sample_of(count, weights, replacement, seed, name=self._name(name, "sample")))
 
     def shuffle_files(self, *, seed: int = 0, name: str | None = None) -> Pipeline[T]:
         """Permute the list of files, by seed and epoch, before it is sharded."""
@@ -301,6 +334,21 @@ class Pipeline(Openable[T]):
             raise PlanError(".flat_map takes a sync function; for an async one, write a stage for .through")
         return self._with(FlatMap(name=self._name(name, stage_name(fn)), fn=fn))
 
+    def enumerate(self, start: int = 0, *, name: str | None = None) -> Pipeline[tuple[int, T]]:
+        """Pair each item with its number, (number, item), from `start` on; before a merge, in each worker."""
+        start = check_int(".enumerate(start)", start, None)
+        return self._with(Enumerate(name=self._name(name, "enumerate"), start=start))
+
+    def scan(self, fn: Callable[[S, T], tuple[S, U]], init: S, *, name: str | None = None) -> Pipeline[U]:
+        """Replace each item by the output of `fn(carry, item) -> (carry, output)`; before a merge, in each worker.
+
+        Args:
+          fn: a sync function, given `init` with the first item, then what it returned for the item before.
+          init: a JSON value, as each carry is: snapshots have it.
+        """
+        check_scan(fn, init)
+        return self._with(Scan(name=self._name(name, stage_name(fn)), fn=fn, init=init))
+
     def through(
         self, fn: Callable[..., AsyncIterator[U]] | Stage[T, U], *, name: str | None = None, **params: Any
     ) -> Pipeline[U]:
@@ -334,46 +382,76 @@ class Pipeline(Openable[T]):
 
     @overload
     def batch(
-        self, size: int, *, drop_remainder: bool = False, collate: Literal["stack", "torch"] = "stack",
-        max_wait_s: float | None = None, name: str | None = None,
+        self, size: int | None = None, *, max_cost: float | None = None, cost: Callable[[T], float] | None = None,
+        drop_remainder: bool = False, collate: Literal["stack", "torch"] = "stack", max_wait_s: float | None = None,
+        name: str | None = None,
     ) -> Pipeline[Any]: ...  # fmt: skip
     @overload
     def batch(
-        self, size: int, *, drop_remainder: bool = False, collate: None, max_wait_s: float | None = None,
-        name: str | None = None,
+        self, size: int | None = None, *, max_cost: float | None = None, cost: Callable[[T], float] | None = None,
+        drop_remainder: bool = False, collate: None, max_wait_s: float | None = None, name: str | None = None,
     ) -> Pipeline[list[T]]: ...  # fmt: skip
     @overload
     def batch(
-        self, size: int, *, drop_remainder: bool = False, collate: Callable[[list[T]], U],
-        max_wait_s: float | None = None, name: str | None = None,
+        self, size: int | None = None, *, max_cost: float | None = None, cost: Callable[[T], float] | None = None,
+        drop_remainder: bool = False, collate: Callable[[list[T]], U], max_wait_s: float | None = None,
+        name: str | None = None,
     ) -> Pipeline[U]: ...  # fmt: skip
     def batch(
         self,
-        size: int,
+        size: int | None = None,
         *,
+        max_cost: float | None = None,
+        cost: Callable[[T], float] | None = None,
         drop_remainder: bool = False,
         collate: Literal["stack", "torch"] | Callable[[list[T]], Any] | None = "stack",
         max_wait_s: float | None = None,
         name: str | None = None,
         **unknown: Any,
     ) -> Pipeline[Any]:
-        """Collate each `size` items into one.
+        """Collate each `size` items into one; or as many as cost at most `max_cost`.
 
         Args:
-          size: items in a batch; the last one has the rest.
+          size: items in a batch; the last one has the rest. With `max_cost`, the most items; None: 4,096.
+          max_cost: what the items of a batch may cost together: `.batch(max_cost=4096, cost=len)`. An item that costs
+            more by itself is a `DataError`.
+          cost: a sync function of an item: a number, at least 0.
           drop_remainder: leave out the last batch if it isn't full.
           collate: "stack": see `streamline.transforms.collate.stack`; "torch": likewise, of tensors throughout; None: a
             list; a sync function of the list.
           max_wait_s: a batch that isn't full leaves this many seconds after its first item came; None: it waits until
             it is full. Which items go together depends on time then; resuming is exact all the same.
         """
-        check_known(".batch", unknown, ("drop_remainder", "collate", "max_wait_s", "name"))
-        size = check_int(".batch(size)", size, 1)
+        check_known(".batch", unknown, ("max_cost", "cost", "drop_remainder", "collate", "max_wait_s", "name"))
+        by_cost = max_cost is not None or cost is not None
+        if size is not None or not by_cost:
+            size = check_int(".batch(size)", size, 1)
         if max_wait_s is not None:
             check_seconds(".batch(max_wait_s=)", max_wait_s)
-        fn = collate_of(".batch(collate=)", collate)
-        name = self._name(name, "batch")
+        fn, name = collate_of(".batch(collate=)", collate), self._name(name, "batch")
+        if by_cost:
+            return self._with(cost_batch_of(size, max_cost, cost, drop_remainder, fn, max_wait_s, name=name))
+        assert size is not None
         return self._with(Batch(name=name, size=size, drop_remainder=drop_remainder, collate=fn, max_wait_s=max_wait_s))
+
+    def group_by(
+        self, key: Callable[[T], K], *, max_items: int = 1000, name: str | None = None
+    ) -> Pipeline[tuple[K, list[T]]]:
+        """Put consecutive items of equal keys together: (key, items). It doesn't sort.
+
+        Args:
+          key: a sync function of an item.
+          max_items: more in a row of one key are a `DataError`: a group is held in memory.
+        """
+        return self._with(group_by_of(key, max_items, name=self._name(name, "group_by")))
+
+    def window(self, size: int, stride: int = 1, *, name: str | None = None) -> Pipeline[list[T]]:
+        """Give lists of `size` consecutive items, each beginning `stride` items after the one before.
+
+        Before a merge, in each worker. What is left at the end, and fills no window, is left out.
+        """
+        size, stride = check_int(".window(size)", size, 1), check_int(".window(stride)", stride, 1)
+        return self._with(Window(name=self._name(name, "window"), size=size, stride=stride))
 
     @overload
     def bucket_by_length(

@@ -263,3 +263,12 @@ async def stage(items: AsyncIterator[Any]) -> AsyncIterator[Any]:
     """Pass every item on."""
     async for item in items:
         yield item
+
+
+def stopped(
+    pipe: Pipe, stop: int, snapshot: sl.Snapshot | None = None, **options: Any
+) -> tuple[list[Any], sl.Snapshot]:
+    """Return the next items, at most `stop`, and the snapshot after them."""
+    with pipe.open(resume=snapshot, **options) as stream:
+        found = [item for _, item in zip(range(stop), stream, strict=False)]
+        return found, sl.Snapshot.from_json(stream.snapshot().to_json())

@@ -10,6 +10,7 @@ from typing import Any, SupportsIndex, cast
 
 import msgspec
 
+from streamline.core.options import given
 from streamline.errors import PlanTypeError
 
 
@@ -80,10 +81,25 @@ def jsonable(state: Any, whose: str) -> dict[str, Any]:
     Raises:
       PlanTypeError: the state is not a dict, or comes back from JSON as something else.
     """
+    copy = json_copy(state, f"the state of {whose}")
+    if not isinstance(copy, dict):
+        raise PlanTypeError(f"the state of {whose} is a dict, got {given(state)}")
+    return copy
+
+
+def json_copy(value: Any, whose: str) -> Any:
+    """Return a deep copy of a value, made through JSON.
+
+    Args:
+      whose: for the message: "the state of rows".
+
+    Raises:
+      PlanTypeError: it comes back from JSON as something else.
+    """
     try:
-        copy = msgspec.json.decode(msgspec.json.encode(state))
+        copy = msgspec.json.decode(msgspec.json.encode(value))
     except (TypeError, ValueError, OverflowError) as error:
-        raise PlanTypeError(f"the state of {whose} is not JSON-able: {error}") from error
-    if not isinstance(copy, dict) or copy != state:
-        raise PlanTypeError(f"the state of {whose} does not survive JSON: {state!r} comes back as {copy!r}")
+        raise PlanTypeError(f"{whose} is not JSON-able: {error}") from error
+    if copy != value:
+        raise PlanTypeError(f"{whose} does not survive JSON: {value!r} comes back as {copy!r}")
     return copy

@@ -177,3 +177,55 @@ class Repeated(Index):
         if number != self._pass[0]:  # passes go by: keep one
             self._pass = (number, self._index_of_pass(number))
         return self._pass[1]
+
+
+class Sampled(Index):
+    """Draws with replacement from another, finite index: what a position is, depends on the entropy and on it alone.
+
+    Args:
+      weights: of each of its positions; None: equal ones.
+    """
+
+    def __init__(self, inner: Index, weights: NDArray[np.float64] | None, length: int, entropy: Sequence[int]) -> None:
+        self.length = length
+        self._inner = inner
+        self._entropy = entropy
+        self._ends = None if weights is None else np.cumsum(weights)
+
+    def __call__(self, positions: Positions) -> Positions:
+        return self._inner(self.drawn(uniform(positions, self._entropy)))
+
+    def drawn(self, numbers: NDArray[np.float64]) -> Positions:
+        """Return the inner position for each number in [0, 1)."""
+        if self._ends is None:
+            assert self._inner.length is not None
+            return (numbers * self._inner.length).astype(np.int64)
+        found: Positions = np.searchsorted(self._ends, numbers * self._ends[-1], side="right")
+        found[found == len(self._ends)] = np.searchsorted(self._ends, self._ends[-1])  # a product was rounded up
+        return found
+
+
+def uniform(positions: Positions, entropy: Sequence[int]) -> NDArray[np.float64]:
+    """Return a number in [0, 1) for each position, which depends on the entropy and on it alone."""
+    first, second = np.random.SeedSequence(entropy).generate_state(2, np.uint64)
+    scrambled = _mix(_mix(positions.astype(np.uint64) ^ first) ^ second)
+    return (scrambled >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+class SampledOnce(Index):
+    """Draws without replacement from another, finite index; each draw is by the weights of what is left.
+
+    Source: P. Efraimidis and P. Spirakis, "Weighted random sampling with a reservoir", 2006: the order of exponential
+    variables over the weights.
+    """
+
+    def __init__(self, inner: Index, weights: NDArray[np.float64], length: int, entropy: Sequence[int]) -> None:
+        self.length = length
+        self._inner = inner
+        numbers = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy))).exponential(size=len(weights))
+        with np.errstate(divide="ignore", over="ignore"):
+            keys = np.where(weights > 0, numbers / weights, np.inf)
+        self._order = np.argsort(keys, kind="stable")[:length]
+
+    def __call__(self, positions: Positions) -> Positions:
+        return self._inner(self._order[positions])

@@ -13,7 +13,7 @@ from typing import Any, cast
 import anyio.lowlevel
 from hypothesis import strategies as st
 
-from streamline.constructors import from_iterable, mix
+from streamline.constructors import concat, from_iterable, mix
 from streamline.constructors import zip as side_by_side
 from streamline.errors import PlanError
 from streamline.pipeline import Pipeline
@@ -25,7 +25,7 @@ from streamline.testing.scripted import Script
 from streamline.testing.steps import UNBATCH, Step, one_number, steps, steps_before, transfers
 from streamline.training.stream_dataset import StreamDataset
 
-KINDS = ("items", "iterable", "async iterable", "data set", "mix", "zip", "script")
+KINDS = ("items", "iterable", "async iterable", "data set", "mix", "zip", "concat", "script")
 """Sources."""
 
 MOST_ITEMS = 100
@@ -106,7 +106,11 @@ def compositions(
     """
     step = steps() if more is None else st.one_of(steps(), more)
     kind = draw(st.sampled_from(kinds))
-    made = draw({"script": _scripts(most), "mix": _mixtures(most), "zip": _zips(most)}.get(kind, _sources(most, kind)))
+    made = draw(
+        {"script": _scripts(most), "mix": _mixtures(most), "zip": _zips(most), "concat": _concats(most)}.get(
+            kind, _sources(most, kind)
+        )
+    )
     return draw(continued(made, choosing=choosing, stages=stages, step=step))
 
 
@@ -177,6 +181,16 @@ def _zips(draw: st.DrawFn, most: int) -> Composition:
     return Composition(
         pipe, f"zip of {list(parts.values())}.map(one_number)", max(part.most for part in parts.values())
     )
+
+
+@st.composite
+def _concats(draw: st.DrawFn, most: int) -> Composition:
+    """Several pipelines one after the other."""
+    parts = draw(_parts(most))
+    pipe = concat(*(part.pipeline for part in parts.values()))
+    shards = draw(st.sampled_from([0, 1, 3]))
+    text = f"concat of {list(parts.values())}" + f".shard({shards})" * bool(shards)
+    return Composition(pipe.shard(shards) if shards else pipe, text, sum(part.most for part in parts.values()))
 
 
 @st.composite

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import chain, count, groupby, islice
 from typing import Any, TypeVar, cast
 
 import anyio
@@ -24,12 +25,14 @@ from streamline.core.replay import Adapter
 from streamline.core.tasks import Tasks
 from streamline.pipeline import Pipeline
 from streamline.plan.plan import Plan, Shard
-from streamline.sharding.index import Bijection
+from streamline.sharding.index import Bijection, SampledOnce, WholeIndex, uniform
 from streamline.sources.composite import Several
+from streamline.sources.concat import Concat
 from streamline.sources.items import Items
 from streamline.sources.iterable import IterableSource
 from streamline.sources.mix import Mix
 from streamline.sources.sampler import Numbers
+from streamline.sources.zip import Zip
 from streamline.testing.scripted import Abort, Script
 from streamline.transfer.stage import Transfer
 from streamline.transforms.base import Stage
@@ -38,6 +41,8 @@ from streamline.transforms.bucket import BucketByLength
 from streamline.transforms.cache import Cache
 from streamline.transforms.collate import stack, unstack
 from streamline.transforms.custom import Declared, Through
+from streamline.transforms.cut import CostBatch, GroupBy
+from streamline.transforms.enumerate import Enumerate
 from streamline.transforms.filter import Filter
 from streamline.transforms.flat_map import FlatMap
 from streamline.transforms.limit import Skip, Take
@@ -47,7 +52,10 @@ from streamline.transforms.prefetch import Prefetch
 from streamline.transforms.regenerate import Regenerate
 from streamline.transforms.regenerate_cycle import order_of
 from streamline.transforms.repeat import Repeat
+from streamline.transforms.sample import Sample
+from streamline.transforms.scan import Scan
 from streamline.transforms.shuffle import IndexShuffle, Shuffle, permutation
+from streamline.transforms.window import Window
 
 Chain = Callable[[Site], Iterator[Any]]
 """What comes out of a stage at a site: in an epoch, in a shard."""
@@ -252,8 +260,13 @@ async def _next(iterator: AsyncIterator[Any]) -> Any:
     return await anext(iterator, NOTHING)
 
 
-@reference(Several)
-def _zip(source: Several[Any], upstream: Upstream) -> Iterator[Any]:
+@reference(Concat)
+def _concat(source: Concat[Any], upstream: Upstream) -> Iterator[Any]:
+    return chain.from_iterable(_components(source, upstream).values())
+
+
+@reference(Zip)
+def _zip(source: Zip, upstream: Upstream) -> Iterator[Any]:
     return zip(*_components(source, upstream).values(), strict=False)
 
 
@@ -388,6 +401,46 @@ def _batch(stage: Batch[Any, Any], upstream: Upstream) -> Iterator[Any]:
             yield stage.collate(held)
 
 
+@reference(CostBatch)
+def _cost_batch(stage: CostBatch[Any, Any], upstream: Upstream) -> Iterator[Any]:
+    """Yield batches, each item weighed with all before it."""
+    held: list[Any] = []
+    for item in upstream:
+        if held and sum(map(stage.cost, [*held, item])) > stage.max_cost:
+            yield stage.collate(held)
+            held = []
+        held.append(item)
+        if len(held) == stage.size or sum(map(stage.cost, held)) >= stage.max_cost:
+            yield stage.collate(held)
+            held = []
+    if held and not stage.drop_remainder:
+        yield stage.collate(held)
+
+
+@reference(GroupBy)
+def _group_by(stage: GroupBy[Any], upstream: Upstream) -> Iterator[Any]:
+    return ((key, list(items)) for key, items in groupby(upstream, stage.key))
+
+
+@reference(Window)
+def _window(stage: Window[Any], upstream: Upstream) -> Iterator[Any]:
+    items = list(upstream)
+    return (items[at : at + stage.size] for at in range(0, len(items) - stage.size + 1, stage.stride))
+
+
+@reference(Enumerate)
+def _enumerate(stage: Enumerate[Any], upstream: Upstream) -> Iterator[Any]:
+    return enumerate(upstream, stage.start)
+
+
+@reference(Scan)
+def _scan(stage: Scan[Any, Any], upstream: Upstream) -> Iterator[Any]:
+    carry = deepcopy(stage.init)
+    for item in upstream:
+        carry, output = stage.fn(deepcopy(carry), item)
+        yield output
+
+
 @reference(BucketByLength)
 def _bucket_by_length(stage: BucketByLength[Any, Any], upstream: Upstream) -> Iterator[Any]:
     """Yield batches out of buckets, looked for one by one."""
@@ -445,6 +498,23 @@ def _skip(stage: Skip[Any], upstream: Upstream) -> Iterator[Any]:
 def _index_shuffle(stage: IndexShuffle[Any], upstream: Upstream) -> Iterator[Any]:
     held = list(upstream)
     return (held[at] for at in Bijection(len(held), [stage.seed, *upstream.site.epoch])(np.arange(len(held))).tolist())
+
+
+@reference(Sample)
+def _sample(stage: Sample[Any], upstream: Upstream) -> Iterator[Any]:
+    """Yield draws, each looked for among all items."""
+    held, entropy = list(upstream), [stage.seed, *upstream.site.epoch]
+    draws = len(held) if stage.count is None else stage.count * bool(held)
+    weights = np.ones(len(held)) if stage.weights is None else stage.weights.values
+    if not stage.replacement:
+        once = SampledOnce(WholeIndex(len(held)), weights, draws, entropy)
+        yield from (held[at] for at in once(np.arange(draws)).tolist())
+        return
+    for number in uniform(np.arange(draws), entropy):
+        left, at = number * weights.sum(), 0
+        while left >= weights[at] and at < len(held) - 1:
+            left, at = left - weights[at], at + 1
+        yield held[at]
 
 
 @reference(Shuffle)

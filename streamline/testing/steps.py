@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from random import Random
 from typing import Any
 
@@ -215,6 +216,21 @@ def batches(draw: st.DrawFn) -> Step:
     return replace(call("batch", size, drop_remainder=kind == "drop", collate=None), ordered=kind == "drop")
 
 
+def tens(item: Any) -> int:
+    return number(item) // 10 % 3
+
+
+def counted_by_rest(seen: dict[str, int], item: Any) -> tuple[dict[str, int], Any]:
+    rest = str(number(item) % 3)
+    seen[rest] = seen.get(rest, 0) + 1
+    return seen, each(lambda x: x + 10_000 * seen[rest], item)
+
+
+def summed(total: int, item: Any) -> tuple[int, Any]:
+    total = (total + number(item)) % 997
+    return total, each(lambda x: x + 10_000 * total, item)
+
+
 def span(item: Any) -> int:
     """How long an item is said to be: few are long."""
     return number(item) * 7 % 11
@@ -226,6 +242,34 @@ def buckets(draw: st.DrawFn) -> Step:
     sizes = draw(st.lists(small, min_size=len(bounds) + 1, max_size=len(bounds) + 1))
     made = call("bucket_by_length", bounds, sizes, length=span, drop_remainder=drop, collate=None)
     return replace(made, ordered=drop)
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> Step:
+    """Lists that end by what is in them."""
+    if draw(st.booleans()):
+        made = call("group_by", tens)
+        return replace(made, text=".group_by(tens).map(second)", apply=lambda pipe: made.apply(pipe).map(itemgetter(1)))
+    size, drop = draw(st.none() | small), draw(rarely)
+    made = call("batch", size, max_cost=draw(st.integers(10, 25)), cost=span, drop_remainder=drop, collate=None)
+    return replace(made, ordered=drop)
+
+
+@st.composite
+def scans(draw: st.DrawFn) -> Step:
+    fn, init = draw(st.sampled_from([(counted_by_rest, {}), (summed, 0)]))
+    return replace(call("scan", fn, init), ordered=True)
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> Step:
+    size, stride = draw(small), draw(small)
+    return replace(call("window", size, stride), ordered=True, grows=-(-size // stride))
+
+
+def numbered() -> Step:
+    made = call("enumerate", 3)
+    return replace(made, text=".enumerate(3).map(listed)", apply=lambda pipe: made.apply(pipe).map(list), ordered=True)
 
 
 def _whole(method: str, *functions: Callable[..., Any]) -> st.SearchStrategy[Step]:
@@ -277,6 +321,7 @@ def steps() -> st.SearchStrategy[Step]:
         *[maps(), maps(), _whole("filter", third, never, third), _whole("flat_map", some, some, none), batches()],
         *[buckets(), customs(), customs(), shuffles(), shuffles(), regenerates(), st.just(call("cache"))],
         *[counted("take", 12), counted("skip", 5), counted("repeat", 3), prefetches(), packs(), st.just(UNBATCH)],
+        *[cuts(), scans(), windows(), st.just(numbered())],
     )
 
 

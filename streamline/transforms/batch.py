@@ -104,6 +104,11 @@ class Batch(Stage[In, Out]):
     def logs(self) -> bool:
         return self.chooses or self.counts
 
+    @property
+    def logs_sizes(self) -> bool:
+        """Whether the log has the size of each batch: they don't follow from the number of the items."""
+        return self.chooses
+
     def num_outputs(self, items: float) -> float | None:
         if self.max_wait_s is not None:
             return None
@@ -279,8 +284,46 @@ class BatchCounter:
         return BatchState(self._name, upstream, self._log, self._made, (self._size, self._last))
 
 
-class WaitingBatch(Generic[In, Out]):
-    """One run of a batching stage that chooses sizes, or has sizes to repeat.
+class LoggedBatches(Generic[In, Out]):
+    """One run of a batching stage whose sizes aren't known in advance, or that has sizes to repeat.
+
+    Args:
+      begin: the upstream's state.
+      own: the stage's part of the state that it is opened at.
+    """
+
+    def __init__(self, stage: Batch[In, Out], begin: State, own: Any) -> None:
+        sizes: list[int] = list(own["replay"]) if own else []
+        self._stage = stage
+        self._replay = deque(sizes)
+        self._log = Log(0, sizes, len(sizes), stage.name)
+        self._made = 0
+        self._size = stage.size  # of the last batch
+        self._last = Reference.to(begin)
+
+    def _chunk(self, made: list[Out], size: int, after: State | None) -> Chunk[Out]:
+        """Return what was made of `size` items, the last ones read, and log their number."""
+        if self._replay:
+            self._replay.popleft()
+        elif self._stage.logs_sizes:
+            self._log.later = self._log = Log(self._made, [size], self._log.planned, self._stage.name)
+        self._made += 1
+        self._size = size
+        return _chunk(made, self._last.get(), after, self.state_after)
+
+    def _check_replayed(self) -> None:
+        """Check, at the end, that all sizes were repeated."""
+        if self._replay:
+            raise ResumeError(f"{self._stage}: fewer items came than when the snapshot was taken")
+
+    def state_after(self, upstream: State) -> State:
+        """Return the state after the last batch, over the upstream's."""
+        sizes = None if self._stage.logs_sizes else (self._stage.size, self._size)
+        return BatchState(self._stage.name, upstream, self._log, self._made - self._log.start, sizes)
+
+
+class WaitingBatch(LoggedBatches[In, Out]):
+    """One run of a stage with `max_wait_s`, or with sizes to repeat.
 
     Args:
       inbox: the input; cancelling a pull of it loses nothing.
@@ -288,14 +331,9 @@ class WaitingBatch(Generic[In, Out]):
     """
 
     def __init__(self, stage: Batch[In, Out], inbox: Inbox[In], own: Any) -> None:
-        sizes: list[int] = list(own["replay"]) if own else []
-        self._stage, self._inbox = stage, inbox
-        self._replay = deque(sizes)
-        self._log = Log(0, sizes, len(sizes), stage.name)
-        self._made = 0
-        self._size = stage.size  # of the last batch
+        super().__init__(stage, inbox.state, own)
+        self._inbox = inbox
         self._held: list[In] = []
-        self._last = Reference.to(inbox.state)
         self._after: State | None = None  # progress after the last item
         self._deadline: float | None = None
 
@@ -310,8 +348,7 @@ class WaitingBatch(Generic[In, Out]):
                 yield Chunk((), (), self.state_after(chunk.after))
             del chunk
             await pace.breathe()
-        if self._replay:
-            raise ResumeError(f"{self._stage}: fewer items came than when the snapshot was taken")
+        self._check_replayed()
         if self._held and not self._stage.drop_remainder:
             yield self._batch(run, self._inbox.state)
         elif self._held:
@@ -344,19 +381,6 @@ class WaitingBatch(Generic[In, Out]):
         self._last = Reference(chunk.states, len(chunk.items) - 1)
 
     def _batch(self, run: Run[In], after: State | None) -> Chunk[Out]:
-        """Collate the current batch, and log its size."""
-        last, held = self._last.get(), self._held
-        made = collated(self._stage, self._stage.collate, held, run, last)
-        if self._replay:
-            self._replay.popleft()
-        elif self._stage.chooses:
-            self._log.later = self._log = Log(self._made, [len(held)], self._log.planned, self._stage.name)
-        self._made += 1
-        self._size = len(held)
-        self._held, self._deadline = [], None
-        return _chunk(made, last, after, self.state_after)
-
-    def state_after(self, upstream: State) -> State:
-        """Return the state after the last batch, over the upstream's."""
-        sizes = None if self._stage.chooses else (self._stage.size, self._size)
-        return BatchState(self._stage.name, upstream, self._log, self._made - self._log.start, sizes)
+        held, self._held, self._deadline = self._held, [], None
+        made = collated(self._stage, self._stage.collate, held, run, self._last.get())
+        return self._chunk(made, len(held), after)

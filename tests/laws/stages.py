@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from functools import lru_cache
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -73,6 +74,15 @@ async def stumbles_later(item: int) -> int:
 
 _stumbling = Random(0)
 AGAIN: dict[str, Any] = {"retries": 99, "backoff": 0}
+
+
+NONE_SEEN: dict[str, int] = {}
+
+
+def count_by_rest(seen: dict[str, int], item: int) -> tuple[dict[str, int], tuple[int, int]]:
+    key = str(item % 3)
+    seen[key] = seen.get(key, 0) + 1
+    return seen, (item, seen[key])
 
 
 def fan(item: int) -> list[int]:
@@ -152,6 +162,11 @@ STAGES: dict[str, Fragment] = {
     "dropping": lambda pipe: pipe.through(odd),
     "buckets": lambda pipe: pipe.bucket_by_length([1, 4], [3, 2, 4], length=lambda item: item % 7, collate=None),
     "buckets that never fill": lambda pipe: pipe.bucket_by_length([3], 50, length=lambda item: item % 7, collate=None),
+    "groups": lambda pipe: pipe.group_by(lambda item: item % 10 // 4).map(itemgetter(1)),
+    "one group": lambda pipe: pipe.group_by(lambda item: 0).map(itemgetter(1)),
+    "batch by cost": lambda pipe: pipe.batch(3, max_cost=7, cost=lambda item: item % 5, collate=None),
+    "batch by a cost of nothing": lambda pipe: pipe.batch(5, max_cost=1, cost=lambda item: 0, collate=None),
+    "scan": lambda pipe: pipe.scan(lambda seen, item: (seen + 1, item), 0),
     "pack": lambda pipe: pipe.map(document).pack(3).map(packed),
     "pack of one block": lambda pipe: pipe.map(document).pack(50, eos=0).map(packed),
     "repeat": lambda pipe: pipe.repeat(2),
@@ -167,6 +182,17 @@ ORDERED: dict[str, Fragment] = {
     "take nothing": lambda pipe: pipe.take(0),
     "skip": lambda pipe: pipe.skip(7),
     "skip all": lambda pipe: pipe.skip(100),
+    "enumerate": lambda pipe: pipe.enumerate(),
+    "groups with keys": lambda pipe: pipe.group_by(lambda item: item % 10 // 4),
+    "scan with a dict": lambda pipe: pipe.scan(count_by_rest, NONE_SEEN),
+    "windows": lambda pipe: pipe.window(4),
+    "windows by twos": lambda pipe: pipe.window(5, 2),
+    "windows apart": lambda pipe: pipe.window(2, 5),
+    "window of more than there is": lambda pipe: pipe.window(100),
+    "windows unfolded": lambda pipe: pipe.window(3, 3).unbatch(),
+    "batch by cost without the rest": lambda pipe: pipe.batch(
+        max_cost=6, cost=lambda item: item % 5, drop_remainder=True, collate=None
+    ),
     "buckets without the rests": lambda pipe: pipe.bucket_by_length(
         [1, 4], 3, length=lambda item: item % 7, collate=None, drop_remainder=True
     ),
@@ -213,6 +239,8 @@ REWINDING: dict[str, Callable[[Pipeline[Any]], Pipeline[Any]]] = {
     "batch": lambda pipe: pipe.batch(3, collate=None),
     "unbatch": lambda pipe: pipe.batch(3, collate=None).unbatch(),
     "batched map": lambda pipe: pipe.map(plus_each, batched=3),
+    "groups": lambda pipe: pipe.group_by(lambda item: item % 10 // 4).map(itemgetter(1)),
+    "batch by cost": lambda pipe: pipe.batch(3, max_cost=7, cost=lambda item: item % 5, collate=None),
     "custom": lambda pipe: pipe.through(pairs),
     "custom without a state": lambda pipe: pipe.through(twice),
     "custom that drops": lambda pipe: pipe.through(odd),

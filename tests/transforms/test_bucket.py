@@ -16,6 +16,7 @@ from streamline.errors import DataError, PlanError, PlanTypeError, ResumeError
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_resume
 from streamline.testing.scripted import Script
+from tests.kit import stopped
 from tests.laws.profile import examples
 
 Item = tuple[int, int]
@@ -41,13 +42,6 @@ def expected(items: list[Item], bounds: list[int], sizes: list[int], drop: bool)
             batch = members[bucket][start : start + sizes[bucket]]
             (full if len(batch) == sizes[bucket] else rests).append(batch)
     return sorted(full, key=lambda batch: batch[-1][0]) + ([] if drop else rests)
-
-
-def stopped(pipe: Pipeline[Any], stop: int, snapshot: Any = None, **options: Any) -> tuple[list[Any], Any]:
-    """Return the next batches, at most `stop`, and the snapshot behind them."""
-    with pipe.open(resume=snapshot, **options) as stream:
-        found = [batch for _, batch in zip(range(stop), stream, strict=False)]
-        return found, sl.Snapshot.from_json(stream.snapshot().to_json())
 
 
 @examples(15)
