@@ -249,3 +249,20 @@ def test_machines_that_are_lost_in_any_way_change_nothing(kind: Kind, seed: int,
         for shard in range(SHARDS):
             mine = [item for item in got if item % SHARDS == shard]
             assert mine == list(itertools.islice(itertools.count(shard, SHARDS), len(mine)))
+
+
+@pytest.mark.parametrize("how", ["killed", "killed behind a link that is cut"])
+def test_nothing_runs_on_any_node_after_the_trainer_is_lost(how: str, tmp_path: Path) -> None:
+    with job(tmp_path, "strict", random.Random(how)) as running:
+        running.wait_for_more()
+        if "cut" in how:
+            running.machine.cut("nomaster")
+        running.trainer.kill()
+        begun = time.monotonic()
+        while any(node.hosts for node in running.nodes):
+            pause(0.01)
+        hosts_s = time.monotonic() - begun
+        for node in running.nodes:
+            node.wait_until_empty()
+        print(f"{how}: no host after {hosts_s:.1f} s, no agent after {time.monotonic() - begun:.1f} s")
+        assert [agent.wait() for agent in running.agents] == [1] * NODES
