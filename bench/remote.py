@@ -1,4 +1,4 @@
-"""What does another machine cost, beside the network? Batches and tiny items over loopback TCP."""
+"""What does another machine cost, beside the network? Batches and tiny items over loopback TCP, and through a delay."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache, partial
+from time import perf_counter, process_time, sleep
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import streamline as sl
-from bench import harness, process_tiny, steady, tiny_items
-from bench.suite import Case, Suite, Tally, at_least
+from bench import delay, harness, process_tiny, steady, tiny_items
+from bench.suite import Case, Suite, Tally, at_least, at_most
 
 Array = npt.NDArray[np.float32]
 
@@ -48,7 +50,10 @@ def expected(n: int) -> Tally:
     return Tally(n, float(n * (FLOATS // PAGE - 1) + sum(index % LEVELS for index in range(n))))
 
 
-async def by_hand(n: int) -> Tally:
+Clock = Callable[[], float]
+
+
+async def by_hand(n: int, clock: Clock = perf_counter) -> Tally:
     """Receive arrays from a process over a TCP connection, into memory of their own."""
     server = socket.create_server(("127.0.0.1", 0))
     process = harness.SPAWN.Process(target=_send, args=(n, server.getsockname()))
@@ -57,7 +62,7 @@ async def by_hand(n: int) -> Tally:
     with server, sock:
         sock.setblocking(False)
         try:
-            return await steady.consume_async(_received(n, sock), read)
+            return await steady.consume_async(_received(n, sock), read, clock)
         finally:
             process.join()
 
@@ -83,34 +88,69 @@ def _send(n: int, address: tuple[str, int]) -> None:
 
 
 @contextmanager
-def machine() -> Iterator[sl.Remote]:
-    """An agent on this machine, and the backend that it serves."""
+def machines(agents: int = 1, round_trip_s: float | None = None, hosts: int | None = None) -> Iterator[sl.Remote]:
+    """Run agents on this machine, of one host each; yield the backend that they serve.
+
+    Args:
+      hosts: that it has; None: as many as there are agents.
+      round_trip_s: to the agents, through a proxy; None: there is none between.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+        address = server.getsockname()
     os.environ["STREAMLINE_KEY"] = secrets.token_hex(32)
-    agent = subprocess.Popen(
-        [sys.executable, "-m", "streamline", "worker", "--connect", address, "--hosts", "1"], stderr=subprocess.DEVNULL
-    )
-    try:
-        yield sl.Remote(1, listen=address)
-    finally:
-        agent.kill()
-        agent.wait()
+    with ExitStack() as running:
+        way = address if round_trip_s is None else running.enter_context(delay.delayed(address, round_trip_s))
+        command = [sys.executable, "-m", "streamline", "worker", "--connect", f"{way[0]}:{way[1]}", "--hosts", "1"]
+        for _ in range(agents):
+            agent = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            running.callback(agent.wait)
+            running.callback(agent.kill)
+        yield sl.Remote(hosts or agents, listen=f"{address[0]}:{address[1]}")
 
 
 def batches(n: int) -> sl.Pipeline[Array]:
     return sl.from_items(range(n)).map(batch)
 
 
-def plain_for(pipe: Callable[[int], sl.Pipeline[Any]], take: steady.Read, n: int) -> Tally:
-    with machine() as backend, pipe(n).open(backend=backend) as stream:
-        return steady.consume(stream, take)
+def of_many(n: int, clock: Clock) -> Tally:
+    agents = min(AGENTS, n)
+    return plain_for(lambda n: sl.from_items(range(n)).shard(agents).map(batch).merge(), read, n, clock, agents=agents)
 
 
-async def async_for(pipe: Callable[[int], sl.Pipeline[Any]], take: steady.Read, n: int) -> Tally:
-    with machine() as backend:
+def worked_on(n: int) -> sl.Pipeline[Array]:
+    return sl.from_items(range(n)).map(slowly)
+
+
+def slowly(index: int) -> Array:
+    sleep(0.001)
+    return batch(index)[: FLOATS // 16]
+
+
+Pipe = Callable[[int], sl.Pipeline[Any]]
+
+
+def plain_for(pipe: Pipe, take: steady.Read, n: int, clock: Clock = perf_counter, **where: Any) -> Tally:
+    with machines(**where) as backend, pipe(n).open(backend=backend) as stream:
+        return steady.consume(stream, take, clock)
+
+
+async def async_for(pipe: Pipe, take: steady.Read, n: int, clock: Clock = perf_counter) -> Tally:
+    with machines() as backend:
         async with pipe(n).open(backend=backend) as stream:
-            return await steady.consume_async(stream, take)
+            return await steady.consume_async(stream, take, clock)
+
+
+def each(run: Callable[..., Tally], n: int) -> Tally:
+    """Return the CPU time of this process for each item."""
+    tally = run(n, clock=process_time)
+    assert tally.seconds is not None
+    return replace(tally, seconds=tally.seconds / n)
+
+
+async def each_by_hand(n: int) -> Tally:
+    tally = await by_hand(n, process_time)
+    assert tally.seconds is not None
+    return replace(tally, seconds=tally.seconds / n)
 
 
 def count(item: int) -> tuple[int, float]:
@@ -123,6 +163,10 @@ def one_process(n: int) -> Tally:
 
 
 FLOOR, PROCESS = "an asyncio TCP pair by hand", "streamline, Processes(1), plain for"
+PLAIN, ASYNC = "streamline, Remote(1), plain for", "streamline, Remote(1), async for"
+AGENTS = 16
+NO_DELAY = "a proxy between"
+ROUND_TRIP_S = 0.03
 
 SUITES = (
     Suite(
@@ -137,8 +181,70 @@ SUITES = (
         ),
         cases=(
             Case(FLOOR, by_hand, 3000),
-            Case("streamline, Remote(1), plain for", partial(plain_for, batches, read), 3000, (at_least(0.8, FLOOR),)),
-            Case("streamline, Remote(1), async for", partial(async_for, batches, read), 3000, (at_least(0.8, FLOOR),)),
+            Case(PLAIN, partial(plain_for, batches, read), 3000, (at_least(0.8, FLOOR),)),
+            Case(ASYNC, partial(async_for, batches, read), 3000, (at_least(0.8, FLOOR),)),
+        ),
+    ),
+    Suite(
+        question="Batches of 1 MiB from another machine: what CPU time does the consumer take for each?",
+        unit="ms",
+        floor=FLOOR,
+        expected=expected,
+        smoke_items=8,
+        note="The same arrays. CPU time of the consumer's process, all threads, from the first delivery on.",
+        cases=(
+            Case(FLOOR, each_by_hand, 3000),
+            Case(PLAIN, partial(each, partial(plain_for, batches, read)), 3000, (at_most(1.15, FLOOR),)),
+        ),
+    ),
+    Suite(
+        question=f"Batches of 1 MiB from {AGENTS} machines: what CPU time does the consumer take for each?",
+        unit="ms",
+        floor=PLAIN,
+        expected=expected,
+        smoke_items=2,
+        note=f"The same arrays, from {AGENTS} agents with one host each, merged strictly.",
+        cases=(
+            Case(PLAIN, partial(each, partial(plain_for, batches, read)), 3000),
+            Case(
+                f"streamline, Remote({AGENTS}), plain for",
+                partial(each, of_many),
+                3000,
+                (at_most(1.25, PLAIN),),
+            ),
+        ),
+    ),
+    Suite(
+        question="Batches of 1 MiB over a round trip of 30 ms: what does it cost?",
+        unit="items/s",
+        floor=NO_DELAY,
+        expected=expected,
+        smoke_items=8,
+        note="The same arrays, through a proxy in Python that passes them on at once, or after 15 ms.",
+        cases=(
+            Case(NO_DELAY, partial(plain_for, batches, read, round_trip_s=0.0), 1500),
+            Case(
+                "a round trip of 30 ms",
+                partial(plain_for, batches, read, round_trip_s=ROUND_TRIP_S),
+                1500,
+                (at_least(0.9, NO_DELAY),),
+            ),
+        ),
+    ),
+    Suite(
+        question="Items of a millisecond over a round trip of 30 ms: what does it cost?",
+        unit="items/s",
+        floor=NO_DELAY,
+        smoke_items=8,
+        note="Arrays of 64 KiB that take 1 ms to make, through the same proxy.",
+        cases=(
+            Case(NO_DELAY, partial(plain_for, worked_on, read, round_trip_s=0.0), 1500),
+            Case(
+                "a round trip of 30 ms",
+                partial(plain_for, worked_on, read, round_trip_s=ROUND_TRIP_S),
+                1500,
+                (at_least(0.9, NO_DELAY),),
+            ),
         ),
     ),
     Suite(
@@ -150,7 +256,7 @@ SUITES = (
         cases=(
             Case(PROCESS, one_process, tiny_items.MANY),
             Case(
-                "streamline, Remote(1), plain for",
+                PLAIN,
                 partial(plain_for, process_tiny.pipeline, count),
                 tiny_items.MANY,
                 (at_least(0.8, PROCESS),),

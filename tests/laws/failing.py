@@ -1,10 +1,13 @@
-"""Steps on which user code fails for some items, by content (in every resume the same), and runs that skip them."""
+"""Steps on which user code fails for some items, by content (in every resume the same), and runs that skip them.
+
+And pipelines with such steps over a live source.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,12 +19,14 @@ import streamline as sl
 from streamline.backends.base import Backend
 from streamline.pipeline import Pipeline
 from streamline.testing.changes import changed
+from streamline.testing.compositions import Composition
 from streamline.testing.laws import ExpectedItems
-from streamline.testing.steps import DICE, Step, each, number
+from streamline.testing.steps import DICE, Step, each, number, steps
 from tests.copying_backend import Copying
 from tests.kit import AnyThreads
+from tests.sources.live_kit import Tape
 
-__all__ = ["BACKENDS", "SKIP", "AnyPipeline", "Runs", "failing_steps", "insist"]
+__all__ = ["BACKENDS", "SKIP", "AnyPipeline", "Runs", "failing_steps", "insist", "live_pipelines"]
 
 
 def check(item: Any) -> Any:
@@ -107,6 +112,24 @@ def failing_steps(draw: st.DrawFn) -> Step:
     )
 
 
+@st.composite
+def live_pipelines(draw: st.DrawFn) -> tuple[str, int, Callable[[Tape, Path], Composition]]:
+    """Random pipelines over a feed, made anew over any; with what they are, and how many items are in the feed."""
+    shards, length, stored = draw(st.integers(1, 4)), draw(st.integers(0, 40)), draw(st.booleans())
+    step = st.one_of(steps(), failing_steps()).filter(lambda step: not step.text.startswith(".take"))
+    before, behind = draw(st.lists(step, max_size=3)), draw(st.lists(step, max_size=3))
+    kind = draw(st.sampled_from(["strict", "best_effort"]))
+
+    def make(tape: Tape, journal: Path) -> Composition:
+        source = sl.from_stream(tape, partitioned=True, journal=journal if stored else None)
+        fed = Composition(source.shard(2 * shards), "", length).with_steps(before)
+        merged = fed.pipeline.merge("best_effort", max_lead=3) if kind == "best_effort" else fed.pipeline.merge()
+        return Composition(merged, "", fed.most).with_steps(behind)
+
+    text = f"{length} items, {2 * shards} shards, {kind}, {'stored, ' * stored}{before} {behind}"
+    return text, length, make
+
+
 AnyPipeline = Pipeline[Any]
 
 SKIP: dict[str, Any] = {"on_error": "skip", "max_errors": None}
@@ -119,15 +142,19 @@ class Runs:
 
     Args:
       dice: of what may change between the parts, and of the backends; None: all is as it was, and inline.
+      backends: of which there is another one in each part, by the dice.
 
     Attributes:
       items: what was delivered so far.
       errors: items counted as skipped so far.
     """
 
-    def __init__(self, letters: Path, dice: Random | None = None, **options: Any) -> None:
+    def __init__(
+        self, letters: Path, dice: Random | None = None, *, backends: Sequence[Backend] = BACKENDS, **options: Any
+    ) -> None:
         self.letters = letters
         self._dice = dice
+        self._backends = backends
         self.options = {**SKIP, "dead_letters": letters, **options}
         self.items: list[Any] = []
         self.errors = 0
@@ -136,7 +163,7 @@ class Runs:
         """Deliver at most so many items more, and return the snapshot; the loop takes `ahead` more, that are lost."""
         before, options = len(self.items), dict(self.options)
         if self._dice is not None:
-            pipe, options["backend"] = changed(pipe, self._dice), self._dice.choice(BACKENDS)
+            pipe, options["backend"] = changed(pipe, self._dice), self._dice.choice(self._backends)
         with pipe.open(resume=snapshot, **options) as stream:
             while most is None or len(self.items) < before + most:
                 try:

@@ -28,7 +28,7 @@ from streamline.testing.changes import changed
 from streamline.testing.compositions import Composition, compositions
 from streamline.testing.laws import ExpectedItems
 from streamline.testing.steps import DICE, Step, steps
-from tests.laws.failing import BACKENDS, SKIP, AnyPipeline, Runs, failing_steps, insist
+from tests.laws.failing import BACKENDS, SKIP, AnyPipeline, Runs, failing_steps, insist, live_pipelines
 from tests.laws.profile import examples
 from tests.sources.live_kit import Tape
 
@@ -71,24 +71,6 @@ def test_skipped_items_are_the_same_however_a_run_is_interrupted(composition: Co
             snapshot = sl.Snapshot.from_json(snapshot.to_json())
             describe(pipe, snapshot)
         insist(whole, parts, composition.chooses, ".cache(path=)" in composition.text)
-
-
-@st.composite
-def live_pipelines(draw: st.DrawFn) -> tuple[str, int, Callable[[Tape, Path], Composition]]:
-    """Random pipelines over a feed, made anew over any; with what they are, and how many items are in the feed."""
-    shards, length, stored = draw(st.integers(1, 4)), draw(st.integers(0, 40)), draw(st.booleans())
-    step = st.one_of(steps(), failing_steps()).filter(lambda step: not step.text.startswith(".take"))
-    before, behind = draw(st.lists(step, max_size=3)), draw(st.lists(step, max_size=3))
-    kind = draw(st.sampled_from(["strict", "best_effort"]))
-
-    def make(tape: Tape, journal: Path) -> Composition:
-        source = sl.from_stream(tape, partitioned=True, journal=journal if stored else None)
-        fed = Composition(source.shard(2 * shards), "", length).with_steps(before)
-        merged = fed.pipeline.merge("best_effort", max_lead=3) if kind == "best_effort" else fed.pipeline.merge()
-        return Composition(merged, "", fed.most).with_steps(behind)
-
-    text = f"{length} items, {2 * shards} shards, {kind}, {'stored, ' * stored}{before} {behind}"
-    return text, length, make
 
 
 @examples(14)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -16,7 +19,9 @@ from streamline.testing.steps import DICE
 from tests.backends.remote.machines import machines
 from tests.copying_backend import Copying
 from tests.kit import AnyThreads, Changing
+from tests.laws.failing import Runs, insist, live_pipelines
 from tests.laws.profile import examples
+from tests.sources.live_kit import Tape
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -32,6 +37,23 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
         yield pool
 
 
+def cuts() -> Iterator[int | None]:
+    """Yield after how many bytes connections are cut: the agent's own isn't, one in five of its links is."""
+    dice = Random(0)
+    yield None
+    while True:
+        yield dice.choice([*12 * [None], 200, 900, 4000])
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Backend]:
+    """Two processes of this machine, up before a test begins."""
+    with sl.Processes(2) as pool:
+        with sl.from_items(range(2)).shard(2).open(backend=pool) as stream:
+            list(stream)
+        yield pool
+
+
 def test_compositions_keep_the_laws_on_other_machines(pool: Backend) -> None:
     @examples(12)
     @given(compositions(most=10, stages=3), seeds)
@@ -42,13 +64,49 @@ def test_compositions_keep_the_laws_on_other_machines(pool: Backend) -> None:
     check()
 
 
-def test_a_state_moves_between_machines_and_any_other_backend(pool: Backend) -> None:
-    anywhere = st.lists(st.sampled_from([sl.Inline(), Copying(2), AnyThreads(2), pool]), min_size=2, max_size=5)
+def test_compositions_keep_the_laws_where_connections_are_cut(tmp_path: Path) -> None:
+    with machines(tmp_path, cuts=cuts()) as remote, remote as pool:
+
+        @examples(6)
+        @given(compositions(most=6, stages=2), seeds)
+        def check(composition: Composition, seed: int) -> None:
+            DICE.seed(seed)
+            check_resume(composition.pipeline, seed=seed, backend=pool, generations=1)
+
+        check()
+
+
+def test_a_state_moves_between_machines_and_any_other_backend(pool: Backend, processes: Backend) -> None:
+    others = [sl.Inline(), Copying(2), AnyThreads(2), processes, pool]
+    anywhere = st.lists(st.sampled_from(others), min_size=2, max_size=5)
 
     @examples(15)
     @given(compositions(most=12, stages=3), seeds, anywhere)
     def check(composition: Composition, seed: int, backends: list[Backend]) -> None:
         DICE.seed(seed)
         check_resume(composition.pipeline, seed=seed, backend=Changing([*backends, pool]))
+
+    check()
+
+
+def test_a_live_source_and_its_journal_move_between_machines_processes_and_this_one(
+    pool: Backend, processes: Backend
+) -> None:
+    @examples(20)
+    @given(live_pipelines(), seeds)
+    def check(live: tuple[str, int, Callable[[Tape, Path], Composition]], seed: int) -> None:
+        DICE.seed(seed)
+        dice, (_, length, make) = Random(seed), live
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            whole = Runs(folder / "whole.jsonl")
+            parts = Runs(folder / "parts.jsonl", Random(seed), backends=[sl.Inline(), processes, pool])
+            whole.part(make(Tape(length), folder / "whole").pipeline, None, None)
+            made, snapshot = make(Tape(length), folder / "parts"), None
+            for step in range(5):
+                most = None if step == 4 else dice.randrange(len(whole.items) // 2 + 2)
+                parts.part(made.pipeline, snapshot, most).save(folder / "snapshot")
+                snapshot = sl.Snapshot.load(folder / "snapshot")
+            insist(whole, parts, made.chooses)
 
     check()

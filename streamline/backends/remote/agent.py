@@ -297,16 +297,26 @@ def _on_sigterm(agent: Agent) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _dial(address: tuple[str, int], key: bytes, role: Any, ticket: str = "") -> socket.socket:
-    return dial(address, key, PeerHello(role=role, node=socket.gethostname(), pid=os.getpid(), ticket=ticket))
+DIAL_S = 10.0
+"""Seconds for one attempt at the most; `LEAST_DIAL_S`: of the last ones, before the patience is over."""
+
+LEAST_DIAL_S = 2.0
 
 
-def _reached(reach: Callable[[str], socket.socket], patience_s: float) -> socket.socket:
-    """Dial until the trainer listens."""
+def _dial(
+    address: tuple[str, int], key: bytes, role: Any, ticket: str = "", *, timeout_s: float = DIAL_S
+) -> socket.socket:
+    hello = PeerHello(role=role, node=socket.gethostname(), pid=os.getpid(), ticket=ticket)
+    return dial(address, key, hello, timeout_s=timeout_s)
+
+
+def _reached(reach: Callable[..., socket.socket], patience_s: float) -> socket.socket:
+    """Dial until the trainer listens; no attempt outlasts the patience by much, where nothing answers at all."""
     deadline = time.monotonic() + patience_s
     while True:
+        left_s = deadline - time.monotonic()
         try:
-            return reach("control")
+            return reach("control", timeout_s=min(DIAL_S, max(LEAST_DIAL_S, left_s)))
         except UnreachableError:
             if time.monotonic() > deadline:
                 raise

@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
@@ -27,7 +28,7 @@ import anyio
 from streamline.backends.hosts.host import HostExit
 from streamline.backends.hosts.plan_shipping import Shipped
 from streamline.backends.hosts.process_env import process_env
-from streamline.backends.hosts.stdio_relay import QUESTION, Answer, HostOutput
+from streamline.backends.hosts.stdio_relay import OVER, QUESTION, Answer, HostOutput
 from streamline.backends.remote.control import (
     Alive,
     Attach,
@@ -129,7 +130,8 @@ class RemoteProcess:
         self.asked: Future[str] = Future()
         self._links = count(1)
         self._pending: set[Future[socket.socket]] = set()
-        self._socks: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._socks: weakref.WeakValueDictionary[int, socket.socket] = weakref.WeakValueDictionary()
+        self._closed_there: dict[int, float] = {}  # links, and when this end is closed, too
 
     async def link(self, plan: CarriedPlan, answer: Answer | None) -> socket.socket:
         """Return a new connection to it.
@@ -148,8 +150,7 @@ class RemoteProcess:
                 agent.send(OpenLink(self.host, number, ticket, plan.number, process_env()))
                 if self.gone.is_set():
                     raise HostGone
-                sock = await brought(future)
-                self._socks.add(sock)
+                sock = self._socks[number] = await brought(future)
                 if self.gone.is_set():
                     self._hang_up()
                 return sock
@@ -184,11 +185,27 @@ class RemoteProcess:
             _bring(future, HostGone())
         self._hang_up()
 
+    def closed_there(self, link: int, until_s: float) -> None:
+        """Note that its end of a link is closed; what it has sent has `until_s` seconds to arrive."""
+        self._closed_there[link] = time.monotonic() + until_s
+
+    def close_here(self) -> None:
+        """Close links that were closed there: what is between the two, a tunnel or a proxy, may hold this end open."""
+        now = time.monotonic()
+        for link in [link for link, until in self._closed_there.items() if until < now]:
+            del self._closed_there[link]
+            if (sock := self._socks.pop(link, None)) is not None:
+                _shut_down(sock)
+
     def _hang_up(self) -> None:
         """Close the links of a lost machine, which may hold their other ends open for ever."""
-        for sock in () if self.exit.counts else list(self._socks):
-            with suppress(OSError):  # closed already
-                sock.shutdown(socket.SHUT_RDWR)
+        for sock in () if self.exit.counts else list(self._socks.values()):
+            _shut_down(sock)
+
+
+def _shut_down(sock: socket.socket) -> None:
+    with suppress(OSError):  # closed already
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _reply(agent: AttachedAgent, host: int, link: int, body: bytes) -> None:
@@ -301,6 +318,8 @@ class AttachedAgent:
     def _frame(self, message: HostFrame) -> None:
         def give(host: RemoteProcess) -> None:
             host.output.frame(message.kind, message.link, message.body)
+            if message.kind == OVER:
+                host.closed_there(message.link, self._lost_after_s)
 
         if message.kind == QUESTION:  # the user's handler may take its time
             answering = threading.Thread(
@@ -318,6 +337,7 @@ class AttachedAgent:
         for number, nbytes in message.resident.items():
             if (host := self.hosts.get(number)) is not None:
                 host.resident_bytes = nbytes
+                host.close_here()
 
     def _known(self, host: int, work: Callable[[RemoteProcess], object]) -> None:
         if (process := self.hosts.get(host)) is not None:

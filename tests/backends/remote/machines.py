@@ -39,15 +39,21 @@ def key_file(folder: Path) -> Path:
 
 @contextmanager
 def machines(
-    folder: Path, *, agents: int = 1, hosts: int = 2, cuts: Iterable[int | None] = (), **options: Any
+    folder: Path,
+    *,
+    agents: int = 1,
+    hosts: int = 2,
+    cuts: Iterable[int | None] = (),
+    half_open: bool = False,
+    **options: Any,
 ) -> Iterator[sl.Remote]:
     """Run agents in threads; yield a backend that waits for them, of as many hosts as they offer together.
 
     Args:
-      cuts: as in `CuttingProxy`.
+      cuts: as in `CuttingProxy`, likewise `half_open`.
     """
     address, key = free_address(), key_file(folder)
-    proxy = CuttingProxy(address, cuts)
+    proxy = CuttingProxy(address, cuts, half_open=half_open)
     serve = partial(run_agent, parse_address("", proxy.address), read_key(key), hosts, rejoin_s=0.0)
     threads = [threading.Thread(target=serve, name=f"agent {number}") for number in range(agents)]
     for thread in threads:
@@ -78,10 +84,13 @@ class CuttingProxy:
     Args:
       cuts: after how many bytes, of both directions together, each further connection is cut; None: never. After the
         last of these none is.
+      half_open: the trainer's end of a connection that is cut stays open, and silent.
     """
 
-    def __init__(self, trainer: str, cuts: Iterable[int | None]) -> None:
+    def __init__(self, trainer: str, cuts: Iterable[int | None], *, half_open: bool = False) -> None:
         self._trainer = parse_address("trainer", trainer)
+        self._half_open = half_open
+        self._closing = threading.Event()
         self._cuts = iter(cuts)
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
@@ -90,6 +99,7 @@ class CuttingProxy:
         self._threads[0].start()
 
     def close(self) -> None:
+        self._closing.set()
         self._server.shutdown(socket.SHUT_RDWR)
         self._threads[0].join()
         for end in list(self._ends):
@@ -113,15 +123,24 @@ class CuttingProxy:
     def _connect(self, agent: socket.socket, trainer: socket.socket) -> None:
         self._ends |= {agent, trainer}
         left = [next(self._cuts, None)]
-        back = threading.Thread(target=self._forward, args=(trainer, agent, left))
+        back = threading.Thread(target=self._back, args=(trainer, agent, left))
         back.start()
         self._forward(agent, trainer, left)
+        _hang_up(agent)
+        if self._half_open and left[0] is not None and left[0] <= 0:
+            self._closing.wait()
+        _hang_up(trainer)
         back.join()
         self._ends -= {agent, trainer}
         agent.close()
         trainer.close()
 
+    def _back(self, trainer: socket.socket, agent: socket.socket, left: list[int | None]) -> None:
+        self._forward(trainer, agent, left)
+        _hang_up(agent)
+
     def _forward(self, there: socket.socket, back: socket.socket, left: list[int | None]) -> None:
+        """Forward until an end hangs up, or the connection is cut."""
         with suppress(OSError):  # the other direction has ended
             while data := there.recv(1 << 16 if left[0] is None else min(1 << 16, max(1, left[0]))):
                 back.sendall(data)
@@ -129,8 +148,6 @@ class CuttingProxy:
                     left[0] -= len(data)
                     if left[0] <= 0:
                         break
-        _hang_up(there)
-        _hang_up(back)
 
 
 def _hang_up(sock: socket.socket) -> None:

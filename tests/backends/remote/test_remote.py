@@ -174,6 +174,16 @@ def test_connections_that_are_cut_anywhere_lose_and_repeat_nothing(
     assert got == [(int(item[0]), item.size) for item in pipe]
 
 
+def test_a_connection_that_is_cut_for_the_agent_alone_is_replaced(tmp_path: Path) -> None:
+    """As by a tunnel or a proxy between the two, which keeps the trainer's half open."""
+    pipe = sl.from_items(range(2000)).shard(4).map(lambda item: np.full(200, item)).merge()
+    with (
+        machines(tmp_path, cuts=[None, 50_000, 5_000], half_open=True, lost_after_s=2.0) as remote,
+        pipe.open(backend=remote) as stream,
+    ):
+        assert [int(item[0]) for item in stream] == list(range(2000))
+
+
 TRAINER = """
 import sys
 import streamline as sl
