@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -82,17 +83,28 @@ def _send(n: int, address: tuple[str, int]) -> None:
     asyncio.run(send())
 
 
+CERTIFICATE = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=bench -keyout tls.key -out tls.crt"
+
+
 @contextmanager
-def machine() -> Iterator[sl.Remote]:
+def machine(*, tls: bool = False) -> Iterator[sl.Remote]:
     """An agent on this machine, and the backend that it serves."""
+    with TemporaryDirectory() as folder:
+        if tls:
+            subprocess.run(CERTIFICATE.split(), cwd=folder, check=True, capture_output=True)
+        with _machine(folder if tls else None) as backend:
+            yield backend
+
+
+@contextmanager
+def _machine(tls: str | None) -> Iterator[sl.Remote]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     os.environ["STREAMLINE_KEY"] = secrets.token_hex(32)
-    agent = subprocess.Popen(
-        [sys.executable, "-m", "streamline", "worker", "--connect", address, "--hosts", "1"], stderr=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-m", "streamline", "worker", "--connect", address, "--hosts", "1"]
+    agent = subprocess.Popen([*command, *(["--tls", tls] if tls else [])], stderr=subprocess.DEVNULL)
     try:
-        yield sl.Remote(1, listen=address)
+        yield sl.Remote(1, listen=address, tls=tls)
     finally:
         agent.kill()
         agent.wait()
@@ -102,8 +114,8 @@ def batches(n: int) -> sl.Pipeline[Array]:
     return sl.from_items(range(n)).map(batch)
 
 
-def plain_for(pipe: Callable[[int], sl.Pipeline[Any]], take: steady.Read, n: int) -> Tally:
-    with machine() as backend, pipe(n).open(backend=backend) as stream:
+def plain_for(pipe: Callable[[int], sl.Pipeline[Any]], take: steady.Read, n: int, *, tls: bool = False) -> Tally:
+    with machine(tls=tls) as backend, pipe(n).open(backend=backend) as stream:
         return steady.consume(stream, take)
 
 
@@ -139,6 +151,7 @@ SUITES = (
             Case(FLOOR, by_hand, 3000),
             Case("streamline, Remote(1), plain for", partial(plain_for, batches, read), 3000, (at_least(0.8, FLOOR),)),
             Case("streamline, Remote(1), async for", partial(async_for, batches, read), 3000, (at_least(0.8, FLOOR),)),
+            Case("streamline, Remote(1, tls=), plain for", partial(plain_for, batches, read, tls=True), 3000),
         ),
     ),
     Suite(

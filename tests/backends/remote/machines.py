@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import streamline as sl
 from streamline.backends.remote.agent import run_agent
 from streamline.core.handshake import read_key
 from streamline.core.options import parse_address
+from streamline.core.tls import Certificates
 
 KEY = "0123456789abcdef" * 4
 
@@ -39,21 +40,30 @@ def key_file(folder: Path) -> Path:
 
 @contextmanager
 def machines(
-    folder: Path, *, agents: int = 1, hosts: int = 2, cuts: Iterable[int | None] = (), **options: Any
+    folder: Path,
+    *,
+    agents: int = 1,
+    hosts: int = 2,
+    cuts: Iterable[int | None] = (),
+    tls: Path | None = None,
+    tap: Callable[[bytes], object] = bool,
+    **options: Any,
 ) -> Iterator[sl.Remote]:
     """Run agents in threads; yield a backend that waits for them, of as many hosts as they offer together.
 
     Args:
       cuts: as in `CuttingProxy`.
+      tap: as there.
     """
     address, key = free_address(), key_file(folder)
-    proxy = CuttingProxy(address, cuts)
-    serve = partial(run_agent, parse_address("", proxy.address), read_key(key), hosts, rejoin_s=0.0)
+    proxy = CuttingProxy(address, cuts, tap)
+    where, certificates = parse_address("", proxy.address), Certificates.of(tls)
+    serve = partial(run_agent, where, read_key(key), hosts, tls=certificates, rejoin_s=0.0)
     threads = [threading.Thread(target=serve, name=f"agent {number}") for number in range(agents)]
     for thread in threads:
         thread.start()
     try:
-        yield sl.Remote(agents * hosts, listen=address, key_file=key, start_timeout_s=60.0, **options)
+        yield sl.Remote(agents * hosts, listen=address, key_file=key, tls=tls, start_timeout_s=60.0, **options)
     finally:
         for thread in threads:
             thread.join()
@@ -61,9 +71,12 @@ def machines(
 
 
 @contextmanager
-def agent_process(address: str, key: Path, *, hosts: int = 2) -> Iterator[subprocess.Popen[bytes]]:
+def agent_process(
+    address: str, key: Path, *, hosts: int = 2, tls: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run `streamline worker`; kill it at the end if it still runs."""
     command = [sys.executable, "-m", "streamline", "worker", "--connect", address, "--key-file", os.fspath(key)]
+    command += [] if tls is None else ["--tls", os.fspath(tls)]
     process = subprocess.Popen([*command, "--hosts", str(hosts)], stderr=subprocess.DEVNULL)
     try:
         yield process
@@ -78,11 +91,13 @@ class CuttingProxy:
     Args:
       cuts: after how many bytes, of both directions together, each further connection is cut; None: never. After the
         last of these none is.
+      tap: is given all that passes.
     """
 
-    def __init__(self, trainer: str, cuts: Iterable[int | None]) -> None:
+    def __init__(self, trainer: str, cuts: Iterable[int | None], tap: Callable[[bytes], object] = bool) -> None:
         self._trainer = parse_address("trainer", trainer)
         self._cuts = iter(cuts)
+        self._tap = tap
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
         self._ends: set[socket.socket] = set()
@@ -124,6 +139,7 @@ class CuttingProxy:
     def _forward(self, there: socket.socket, back: socket.socket, left: list[int | None]) -> None:
         with suppress(OSError):  # the other direction has ended
             while data := there.recv(1 << 16 if left[0] is None else min(1 << 16, max(1, left[0]))):
+                self._tap(data)
                 back.sendall(data)
                 if left[0] is not None:
                     left[0] -= len(data)
