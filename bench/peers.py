@@ -103,13 +103,13 @@ def read(
     """Read all objects in a process of its own, once all others are there; serve until all have."""
     import streamline as sl
     from streamline.core.handshake import read_key
-    from streamline.io.peers.node import node_of
+    from streamline.io.peers.node import Where, node_of
     from streamline.io.peers.peer import check_peers
     from streamline.io.storage.options import Access
     from streamline.io.storage.registry import Storages
 
     if peers is not None:  # as another stream of this process that goes on
-        node = node_of((folder, check_peers(peers), read_key(None)), Storages(Access(cache_dir=folder)))
+        node = node_of(Where(folder, check_peers(peers), read_key(None)), Storages(Access(cache_dir=folder)))
         node.ready.result()
     ready.put(os.getpid())
     go.wait()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial
+from tempfile import TemporaryDirectory
 from time import perf_counter, process_time, sleep
 from typing import Any
 
@@ -87,25 +88,35 @@ def _send(n: int, address: tuple[str, int]) -> None:
     asyncio.run(send())
 
 
+CERTIFICATE = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=bench -keyout tls.key -out tls.crt"
+
+
 @contextmanager
-def machines(agents: int = 1, round_trip_s: float | None = None, hosts: int | None = None) -> Iterator[sl.Remote]:
+def machines(
+    agents: int = 1, round_trip_s: float | None = None, hosts: int | None = None, *, tls: bool = False
+) -> Iterator[sl.Remote]:
     """Run agents on this machine, of one host each; yield the backend that they serve.
 
     Args:
       hosts: that it has; None: as many as there are agents.
       round_trip_s: to the agents, through a proxy; None: there is none between.
+      tls: whether the connections are encrypted.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
     os.environ["STREAMLINE_KEY"] = secrets.token_hex(32)
     with ExitStack() as running:
+        folder = running.enter_context(TemporaryDirectory()) if tls else None
+        if folder is not None:
+            subprocess.run(CERTIFICATE.split(), cwd=folder, check=True, capture_output=True)
         way = address if round_trip_s is None else running.enter_context(delay.delayed(address, round_trip_s))
         command = [sys.executable, "-m", "streamline", "worker", "--connect", f"{way[0]}:{way[1]}", "--hosts", "1"]
+        command += [] if folder is None else ["--tls", folder]
         for _ in range(agents):
             agent = subprocess.Popen(command, stderr=subprocess.DEVNULL)
             running.callback(agent.wait)
             running.callback(agent.kill)
-        yield sl.Remote(hosts or agents, listen=f"{address[0]}:{address[1]}")
+        yield sl.Remote(hosts or agents, listen=f"{address[0]}:{address[1]}", tls=folder)
 
 
 def batches(n: int) -> sl.Pipeline[Array]:
@@ -183,6 +194,7 @@ SUITES = (
             Case(FLOOR, by_hand, 3000),
             Case(PLAIN, partial(plain_for, batches, read), 3000, (at_least(0.8, FLOOR),)),
             Case(ASYNC, partial(async_for, batches, read), 3000, (at_least(0.8, FLOOR),)),
+            Case("streamline, Remote(1, tls=), plain for", partial(plain_for, batches, read, tls=True), 3000),
         ),
     ),
     Suite(

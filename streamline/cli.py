@@ -86,11 +86,14 @@ def check(target: str, world_size: int | None) -> None:
 @click.option(
     "--key-file", type=click.Path(), default=None, help="The key that the trainer has, too; else STREAMLINE_KEY."
 )
+@click.option(
+    "--tls", type=click.Path(), default=None, help="A folder with the trainer's tls.crt, or its ca.crt: encrypt."
+)
 @click.option("--hosts", type=click.IntRange(1), default=None, help="Processes at once; by default one per core.")
 @click.option(
     "--wait", type=click.FloatRange(0), default=300.0, show_default=True, help="Seconds for the trainer to listen."
 )
-def worker(connect: str, key_file: str | None, hosts: int | None, wait: float) -> None:
+def worker(connect: str, key_file: str | None, tls: str | None, hosts: int | None, wait: float) -> None:
     """Run workers on this machine for the trainer at HOST:PORT, whose pipeline is opened with backend=sl.Remote(n).
 
     Ends some seconds after the trainer. Exits with 1 if that was lost, can't be reached, or refuses this machine.
@@ -99,10 +102,12 @@ def worker(connect: str, key_file: str | None, hosts: int | None, wait: float) -
     from streamline.core.cpus import cpus_here
     from streamline.core.handshake import read_key
     from streamline.core.options import parse_address
+    from streamline.core.tls import Certificates
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        lost = run_agent(parse_address("--connect", connect), read_key(key_file), hosts or cpus_here(), wait_s=wait)
+        address, key, certificates = parse_address("--connect", connect), read_key(key_file), Certificates.of(tls)
+        lost = run_agent(address, key, hosts or cpus_here(), tls=certificates, wait_s=wait)
     except StreamlineError as error:
         raise click.ClickException(_shown(error)) from error
     sys.exit(0 if lost is None else 1)

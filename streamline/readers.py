@@ -67,7 +67,7 @@ def read_lines(
       max_line_bytes: a longer line is an error; >= 1.
       name: its part of a state is kept under it.
       access: how bytes are had: `http`, `concurrency`, `cache_dir`, `cache_max_bytes`, `peers`,
-        `key_file`, `storage_options`, see `streamline.io.storage.options.Access`.
+        `key_file`, `tls`, `storage_options`, see `streamline.io.storage.options.Access`.
 
     Raises:
       PlanTypeError, PlanError: an option of the wrong type or value.

@@ -173,7 +173,7 @@ def plain() -> None:
 
 def hosts() -> None:
     pipe = sl.from_items(["a"]).map(length)
-    with pipe.open(backend=sl.Remote(2, listen="0.0.0.0:7077", key_file="key", env={"A": "b"})) as stream:
+    with pipe.open(backend=sl.Remote(2, listen="0.0.0.0:7077", key_file="key", tls="tls", env={"A": "b"})) as stream:
         assert_type(stream, sl.SyncStream[int])
     with pipe.open(backend=sl.Processes(2, env={"A": "b"}, worker_timeout=60.0)) as stream:
         assert_type(next(stream), int)

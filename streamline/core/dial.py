@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import time
+from typing import Any, NamedTuple
 
 from streamline.core.handshake import DialerHandshake, PeerHello
+from streamline.core.tls import Certificates
 from streamline.errors import HostError
 
 
@@ -18,26 +20,66 @@ def dial(
     key: bytes,
     hello: PeerHello,
     *,
+    tls: Certificates | None = None,
     timeout_s: float = 10.0,
 ) -> socket.socket:
     """Return a connection to a listener, whose handshake is done. Blocks.
 
     Args:
+      tls: None: not encrypted.
       timeout_s: for all of it, but for the look-up of a name.
 
     Raises:
       UnreachableError: nothing listens there, or not in time.
       HandshakeError: it has another key, or refuses this end.
+      HostError: there is no certificate.
     """
     deadline = time.monotonic() + timeout_s
-    where = f"{address[0]}:{address[1]}"
     try:
         sock = socket.create_connection(address, timeout_s)
     except (OSError, UnicodeError) as error:  # the latter: no name of a host
-        raise UnreachableError(f"{where} can't be reached: {error}") from error
+        raise _unreachable(address, error) from error
+    return _introduced(sock, Introduction(address, key, hello, tls), deadline)
+
+
+class Introduction(NamedTuple):
+    """How a connection begins. Picklable: with TLS, the process that uses it has to begin it itself.
+
+    Attributes:
+      address: host and port, as of a socket.
+      tls: None: not encrypted.
+    """
+
+    address: Any
+    key: bytes
+    hello: PeerHello
+    tls: Certificates | None
+
+    def dial(self, sock: socket.socket, timeout_s: float = 10.0) -> socket.socket:
+        """Connect a socket and do the handshake; return what to use in its place. Blocks. Raises what `dial` does."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(self.address)
+        except OSError as error:
+            sock.close()
+            raise _unreachable(self.address, error) from error
+        return _introduced(sock, self, deadline)
+
+
+def _introduced(sock: socket.socket, introduction: Introduction, deadline: float) -> socket.socket:
+    """Do the handshake on a new connection; return what to use in its place."""
+    address, key, hello, tls = introduction
+    where = f"{address[0]}:{address[1]}"
+    handshake = DialerHandshake(key, hello)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _shake_hands(sock, DialerHandshake(key, hello), where, deadline)
+        if tls is not None:
+            sock = encrypted = tls.dialling()(sock)
+            sock.settimeout(_left_s(deadline))
+            encrypted.shake_hands()
+            handshake.channel = encrypted.channel
+        _shake_hands(sock, handshake, where, deadline)
         sock.settimeout(None)
     except OSError as error:
         sock.close()
@@ -46,6 +88,10 @@ def dial(
         sock.close()
         raise
     return sock
+
+
+def _unreachable(address: Any, error: Exception) -> UnreachableError:
+    return UnreachableError(f"{address[0]}:{address[1]} can't be reached: {error}")
 
 
 def _shake_hands(sock: socket.socket, handshake: DialerHandshake, where: str, deadline: float) -> None:

@@ -8,8 +8,8 @@
 
 MAC is HMAC-SHA256 with the key; its first argument keeps one end's answer from being sent back as the other's. Nonces
 are new for each connection, so a recorded one can't be replayed. Nothing is parsed before its MAC was verified, and
-nothing is ever unpickled here. What follows the handshake is neither encrypted nor authenticated: the
-network between the two must be trusted.
+nothing is ever unpickled here. What follows the handshake is neither encrypted nor authenticated, unless all of it
+goes through TLS (`core.tls`): then each MAC covers the listener's certificate, too.
 
 Each machine says how many bytes it `needs` next; its owner reads no more than that, since what follows the handshake
 isn't for it.
@@ -42,6 +42,9 @@ SIZE = struct.Struct(">H")
 MOST = 4096
 """Bytes of a hello, and of a verdict."""
 
+MISFIT = MAGIC[:-1] + b"\xff"
+"""The answer, never encrypted, where one end encrypts and the other one doesn't: neither understands the other."""
+
 KEY = 16
 """Bytes of a key at the least; 32 random ones as hexadecimal digits are 64."""
 
@@ -50,7 +53,15 @@ T = TypeVar("T")
 
 
 class HandshakeError(HostError):
-    """The other end doesn't know the key, isn't streamline, or refuses this one."""
+    """The other end doesn't know the key, isn't streamline, or refuses this one.
+
+    Attributes:
+      answer: what it is sent as it is before the connection is closed, if anything.
+    """
+
+    def __init__(self, message: str, answer: bytes = b"") -> None:
+        super().__init__(message)
+        self.answer = answer
 
 
 def _version() -> str:
@@ -87,6 +98,7 @@ class _Handshake:
     """One end. It fails for good: after an error, drop the connection.
 
     Attributes:
+      channel: to be set before anything is received: `TlsSocket.channel`, b"": nothing is encrypted.
       needs: bytes that it wants next.
       done: whether it has succeeded.
       refused: of a listener: why the dialer is refused, once what `receive` has returned is sent; "": it isn't.
@@ -95,6 +107,7 @@ class _Handshake:
     def __init__(self, key: bytes, step: Callable[[bytes], bytes]) -> None:
         self.needs = len(MAGIC)
         self.done = False
+        self.channel = b""
         self.refused = ""
         self._key = key
         self._step = step
@@ -124,7 +137,8 @@ class _Handshake:
         self.needs, self._step = needs, step
 
     def _mac(self, role: bytes, body: bytes = b"") -> bytes:
-        return hmac.digest(self._key, role + b"\x00" + self._nonces + body, "sha256")
+        channel = self.channel and b"tls\x00" + self.channel
+        return hmac.digest(self._key, role + b"\x00" + self._nonces + channel + body, "sha256")
 
     def _verified(self, role: bytes, mac: bytes, body: bytes = b"") -> None:
         if not hmac.compare_digest(mac, self._mac(role, body)):
@@ -158,6 +172,12 @@ def _over(_: bytes) -> NoReturn:
 
 
 def _checked_magic(data: bytes) -> None:
+    if data[:2] == b"\x16\x03":  # a handshake of TLS
+        raise HandshakeError(
+            "the other end encrypts (TLS), this one doesn't: give both tls= (--tls), or neither", MISFIT
+        )
+    if data == MISFIT:
+        raise HandshakeError("the other end encrypts, this one doesn't: give both tls= (--tls), or neither")
     if data[:-1] != MAGIC[:-1]:
         raise HandshakeError("the other end is no streamline")
     if data != MAGIC:
@@ -261,14 +281,24 @@ def read_key(path: str | os.PathLike[str] | None) -> bytes:
     return key
 
 
+def refuse_shared(status: os.stat_result, path: str | os.PathLike[str], or_else: str = "") -> None:
+    """Insist on a file with a key that only its owner can read; `HostError`: others can.
+
+    One that belongs to root may be read by a group that this process is in: so Kubernetes mounts Secrets for others
+    than root. Precedent: PostgreSQL's server.key.
+    """
+    from_root = status.st_uid == 0 != os.geteuid()
+    if stat.S_IMODE(status.st_mode) & (0o037 if from_root else 0o077):
+        raise HostError(f"the key in {path} may be read by others: `chmod 600 {path}`{or_else}")
+
+
 def _key_in(path: str | os.PathLike[str]) -> bytes:
     try:
         with Path(path).open("rb") as file:
-            mode, key = os.fstat(file.fileno()).st_mode, file.read(MOST + 1)
+            status, key = os.fstat(file.fileno()), file.read(MOST + 1)
     except OSError as error:
         raise HostError(f"the key can't be read: {error.strerror}: {os.fspath(path)}") from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise HostError(f"the key in {path} may be read by others: `chmod 600 {path}`, or set STREAMLINE_KEY instead")
+    refuse_shared(status, path, ", or set STREAMLINE_KEY instead")
     if len(key) > MOST:
         raise HostError(f"{path} has more than {MOST:,} bytes: it is no key")
     return key.strip()

@@ -1,7 +1,7 @@
 """The end that listens: accepts connections, and passes on those whose handshake succeeds. One thread.
 
-A connection that has not proved itself costs a descriptor and at most some kilobytes; for at most `HANDSHAKE_S`
-seconds; there are at most `MOST_PENDING`, and a further one takes the place of the oldest:
+A connection that has not proved itself costs a descriptor and at most some kilobytes, with TLS some tens; for at most
+`HANDSHAKE_S` seconds; there are at most `MOST_PENDING`, and a further one takes the place of the oldest:
 connections that say nothing don't lock others out.
 """
 
@@ -22,12 +22,13 @@ from typing import Any
 from streamline.core.forks import disowned_in_copies
 from streamline.core.handshake import HandshakeError, ListenerHandshake, PeerHello
 from streamline.core.threads import start_thread
+from streamline.core.tls import Certificates, TlsSocket
 from streamline.errors import HostError, printable
 
 logger = logging.getLogger("streamline.hosts")
 
 HANDSHAKE_S = 10.0
-"""Seconds for a whole handshake: three round trips."""
+"""Seconds for a whole handshake: three round trips, and two of TLS."""
 
 MOST_PENDING = 256
 
@@ -58,6 +59,9 @@ class _Pending:
           OSError: it has hung up.
         """
         try:
+            if isinstance(self.sock, TlsSocket) and not self.handshake.channel:
+                self.sock.shake_hands()
+                self.handshake.channel = self.sock.channel
             while self._to_send or self.handshake.needs:
                 if self._to_send:
                     self._to_send = self._to_send[self.sock.send(self._to_send) :]
@@ -67,8 +71,15 @@ class _Pending:
                         raise ConnectionResetError("it hung up")
                     self._to_send = self.handshake.receive(data)
         except BlockingIOError:
-            return selectors.EVENT_WRITE if self._to_send else selectors.EVENT_READ
+            unsent = self._to_send or (isinstance(self.sock, TlsSocket) and self.sock.has_unsent)
+            return selectors.EVENT_WRITE if unsent else selectors.EVENT_READ
         return 0
+
+    def say(self, answer: bytes) -> None:
+        """Send an answer as it is, if there is one, before the connection is closed."""
+        with suppress(OSError):  # it has hung up
+            if answer and socket.socket.send(self.sock, answer):
+                socket.socket.recv(self.sock, 1 << 16)  # what is unread would take the answer from the other end
 
 
 class Listener:
@@ -78,12 +89,14 @@ class Listener:
       address: port 0: any that is free.
       on_peer: called in the listener's thread with each connection, blocking, what it said of itself, and its address.
         It must not wait: others do meanwhile.
+      tls: None: nothing is encrypted.
 
     Attributes:
       port: at which it listens.
 
     Raises:
-      HostError: the address is in use, or not of this machine; or there is no room for a thread or a descriptor.
+      HostError: the address is in use, or not of this machine; there is no room for a thread or a descriptor; there is
+        no certificate.
     """
 
     def __init__(
@@ -91,7 +104,9 @@ class Listener:
         address: tuple[str, int],
         key: bytes,
         on_peer: Callable[[socket.socket, PeerHello, str], object],
+        tls: Certificates | None = None,
     ) -> None:
+        self._encrypts = None if tls is None else tls.listening()
         self._key = key
         self._on_peer = on_peer
         self._server = _listening(address)
@@ -163,6 +178,8 @@ class Listener:
             return
         if len(self._pending) >= MOST_PENDING:
             self._refuse(self._oldest(), f"{MOST_PENDING} later ones aren't done with their handshakes either")
+        if self._encrypts is not None:
+            sock = self._encrypts(sock)
         pending = self._pending[sock] = _Pending(sock, str(host), self._key)
         self._selector.register(sock, selectors.EVENT_READ, pending)
 
@@ -176,21 +193,21 @@ class Listener:
         self._full_until = time.monotonic() + FULL_S
 
     def _go_on(self, pending: _Pending) -> None:
-        handshake = pending.handshake
         try:
             events = pending.go_on()
         except HandshakeError as error:
+            pending.say(error.answer)
             self._refuse(pending, str(error))
         except OSError:
-            if handshake.challenged:
+            if pending.handshake.challenged:
                 self._refuse(pending, "it hung up in its handshake: it may have another key")
             else:
                 self._drop(pending)  # quietly: probes of load balancers do that
         else:
             if events:
                 self._selector.modify(pending.sock, events, pending)
-            elif handshake.refused:
-                self._refuse(pending, handshake.refused)
+            elif pending.handshake.refused:
+                self._refuse(pending, pending.handshake.refused)
             else:
                 self._pass_on(pending)
 

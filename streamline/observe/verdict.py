@@ -323,14 +323,16 @@ def _more_hosts(loads: Loads, stage: StageStats, rest: float) -> tuple[str, floa
     kind = loads.figures.hosts[0].kind if stage.hosts and loads.figures.hosts else None
     now = stage.hosts if kind == "process" else 1
     rest = rest if kind == "process" else loads.rest_of_rank(stage)
-    count = min(loads.figures.cpus, MOST * now, math.ceil(now / rest))
+    elsewhere = any(host.node for host in loads.figures.hosts)  # the CPUs of this machine are no limit
+    count = min(MOST * now if elsewhere else loads.figures.cpus, MOST * now, math.ceil(now / rest))
     speedup = min(1 / rest, count / now)
     if not loads.in_workers(stage) or count <= now or speedup < WORTH:
-        full = kind == "process" and now >= loads.figures.cpus
+        full = kind == "process" and now >= loads.figures.cpus and not elsewhere
         return (f" (its {_counted(now, 'process')} have all of the CPUs)" if full else ""), 0.0
     shards = f".shard({count}) and " if stage.workers < count else ""
     gil = " if it computes in Python" if kind == "thread" else ""
-    return f"; or {shards}backend=Processes({count}): {_about(speedup)}{gil}", speedup
+    hosts = f"{count} hosts" if elsewhere else f"backend=Processes({count})"
+    return f"; or {shards}{hosts}: {_about(speedup)}{gil}", speedup
 
 
 def _counted(count: int, kind: str) -> str:

@@ -31,6 +31,7 @@ from streamline.core.handshake import (
     ListenerHandshake,
     PeerHello,
     read_key,
+    refuse_shared,
 )
 from streamline.errors import HostError
 
@@ -458,6 +459,22 @@ def test_a_key_of_another_length_is_refused_and_not_shown(tmp_path: Path, conten
     with pytest.raises(HostError, match=words) as error:
         read_key(path)
     assert "short-key" not in str(error.value)
+
+
+def test_a_key_of_root_may_be_read_by_a_group_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "key"
+    path.touch(mode=0o640)
+
+    def seen_by(user: int, mode: int, owner: int = 0) -> None:
+        path.chmod(mode)
+        monkeypatch.setattr("os.geteuid", lambda: user)
+        refuse_shared(os.stat_result([*path.stat()[:4], owner, *path.stat()[5:10]]), path)
+
+    seen_by(1000, 0o440)
+    seen_by(1000, 0o640)
+    for user, mode, owner in ((1000, 0o444, 0), (1000, 0o660, 0), (1000, 0o440, 1000), (0, 0o440, 0), (1000, 0o604, 0)):
+        with pytest.raises(HostError, match="may be read by others"):
+            seen_by(user, mode, owner)
 
 
 def test_a_key_file_that_is_not_there_is_named(tmp_path: Path) -> None:

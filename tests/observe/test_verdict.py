@@ -281,6 +281,13 @@ def test_more_processes_are_advised_as_long_as_there_are_cpus_for_them() -> None
     assert "Processes(" not in few.line
 
 
+def test_more_hosts_are_advised_on_other_machines_whatever_cpus_this_one_has() -> None:
+    full = replace(SPREAD, busy_s=19.4, held_s=19.4)
+    found = judge(figures(full, MERGE, **{**hosts(2, node="node7"), "cpus": 2}))
+    assert found is not None
+    assert found.line.endswith("; or .shard(16) and 16 hosts: about 8.0 x")
+
+
 def test_shards_are_advised_with_processes_that_would_be_idle_without() -> None:
     found = judge(figures(SOURCE, held(MAP, 0.97), MERGE, waits=1.0, cpus=2))
     assert found is not None

@@ -102,11 +102,15 @@ class ChildProcess:
         _children.add(self)
 
     def send_link(
-        self, number: int, watched: socket.socket, host_end: socket.socket, payload: int, env: ProcessEnv
+        self, number: int, watched: socket.socket, host_end: socket.socket, payload: int, *arguments: object
     ) -> None:
-        """Send the child its end of a link, and its payload; `watched` is shut down when the child has exited."""
-        env_bytes = pickle.dumps(env)
-        message = memoryview(LINK_HEADER.pack(number, len(env_bytes)) + env_bytes)
+        """Send the child its end of a link, and its payload; `watched` is shut down when the child has exited.
+
+        Args:
+          arguments: a `ProcessEnv`, and further ones of the entry point.
+        """
+        body = pickle.dumps(arguments)
+        message = memoryview(LINK_HEADER.pack(number, len(body)) + body)
         try:
             sent = socket.send_fds(self.control, [message], [host_end.fileno(), payload])
             if sent < len(message):
@@ -296,9 +300,13 @@ class HostProcess:
             child.send_link(self._links, consumer_end, host_end, shipped.fileno(), process_env())
         return consumer_end
 
-    def link_over(self, sock: socket.socket, number: int, shipped: Shipped, env: ProcessEnv) -> None:
-        """Pass a connected socket as link `number`, as `link` does. It is shut down when the process has exited."""
-        self._started().send_link(number, sock, sock, shipped.fileno(), env)
+    def link_over(self, sock: socket.socket, number: int, shipped: Shipped, env: ProcessEnv, *more: object) -> None:
+        """Pass a connected socket as link `number`, as `link` does. It is shut down when the process has exited.
+
+        Args:
+          more: arguments of the entry point, which are pickled.
+        """
+        self._started().send_link(number, sock, sock, shipped.fileno(), env, *more)
 
     def reply(self, link: int, reply: bytes) -> None:
         """Send the reply to a question that went to `output`; `OSError`: the process has exited."""

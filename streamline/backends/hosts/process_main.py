@@ -23,15 +23,18 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
-LINK_HEADER = struct.Struct("<QI")  # the link's number, bytes of the pickled `ProcessEnv` that follows
+LINK_HEADER = struct.Struct(
+    "<QI"
+)  # the link's number, bytes of what follows, pickled: a `ProcessEnv`, further arguments
 
 STACKS_SIGNAL = signal.SIGURG
 """Asks for the stacks: otherwise unused, and ignored by default. Precedent: Go's preemption."""
 
-EntryPoint: TypeAlias = Callable[[socket.socket, int], Awaitable[None]]
-"""Serves a link, given its socket and the descriptor of the shipped payload; closes both."""
+EntryPoint: TypeAlias = Callable[..., Awaitable[None]]
+"""Serves a link, given its socket, the descriptor of the shipped payload, and what else came; closes both."""
 
 
 def main(number: int, entry_point: str, control: int, stdio_fd: int, lifeline: int, stacks: int) -> NoReturn:
@@ -110,9 +113,10 @@ async def _serve_links(control: socket.socket, run: EntryPoint, stdio: Any) -> N
         with control, contextlib.suppress(EOFError):
             while True:
                 await anyio.wait_readable(control)
-                number, fds = _receive_link(control)
+                number, fds, more = _receive_link(control)
                 if len(fds) == 2:
-                    runs.start_soon(_serve_one, run, stdio, number, socket.socket(fileno=fds[0]), fds[1])
+                    sock = socket.socket(fileno=fds[0])
+                    runs.start_soon(_serve_one, partial(run, sock, fds[1], *more), stdio, number, sock)
                     continue
                 for fd in fds:
                     os.close(fd)  # the consumer reads the end of its link
@@ -122,8 +126,10 @@ async def _serve_links(control: socket.socket, run: EntryPoint, stdio: Any) -> N
                 )
 
 
-def _receive_link(control: socket.socket) -> tuple[int, list[int]]:
-    """Return the number of the next link, which has begun to arrive, and its two descriptors, unless none are left.
+def _receive_link(control: socket.socket) -> tuple[int, list[int], list[Any]]:
+    """Return the number of the next link, which has begun to arrive, its two descriptors, and what else came with it.
+
+    There are no descriptors if none are left in this process.
 
     Raises:
       EOFError: the parent has hung up.
@@ -135,19 +141,20 @@ def _receive_link(control: socket.socket) -> tuple[int, list[int]]:
     if len(header) < LINK_HEADER.size:
         raise EOFError
     number, size = LINK_HEADER.unpack(header)
-    pickle.loads(control.recv(size, socket.MSG_WAITALL)).adopt()
+    env, *more = pickle.loads(control.recv(size, socket.MSG_WAITALL))
+    env.adopt()
     for fd in fds:
         os.set_inheritable(fd, False)
-    return number, fds
+    return number, fds, more
 
 
-async def _serve_one(run: EntryPoint, stdio: Any, number: int, sock: socket.socket, payload: int) -> None:
+async def _serve_one(run: Callable[[], Awaitable[None]], stdio: Any, number: int, sock: socket.socket) -> None:
     """Serve one link; its failure doesn't reach the others."""
     import asyncio
 
     stdio.bind_task(number)
     try:
-        await run(sock, payload)
+        await run()
     except asyncio.CancelledError:
         raise
     except BaseException:  # SystemExit of user code, too

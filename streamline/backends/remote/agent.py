@@ -2,8 +2,9 @@
 
 The agent dials the trainer, once for control and once more for each link of a host, and hands the connected socket of a
 link to its host: items don't pass through the agent, and it answers though user code in a host holds that interpreter's
-lock. Its hosts are those of `Processes`, and end with it. Success: the trainer detaches. Failure: without the trainer
-all hosts are killed at once; then the agent dials again, for as long as `run_agent` is told to.
+lock. TLS can't be handed over: for an encrypted link, the host gets a socket that isn't connected, and dials itself.
+Its hosts are those of `Processes`, and end with it. Success: the trainer detaches. Failure: without the trainer all
+hosts are killed at once; then the agent dials again, for as long as `run_agent` is told to.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamline.backends.hosts.child_process import HostProcess
 from streamline.backends.hosts.plan_shipping import Shipped, memory_file
@@ -48,9 +49,10 @@ from streamline.backends.remote.control import (
     StartHost,
 )
 from streamline.backends.remote.network_link import watch_peer
-from streamline.core.dial import UnreachableError, dial
+from streamline.core.dial import Introduction, UnreachableError, dial
 from streamline.core.handshake import PeerHello
 from streamline.core.threads import start_thread
+from streamline.core.tls import Certificates
 from streamline.errors import HostError
 
 logger = logging.getLogger("streamline.agent")
@@ -70,17 +72,40 @@ class _Hosted:
         self.links: dict[int, socket.socket] = {}
 
 
+class Dialler(NamedTuple):
+    """What opens connections to a trainer."""
+
+    address: tuple[str, int]
+    key: bytes
+    tls: Certificates | None
+
+    def control(self, timeout_s: float) -> socket.socket:
+        """Return a connection whose handshake is done. Raises what `dial` does."""
+        return dial(self.address, self.key, self._hello("control"), tls=self.tls, timeout_s=timeout_s)
+
+    def link(self, control: socket.socket, ticket: str) -> tuple[socket.socket, Introduction | None]:
+        """Return such a connection; or a socket, and how the process that uses it connects it."""
+        hello = self._hello("link", ticket)
+        if self.tls is None:
+            return dial(self.address, self.key, hello), None
+        introduction = Introduction(control.getpeername(), self.key, hello, self.tls)
+        return socket.socket(control.family, socket.SOCK_STREAM), introduction
+
+    def _hello(self, role: Any, ticket: str = "") -> PeerHello:
+        return PeerHello(role=role, node=socket.gethostname(), pid=os.getpid(), ticket=ticket)
+
+
 class Agent:
     """Serves one trainer over a connection on which the handshake is done.
 
     Args:
-      reach: opens a further connection to the trainer, for a link with this ticket.
+      dialler: opens further connections to the trainer, for links.
       hosts: that may run here at once.
     """
 
-    def __init__(self, sock: socket.socket, reach: Callable[[str], socket.socket], hosts: int) -> None:
+    def __init__(self, sock: socket.socket, dialler: Dialler, hosts: int) -> None:
         self._control = ControlConnection(sock)
-        self._reach = reach
+        self._dialler = dialler
         self._offer = hosts
         self._hosts: dict[int, _Hosted] = {}
         self._payloads: dict[int, Shipped] = {}
@@ -173,10 +198,10 @@ class Agent:
         if hosted is None or payload is None:
             return  # the host has exited, which the trainer was told, or the run is over
         try:
-            sock = self._reach(message.ticket)
+            sock, introduction = self._dialler.link(self._control.sock, message.ticket)
             watch_peer(sock, self._lost_after_s)
             hosted.links[message.link] = sock
-            hosted.process.link_over(sock, message.link, payload, _here(message.env))
+            hosted.process.link_over(sock, message.link, payload, _here(message.env), introduction)
         except (HostError, OSError) as error:
             self._control.send(LinkFailed(message.ticket, str(error)))
 
@@ -250,7 +275,13 @@ RETRY_S = 0.5
 
 
 def run_agent(
-    address: tuple[str, int], key: bytes, hosts: int, *, wait_s: float = 300.0, rejoin_s: float = 5.0
+    address: tuple[str, int],
+    key: bytes,
+    hosts: int,
+    *,
+    tls: Certificates | None = None,
+    wait_s: float = 300.0,
+    rejoin_s: float = 5.0,
 ) -> str | None:
     """Serve the trainer at `address`, and the runs after that; return why it was lost, None if it detached.
 
@@ -258,23 +289,24 @@ def run_agent(
 
     Args:
       hosts: that may run here at once.
+      tls: None: nothing is encrypted.
       wait_s: seconds to wait for the trainer to listen.
       rejoin_s: seconds to dial again after it has gone: another of its runs may begin, or the network come back.
 
     Raises:
       HostError: it can't be reached, or refuses this agent.
     """
-    reach = partial(_dial, address, key)
+    dialler = Dialler(address, key, tls)
     patience_s, lost = wait_s, None
     while True:
         try:
-            sock = _reached(reach, patience_s)
+            sock = _reached(dialler, patience_s)
         except UnreachableError:
             if patience_s == wait_s:
                 raise
             return lost
         logger.info("attached to the trainer at %s:%d, for up to %d hosts", *address, hosts)
-        agent = Agent(sock, partial(reach, "link"), hosts)
+        agent = Agent(sock, dialler, hosts)
         with _on_sigterm(agent):
             lost = agent.serve()
         sock.close()
@@ -303,20 +335,13 @@ DIAL_S = 10.0
 LEAST_DIAL_S = 2.0
 
 
-def _dial(
-    address: tuple[str, int], key: bytes, role: Any, ticket: str = "", *, timeout_s: float = DIAL_S
-) -> socket.socket:
-    hello = PeerHello(role=role, node=socket.gethostname(), pid=os.getpid(), ticket=ticket)
-    return dial(address, key, hello, timeout_s=timeout_s)
-
-
-def _reached(reach: Callable[..., socket.socket], patience_s: float) -> socket.socket:
+def _reached(dialler: Dialler, patience_s: float) -> socket.socket:
     """Dial until the trainer listens; no attempt outlasts the patience by much, where nothing answers at all."""
     deadline = time.monotonic() + patience_s
     while True:
         left_s = deadline - time.monotonic()
         try:
-            return reach("control", timeout_s=min(DIAL_S, max(LEAST_DIAL_S, left_s)))
+            return dialler.control(min(DIAL_S, max(LEAST_DIAL_S, left_s)))
         except UnreachableError:
             if time.monotonic() > deadline:
                 raise

@@ -55,6 +55,7 @@ from streamline.core.forks import ForkSafeLock, disowned_in_copies
 from streamline.core.handshake import PeerHello
 from streamline.core.listener import Listener
 from streamline.core.threads import start_thread, waker
+from streamline.core.tls import Certificates
 from streamline.errors import HostError
 
 logger = logging.getLogger("streamline.hosts")
@@ -129,7 +130,7 @@ class RemoteProcess:
         self.output = HostOutput(f"[process {number} on {agent.node}] ", partial(_reply, agent, host))
         self.asked: Future[str] = Future()
         self._links = count(1)
-        self._pending: set[Future[socket.socket]] = set()
+        self._pending: dict[int, Future[socket.socket]] = {}
         self._socks: weakref.WeakValueDictionary[int, socket.socket] = weakref.WeakValueDictionary()
         self._closed_there: dict[int, float] = {}  # links, and when this end is closed, too
 
@@ -145,7 +146,7 @@ class RemoteProcess:
             self.output.answer(number, answer)
         plan.send(agent)
         with agent.agents.expected_link() as (ticket, future):
-            self._pending.add(future)
+            self._pending[number] = future
             try:
                 agent.send(OpenLink(self.host, number, ticket, plan.number, process_env()))
                 if self.gone.is_set():
@@ -155,7 +156,15 @@ class RemoteProcess:
                     self._hang_up()
                 return sock
             finally:
-                self._pending.discard(future)
+                del self._pending[number]
+
+    def frame(self, kind: int, link: int, body: bytes) -> None:
+        """Take what it wrote or asked."""
+        if kind == OVER and (future := self._pending.get(link)) is not None:
+            _bring(
+                future, HostError(f"{self.agent.node}: the host can't open its connection to this process, see above")
+            )
+        self.output.frame(kind, link, body)
 
     def kill(self, *, broken: bool = False) -> None:
         """Send SIGKILL; `broken`: its connection broke, unless it has just died."""
@@ -181,7 +190,7 @@ class RemoteProcess:
         self.exit = how
         self.output.end()
         self.gone.set()
-        for future in list(self._pending):
+        for future in list(self._pending.values()):
             _bring(future, HostGone())
         self._hang_up()
 
@@ -317,7 +326,7 @@ class AttachedAgent:
 
     def _frame(self, message: HostFrame) -> None:
         def give(host: RemoteProcess) -> None:
-            host.output.frame(message.kind, message.link, message.body)
+            host.frame(message.kind, message.link, message.body)
             if message.kind == OVER:
                 host.closed_there(message.link, self._lost_after_s)
 
@@ -356,14 +365,16 @@ class _Wanted:
 class Agents:
     """The agents that have dialled one address of this process; see `agents_at`."""
 
-    def __init__(self, address: tuple[str, int], key: bytes, lost_after_s: float) -> None:
+    def __init__(
+        self, address: tuple[str, int], key: bytes, lost_after_s: float, tls: Certificates | None = None
+    ) -> None:
         self._lost_after_s = lost_after_s
         self._lock = threading.RLock()
         self._agents: list[AttachedAgent] = []
         self._wanted: list[_Wanted] = []
         self._links: dict[str, Future[socket.socket]] = {}
         self._closed = False
-        self._listener = Listener(address, key, self._peer)
+        self._listener = Listener(address, key, self._peer, tls)
         disowned_in_copies(self)
 
     @property
@@ -473,8 +484,8 @@ class Agents:
             sock.close()
 
 
-_open: dict[tuple[tuple[str, int], bytes], tuple[Agents, int]] = {}
-"""Those in use, by address and key, with their users."""
+_open: dict[tuple[tuple[str, int], bytes, Certificates | None], tuple[Agents, int]] = {}
+"""Those in use, by address, key and certificates, with their users."""
 
 _opening = ForkSafeLock()
 
@@ -482,11 +493,13 @@ os.register_at_fork(after_in_child=_open.clear)  # those are the parent's
 
 
 @contextmanager
-def agents_at(address: tuple[str, int], key: bytes, lost_after_s: float) -> Iterator[Agents]:
-    """Listen at an address, as long as there is a user; `HostError`: it is in use, or not of this machine."""
-    where = address, key
+def agents_at(
+    address: tuple[str, int], key: bytes, lost_after_s: float, tls: Certificates | None = None
+) -> Iterator[Agents]:
+    """Listen at an address, as long as there is a user. Raises what `Listener` does."""
+    where = address, key, tls
     with _opening:
-        agents, users = _open.get(where) or (Agents(address, key, lost_after_s), 0)
+        agents, users = _open.get(where) or (Agents(address, key, lost_after_s, tls), 0)
         _open[where] = agents, users + 1
     try:
         yield agents

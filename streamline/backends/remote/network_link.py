@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Sequence
 from typing import ClassVar
 
+import anyio
+import anyio.to_thread
 import numpy as np
 
 from streamline.backends.hosts.host_server import serve_link
@@ -20,6 +22,7 @@ from streamline.backends.ipc.pickling import PickledItems
 from streamline.backends.ipc.shared_socket import Gone
 from streamline.backends.ipc.socket_link import AT_ONCE, SocketLink
 from streamline.backends.remote.needs import load_here
+from streamline.core.dial import Introduction
 from streamline.core.place import Bytes, Memory
 
 PROBES = 3
@@ -116,6 +119,12 @@ class NetworkLink(SocketLink):
         return ()
 
 
-async def serve_network(sock: socket.socket, payload: int) -> None:
-    """Serve a run in a host process on another machine than the consumer's."""
+async def serve_network(sock: socket.socket, payload: int, introduction: Introduction | None = None) -> None:
+    """Serve a run in a host process on another machine than the consumer's.
+
+    Args:
+      introduction: of a socket that isn't connected yet; None: of one whose handshake is done.
+    """
+    if introduction is not None:
+        sock = await anyio.to_thread.run_sync(introduction.dial, sock)
     await serve_link(NetworkLink(sock), payload, load_here)

@@ -27,6 +27,7 @@ from streamline.core.counters import HostKind, host_label
 from streamline.core.handshake import read_key
 from streamline.core.options import check_int, given, parse_address
 from streamline.core.tasks import Session
+from streamline.core.tls import Certificates
 from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
 from streamline.plan.plan import Plan
 
@@ -37,7 +38,8 @@ class Remote(HostingBackend):
 
     On each machine, `streamline worker --connect HOST:PORT --key-file FILE` starts an agent. A host that dies, or whose
     machine is lost, is replaced where there is a place; its workers continue after the last item that arrived. Agents
-    and this process prove to each other that they know the key, but nothing is encrypted: the network must be trusted.
+    and this process prove to each other that they know the key. Without `tls` nothing is encrypted: then the network
+    must be trusted.
 
     `with sl.Remote(32) as pool:` makes a pool that is kept between pipelines and serves several at once.
 
@@ -47,6 +49,8 @@ class Remote(HostingBackend):
       listen: "ADDRESS:PORT" where agents dial.
       key_file: a file with the key, at least 16 bytes, that the agents have, too; None: the environment's
         STREAMLINE_KEY.
+      tls: a folder with tls.crt and tls.key, to encrypt everything; agents have one, too, with that tls.crt or the
+        ca.crt that has signed it. None: nothing is encrypted.
       env: environment variables to change in the hosts.
       start_timeout_s: seconds to wait for an agent with a place, for each host; of (8, 64), while there are fewer
         than 8.
@@ -56,6 +60,7 @@ class Remote(HostingBackend):
     hosts: int | tuple[int, int]
     listen: str = field(default="0.0.0.0:7077", kw_only=True)
     key_file: str | os.PathLike[str] | None = field(default=None, kw_only=True)
+    tls: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     env: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     start_timeout_s: float = field(default=300.0, kw_only=True)
     lost_after_s: float = field(default=10.0, kw_only=True)
@@ -163,8 +168,13 @@ class RemoteHost(Host):
         if self.closed:
             raise ClosedError(f"process {self.number} was closed with its pool")
         if self._agents is None:
-            address, key = parse_address("listen", self._remote.listen), read_key(self._remote.key_file)
-            self._agents = self._using.enter_context(agents_at(address, key, self._remote.lost_after_s))
+            remote = self._remote
+            address, key, tls = (
+                parse_address("listen", remote.listen),
+                read_key(remote.key_file),
+                Certificates.of(remote.tls),
+            )
+            self._agents = self._using.enter_context(agents_at(address, key, remote.lost_after_s, tls))
         if self._process is None or ((running := self._running) is not None and running.gone.is_set()):
             self._process = self._agents.place(self.number, self._remote.env)
         return self._process

@@ -15,8 +15,8 @@ closed; a run that no reader waits for any more ends. Death of the serving proce
 over.
 
 Both ends of a connection prove that they know the key (`core.handshake`) before either says or believes anything else.
-After that it is plain HTTP: the network must be trusted. The fetching machine uses its own credentials; a URL that has
-one in it is told to nobody, and read from its server.
+After that it is plain HTTP, over TLS if that is asked for; else the network must be trusted. The fetching machine uses
+its own credentials; a URL that has one in it is told to nobody, and read from its server.
 
 Rejected: a machine that fetches when its own consumer reads, while the others wait for it: they would go at the pace of
 the slowest loop. An owner that fetches whole objects: of a Parquet file some columns may be wanted. A tracker that says

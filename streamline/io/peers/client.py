@@ -6,9 +6,12 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
+import weakref
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import aiohttp
 import anyio
@@ -16,8 +19,9 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.tracing import Trace
 from yarl import URL
 
-from streamline.core.handshake import DialerHandshake, PeerHello
+from streamline.core.handshake import DialerHandshake, HandshakeError, PeerHello
 from streamline.core.meters import Traffic
+from streamline.core.tls import Certificates, channel_of, refusal
 from streamline.errors import HostError, printable
 from streamline.io.peers.node import PeerNode, Where, node_of, released
 from streamline.io.peers.peer import Peer, PeerRequest, can_be_asked_for, chosen
@@ -84,6 +88,8 @@ class PeerClient:
         session, self._session = self._session, None
         with anyio.CancelScope(shield=True):
             if session is not None:
+                if isinstance(session.connector, _PeerConnector):
+                    session.connector.abort()
                 await session.close()
             if node is not None:
                 await released(node, self._origin)
@@ -124,7 +130,7 @@ class PeerClient:
         """Return the bytes; None: the peer doesn't have them, and doesn't fetch them."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=_PeerConnector(self._where[2]),
+                connector=_PeerConnector(self._where.key, self._where.tls),
                 timeout=aiohttp.ClientTimeout(total=None),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
@@ -152,37 +158,76 @@ class PeerClient:
 class _PeerConnector(aiohttp.BaseConnector):
     """Makes connections on which both ends have proved that they know the key."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, tls: Certificates | None) -> None:
         super().__init__(limit=0, keepalive_timeout=IDLE_S)
         self._key = key
+        self._context: ssl.SSLContext | None = None
+        self._trusted = ""
+        if tls is not None:
+            self._context, self._trusted = tls.trusting()
         self._make = partial(ResponseHandler, loop=self._loop)
+        self._made: weakref.WeakSet[ResponseHandler] = weakref.WeakSet()
 
     async def _create_connection(
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> ResponseHandler:
         host, port = str(req.url.host), int(req.url.port or 0)
-        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            async with asyncio.timeout(CONNECT_S):
-                await self._loop.sock_connect(sock, (host, port))
-                await self._shake_hands(sock)
-            _, protocol = await self._loop.create_connection(self._make, sock=sock)
-        except BaseException:
-            sock.close()
-            raise
+        hello = PeerHello(role="objects", node=socket.gethostname(), pid=os.getpid())
+        introduce = partial(_Introducing, DialerHandshake(self._key, hello))
+        async with asyncio.timeout(CONNECT_S):
+            try:
+                transport, introducing = await self._loop.create_connection(introduce, host, port, ssl=self._context)
+            except ssl.SSLError as error:
+                raise refusal(error, self._trusted) from error
+            try:
+                await introducing.over
+            except BaseException:
+                transport.abort()
+                raise
+        protocol = self._make()
+        self._made.add(protocol)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
         return protocol
 
-    async def _shake_hands(self, sock: socket.socket) -> None:
-        hello = PeerHello(role="objects", node=socket.gethostname(), pid=os.getpid())
-        handshake = DialerHandshake(self._key, hello)
-        answer = handshake.greeting
-        while True:
-            await self._loop.sock_sendall(sock, answer)
-            if handshake.done:
-                return
-            data = await self._loop.sock_recv(sock, handshake.needs)
-            if not data:
-                raise ConnectionResetError("it hung up in the handshake: another key, or too many connections there")
-            answer = handshake.receive(data)
+    def abort(self) -> None:
+        """Drop all connections: to close one over TLS waits for its other end."""
+        for transport in [protocol.transport for protocol in self._made]:
+            if transport is not None:
+                transport.abort()
+
+
+class _Introducing(asyncio.Protocol):
+    """The handshake of a connection that this end has dialled.
+
+    Attributes:
+      over: done once it has succeeded, or failed.
+    """
+
+    def __init__(self, handshake: DialerHandshake) -> None:
+        self.over = asyncio.get_running_loop().create_future()
+        self._handshake = handshake
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        if (tls := transport.get_extra_info("ssl_object")) is not None:
+            self._handshake.channel = channel_of(tls.getpeercert(binary_form=True))
+        transport.write(self._handshake.greeting)
+
+    def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
+        try:
+            while data and not self.over.done():
+                needs = self._handshake.needs
+                self._transport.write(self._handshake.receive(data[:needs]))
+                data = data[needs:]
+                if self._handshake.done:
+                    self.over.set_result(None)
+        except HandshakeError as error:
+            self.over.set_exception(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.over.done():
+            why = "it hung up in the handshake: another key, or too many connections there"
+            self.over.set_exception(ConnectionResetError(why))

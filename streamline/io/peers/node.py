@@ -16,6 +16,7 @@ import threading
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 from aiohttp import web
@@ -25,6 +26,7 @@ from streamline.core.forks import ForkSafeLock, disowned_in_copies
 from streamline.core.handshake import PeerHello
 from streamline.core.listener import Listener
 from streamline.core.threads import start_thread
+from streamline.core.tls import Certificates
 from streamline.errors import HostError, ReadError
 from streamline.io.peers.peer import Peer, look_up
 from streamline.io.peers.server import ObjectServer, Origin
@@ -32,8 +34,15 @@ from streamline.io.storage.object_cache_folder import CacheFolder
 
 logger = logging.getLogger(__name__)
 
-Where = tuple[str, tuple[tuple[str, int], ...], bytes]
-"""A cache_dir, the listed peers, and the key."""
+
+class Where(NamedTuple):
+    """A cache_dir, the listed peers, and what proves that this is one of them; `tls`: None, nothing is encrypted."""
+
+    folder: str
+    listed: tuple[tuple[str, int], ...]
+    key: bytes
+    tls: Certificates | None = None
+
 
 RETRY_S = 2.0
 """Seconds between two looks at whether this machine's folder is served."""
@@ -106,8 +115,9 @@ class PeerNode:
     def _main(self) -> None:
         peers: list[Peer] = []
         try:
-            peers = look_up(self.where[1])
-            asyncio.run(self._serve(peers))
+            peers = look_up(self.where.listed)
+            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:  # uvloop wouldn't use a `TlsSocket`
+                runner.run(self._serve(peers))
         finally:
             if not self.ready.done():
                 self.ready.set_result(peers)
@@ -149,7 +159,9 @@ class PeerNode:
             if peer.is_loopback and not all(one.is_loopback for one in peers):
                 host = "::" if ":" in host else "0.0.0.0"  # as /etc/hosts of Debian has a machine's own name
             try:
-                return Listener((host, peer.port), self.where[2], lambda *peer: self._connected(http, *peer))
+                return Listener(
+                    (host, peer.port), self.where.key, lambda *peer: self._connected(http, *peer), self.where.tls
+                )
             except HostError as error:
                 why = str(error)
         self._say(f"none of peers= is an address of this machine: it asks the others, and serves none: {why}")
@@ -158,9 +170,8 @@ class PeerNode:
         return None
 
     def _locked(self) -> int | None:
-        folder, listed, _ = self.where
-        path = CacheFolder(folder).path
-        return lock_file(Path(path, f"{hashlib.sha256(repr(listed).encode()).hexdigest()[:16]}.serving"))
+        path = CacheFolder(self.where.folder).path
+        return lock_file(Path(path, f"{hashlib.sha256(repr(self.where.listed).encode()).hexdigest()[:16]}.serving"))
 
     def _connected(self, http: web.Server, sock: socket.socket, hello: PeerHello, address: str) -> None:
         """Take a connection whose handshake is done, in the listener's thread."""

@@ -34,6 +34,7 @@ class AccessOptions(TypedDict, total=False):
     cache_max_bytes: int | None
     peers: str | Sequence[str] | None
     key_file: str | os.PathLike[str] | None
+    tls: str | os.PathLike[str] | None
     storage_options: Mapping[str, Any] | None
 
 
@@ -52,6 +53,8 @@ class Access:
         each other after; one process of each machine listens there. Needs `cache_dir`. None: each for itself.
       key_file: a file with the key that proves to peers that this is one of them, as `Remote`'s; None: the
         environment's STREAMLINE_KEY.
+      tls: a folder with tls.crt and tls.key of this machine, and the ca.crt that has signed those of all machines, if
+        they aren't the same: what peers say to each other is encrypted. None: it isn't.
       storage_options: how object stores are reached, by obstore's names: "region", "endpoint", "access_key_id",
         "skip_signature", "allow_http", …; None: as the environment says.
       added: the storages that users have registered, so that a process that gets the plan has them, too.
@@ -67,6 +70,7 @@ class Access:
     cache_max_bytes: int | None = None
     peers: str | Sequence[str] | None = None
     key_file: str | os.PathLike[str] | None = None
+    tls: str | os.PathLike[str] | None = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     added: Mapping[str, Callable[[Any], Storage]] = field(default_factory=ADDED.copy, repr=False, compare=False)
 
@@ -75,7 +79,7 @@ class Access:
             raise PlanTypeError(f"expected http as HttpOptions, got {given(self.http)}")
         check_int("concurrency", self.concurrency, 1)
         _check_cache(self.cache_dir, self.cache_max_bytes)
-        _check_peers(self.peers, self.cache_dir, self.key_file)
+        _check_peers(self.peers, self.cache_dir, key_file=self.key_file, tls=self.tls)
         if self.storage_options is not None:
             check_storage_options(self.storage_options)
 
@@ -88,7 +92,7 @@ class Access:
 
     def without_peers(self) -> Access:
         """Return this access for one machine alone."""
-        return replace(self, peers=None, key_file=None)
+        return replace(self, peers=None, key_file=None, tls=None)
 
 
 def _check_cache(cache_dir: object, max_bytes: object) -> None:
@@ -104,15 +108,17 @@ def _check_cache(cache_dir: object, max_bytes: object) -> None:
             raise PlanError("cache_max_bytes= needs a cache_dir=, the folder that it bounds")
 
 
-def _check_peers(peers: object, cache_dir: object, key_file: object) -> None:
-    if key_file is not None and (not isinstance(key_file, (str, os.PathLike)) or not os.fspath(key_file)):
-        raise PlanTypeError(f"expected key_file as str or os.PathLike, got {given(key_file)}")
+def _check_peers(peers: object, cache_dir: object, **paths: object) -> None:
+    given_paths = {name: path for name, path in paths.items() if path is not None}
+    for name, path in given_paths.items():
+        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+            raise PlanTypeError(f"expected {name} as str or os.PathLike, got {given(path)}")
     if peers is not None:
         check_peers(peers)
         if cache_dir is None:
             raise PlanError("peers= needs a cache_dir=, the folder that each of them serves to the others")
-    elif key_file is not None:
-        raise PlanError("key_file= needs peers=, to which the key is proved")
+    elif given_paths:
+        raise PlanError(f"{next(iter(given_paths))}= needs peers=, which it is for")
 
 
 TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from streamline.core.handshake import read_key
 from streamline.core.meters import Traffic
+from streamline.core.tls import Certificates
 from streamline.errors import PlanError, ReadError
 from streamline.io.peers.peer import check_peers
 from streamline.io.storage.base import ADDED, Storage
@@ -92,14 +93,18 @@ class Storages:
         """Return what asks peers; it joins them when it first does.
 
         Raises:
-          HostError: there is no key.
+          HostError: there is no key, or no certificate.
         """
         access = self._access
         if access.peers is None or access.cache_dir is None:
             return None
         from streamline.io.peers.client import PeerClient  # aiohttp takes 0.2 s to import
+        from streamline.io.peers.node import Where
 
-        where = os.fspath(access.cache_dir), check_peers(access.peers), read_key(access.key_file)
+        key, tls = read_key(access.key_file), Certificates.of(access.tls)
+        if tls is not None:
+            tls.listening(), tls.trusting()  # here the error is the stream's, where a peer's would be a line in the log
+        where = Where(os.fspath(access.cache_dir), check_peers(access.peers), key, tls)
         return PeerClient(where, Storages(access.without_peers(), self._traffic.apart()), self._traffic)
 
     async def aclose(self) -> None:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import streamline as sl
 from streamline.backends.remote.agent import run_agent
 from streamline.core.handshake import read_key
 from streamline.core.options import parse_address
+from streamline.core.tls import Certificates
 
 KEY = "0123456789abcdef" * 4
 
@@ -45,21 +46,24 @@ def machines(
     hosts: int = 2,
     cuts: Iterable[int | None] = (),
     half_open: bool = False,
+    tls: Path | None = None,
+    tap: Callable[[bytes], object] = bool,
     **options: Any,
 ) -> Iterator[sl.Remote]:
     """Run agents in threads; yield a backend that waits for them, of as many hosts as they offer together.
 
     Args:
-      cuts: as in `CuttingProxy`, likewise `half_open`.
+      cuts: as in `CuttingProxy`, likewise `half_open` and `tap`.
     """
     address, key = free_address(), key_file(folder)
-    proxy = CuttingProxy(address, cuts, half_open=half_open)
-    serve = partial(run_agent, parse_address("", proxy.address), read_key(key), hosts, rejoin_s=0.0)
+    proxy = CuttingProxy(address, cuts, tap, half_open=half_open)
+    where, certificates = parse_address("", proxy.address), Certificates.of(tls)
+    serve = partial(run_agent, where, read_key(key), hosts, tls=certificates, rejoin_s=0.0)
     threads = [threading.Thread(target=serve, name=f"agent {number}") for number in range(agents)]
     for thread in threads:
         thread.start()
     try:
-        yield sl.Remote(agents * hosts, listen=address, key_file=key, **options)
+        yield sl.Remote(agents * hosts, listen=address, key_file=key, tls=tls, **options)
     finally:
         for thread in threads:
             thread.join()
@@ -67,9 +71,12 @@ def machines(
 
 
 @contextmanager
-def agent_process(address: str, key: Path, *, hosts: int = 2) -> Iterator[subprocess.Popen[bytes]]:
+def agent_process(
+    address: str, key: Path, *, hosts: int = 2, tls: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run `streamline worker`; kill it at the end if it still runs."""
     command = [sys.executable, "-m", "streamline", "worker", "--connect", address, "--key-file", os.fspath(key)]
+    command += [] if tls is None else ["--tls", os.fspath(tls)]
     process = subprocess.Popen([*command, "--hosts", str(hosts)], stderr=subprocess.DEVNULL)
     try:
         yield process
@@ -84,14 +91,23 @@ class CuttingProxy:
     Args:
       cuts: after how many bytes, of both directions together, each further connection is cut; None: never. After the
         last of these none is.
+      tap: is given all that passes.
       half_open: the trainer's end of a connection that is cut stays open, and silent.
     """
 
-    def __init__(self, trainer: str, cuts: Iterable[int | None], *, half_open: bool = False) -> None:
+    def __init__(
+        self,
+        trainer: str,
+        cuts: Iterable[int | None],
+        tap: Callable[[bytes], object] = bool,
+        *,
+        half_open: bool = False,
+    ) -> None:
         self._trainer = parse_address("trainer", trainer)
         self._half_open = half_open
         self._closing = threading.Event()
         self._cuts = iter(cuts)
+        self._tap = tap
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
         self._ends: set[socket.socket] = set()
@@ -143,6 +159,7 @@ class CuttingProxy:
         """Forward until an end hangs up, or the connection is cut."""
         with suppress(OSError):  # the other direction has ended
             while data := there.recv(1 << 16 if left[0] is None else min(1 << 16, max(1, left[0]))):
+                self._tap(data)
                 back.sendall(data)
                 if left[0] is not None:
                     left[0] -= len(data)

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn
@@ -38,13 +38,20 @@ from streamline.core.options import parse_address
 from streamline.errors import HostError, PlanError
 from streamline.pipeline import Pipeline
 from tests.backends.remote.machines import KEY, agent_process, free_address, key_file, machines
+from tests.certificates import tls_folder
 
 LENGTH = 3000
 
 
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def tls(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    """Most of what must hold, must hold with TLS and without."""
+    return tls_folder(tmp_path / "tls") if request.param else None
+
+
 @pytest.fixture
-def remote(tmp_path: Path) -> Iterator[sl.Remote]:
-    with machines(tmp_path) as backend:
+def remote(tmp_path: Path, tls: Path | None) -> Iterator[sl.Remote]:
+    with machines(tmp_path, tls=tls) as backend:
         yield backend
 
 
@@ -108,7 +115,7 @@ def test_a_handler_of_errors_is_asked_over_the_network(pool: Backend) -> None:
     assert asked == [0, 2, 4, 6, 8]
 
 
-def test_a_host_that_is_killed_is_replaced(tmp_path: Path) -> None:
+def test_a_host_that_is_killed_is_replaced(tmp_path: Path, tls: Path | None) -> None:
     def die(item: int) -> int:
         mark = tmp_path / f"died at {item}"
         if item % 700 == 350 and not mark.exists():
@@ -116,7 +123,7 @@ def test_a_host_that_is_killed_is_replaced(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return item
 
-    with machines(tmp_path) as remote:
+    with machines(tmp_path, tls=tls) as remote:
         pipe = sl.from_items(range(LENGTH)).shard(4).shuffle(window=16).map(die).merge()
         with pipe.open(backend=remote) as stream:
             got = list(stream)
@@ -125,13 +132,13 @@ def test_a_host_that_is_killed_is_replaced(tmp_path: Path) -> None:
     assert restarts == len(list(tmp_path.glob("died at *"))) == 4
 
 
-def test_an_agent_that_is_killed_counts_against_no_worker(tmp_path: Path) -> None:
+def test_an_agent_that_is_killed_counts_against_no_worker(tmp_path: Path, tls: Path | None) -> None:
     address, key = free_address(), key_file(tmp_path)
-    remote = sl.Remote(2, listen=address, key_file=key)
+    remote = sl.Remote(2, listen=address, key_file=key, tls=tls)
     pipe = squares(60_000)
     got = []
-    with agent_process(address, key) as first, agent_process(address, key) as second, agent_process(address, key):
-        victims = [first, second]
+    with ExitStack() as agents:
+        victims = [agents.enter_context(agent_process(address, key, tls=tls)) for _ in range(3)][:2]
         with pipe.open(backend=remote) as stream:
             for item in stream:
                 got.append(item)
@@ -158,7 +165,7 @@ def test_an_agent_that_says_nothing_any_more_is_replaced(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("seed", range(2))
 def test_connections_that_are_cut_anywhere_lose_and_repeat_nothing(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, seed: int, tls: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (agents_side, trainers_side):
         monkeypatch.setattr(module, "RETRY_S", 0.01)
@@ -169,7 +176,7 @@ def test_connections_that_are_cut_anywhere_lose_and_repeat_nothing(
         return np.full(5000 if item % 7 == 0 else 5, item)
 
     pipe = sl.from_items(range(2000)).shard(4).shuffle(window=8).map(fill).merge()
-    with machines(tmp_path, cuts=cuts) as remote, pipe.open(backend=remote) as stream:
+    with machines(tmp_path, cuts=cuts, tls=tls) as remote, pipe.open(backend=remote) as stream:
         got = [(int(item[0]), item.size) for item in stream]
     assert got == [(int(item[0]), item.size) for item in pipe]
 
@@ -265,7 +272,8 @@ def test_an_agent_with_another_key_is_told_so(remote: sl.Remote, monkeypatch: py
     with squares().open(backend=remote) as stream:
         assert next(stream) == 0
         monkeypatch.setenv("STREAMLINE_KEY", "another key " * 4)
-        result = CliRunner().invoke(main, ["worker", "--connect", remote.listen])
+        more = [] if remote.tls is None else ["--tls", str(remote.tls)]
+        result = CliRunner().invoke(main, ["worker", "--connect", remote.listen, *more])
     assert result.exit_code == 1
     assert "the other end has another key: give both the same --key-file or STREAMLINE_KEY" in result.output
 
@@ -366,10 +374,10 @@ def test_a_key_is_needed_long_enough_and_only_ones_own(tmp_path: Path, monkeypat
         opened(None)
 
 
-def test_a_plan_that_holds_much_is_sent_whole(tmp_path: Path) -> None:
+def test_a_plan_that_holds_much_is_sent_whole(tmp_path: Path, tls: Path | None) -> None:
     data = np.random.default_rng(0).integers(0, 255, 24 << 20, np.uint8)
     with (
-        machines(tmp_path, lost_after_s=2.0) as remote,
+        machines(tmp_path, lost_after_s=2.0, tls=tls) as remote,
         sl.from_items(data.reshape(24, -1)).shard(2).merge().open(backend=remote) as stream,
     ):
         for row, got in enumerate(stream):
@@ -449,3 +457,41 @@ def test_an_agent_that_talks_nonsense_is_lost(tmp_path: Path, caplog: pytest.Log
         with agent_process(address, key):
             assert list(stream) == [item * item for item in range(LENGTH)]
     assert "can't be understood" in caplog.text
+
+
+SECRET = b"what-nobody-else-may-read"
+
+
+def test_one_who_listens_in_between_reads_nothing_of_items_or_code(tmp_path: Path, tls: Path | None) -> None:
+    passed = bytearray()
+
+    def speak_of_it(item: int) -> bytes:
+        if not item:
+            print(SECRET.decode())
+        return SECRET * (item + 1)
+
+    with (
+        machines(tmp_path, tls=tls, tap=passed.extend) as remote,
+        sl.from_items(range(200)).shard(2).map(speak_of_it).merge().open(backend=remote) as stream,
+    ):
+        total = sum(map(len, stream))
+    assert len(passed) > total == len(SECRET) * 200 * 201 // 2
+    assert [secret in passed for secret in (SECRET, b"speak_of_it")] == [tls is None] * 2
+
+
+@pytest.mark.parametrize("here", [False, True], ids=["trainer plain", "trainer tls"])
+def test_an_agent_that_encrypts_where_its_trainer_does_not_is_told_so(tmp_path: Path, here: bool) -> None:
+    """And the other way round; at once, though an agent waits for a trainer that isn't there yet."""
+    folder, key = tls_folder(tmp_path / "tls"), key_file(tmp_path)
+    address = free_address()
+    options = ["--connect", address, "--key-file", str(key), *([] if here else ["--tls", str(folder)])]
+    with squares().open(backend=sl.Remote(1, listen=address, key_file=key, tls=folder if here else None)):
+        result = CliRunner().invoke(main, ["worker", *options])
+    assert result.exit_code == 1
+    assert re.search(r"encrypt.*: give both tls= \(--tls\), or neither", result.output)
+
+
+def test_a_trainer_without_a_certificate_does_not_open(tmp_path: Path) -> None:
+    remote = sl.Remote(1, listen=free_address(), key_file=key_file(tmp_path), tls=tmp_path / "none")
+    with pytest.raises(HostError, match=r"tls\.crt and tls\.key in .*none can't be used: No such file"):
+        squares().open(backend=remote).__enter__()

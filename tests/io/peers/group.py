@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from streamline.core.meters import Traffic
+from streamline.core.tls import Certificates
 from streamline.errors import ReadError
 from streamline.io.peers.client import PeerClient
-from streamline.io.peers.node import node_of, released
+from streamline.io.peers.node import Where, node_of, released
 from streamline.io.storage.base import FoundObject, Storage
 from streamline.io.storage.object_cache import CachedStorage, ObjectCache
 
@@ -73,11 +74,17 @@ class Machine:
     concurrency = 64
 
     def __init__(
-        self, store: Store, folder: Path, listed: tuple[tuple[str, int], ...], key: bytes = KEY, scope: str = ""
+        self,
+        store: Store,
+        folder: Path,
+        listed: tuple[tuple[str, int], ...],
+        key: bytes = KEY,
+        scope: str = "",
+        tls: Certificates | None = None,
     ) -> None:
         self.store = store
         self._scope = scope
-        self.where = str(folder), listed, key
+        self.where = Where(str(folder), listed, key, tls)
         cache = self.cache = ObjectCache(str(folder), None)
         self.cached = CachedStorage(store, cache, scope)
         self.storages: list[CachedStorage] = []
@@ -94,9 +101,9 @@ class Machine:
 
     def client(self, folder: Path | None = None) -> CachedStorage:
         """Return the storage of a process of this machine."""
-        folder = folder or Path(self.where[0])
+        folder = folder or Path(self.where.folder)
         cache = ObjectCache(str(folder), None, Traffic())
-        peers = PeerClient(self.where, Machine(self.store, folder, self.where[1], self.where[2]), cache.traffic)
+        peers = PeerClient(self.where, Machine(self.store, folder, self.where.listed), cache.traffic)
         self.storages.append(CachedStorage(self.store, cache, "", peers))
         return self.storages[-1]
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from streamline.core.handshake import MISFIT
 from streamline.core.listener import Listener
+from streamline.core.tls import Certificates
 from streamline.errors import ReadError
 from streamline.io.peers import client as asking
 from streamline.io.peers import node as nodes
@@ -20,6 +22,7 @@ from streamline.io.peers.peer import chosen, look_up
 from streamline.io.storage.object_cache import CachedStorage
 from streamline.io.storage.object_cache_folder import digest
 from tests.backends.remote.machines import free_address
+from tests.certificates import tls_folder
 from tests.io.peers.group import DATA, KEY, URL, Machine, Store, content, etag_of, serving
 
 Listed = tuple[tuple[str, int], ...]
@@ -38,12 +41,18 @@ def store() -> Store:
     return Store()
 
 
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def tls(request: pytest.FixtureRequest, tmp_path: Path) -> Certificates | None:
+    """What peers say to each other is the same with TLS."""
+    return Certificates.of(tls_folder(tmp_path / "tls")) if request.param else None
+
+
 @pytest.fixture
-async def group(store: Store, tmp_path: Path) -> AsyncIterator[list[Machine]]:
+async def group(store: Store, tmp_path: Path, tls: Certificates | None) -> AsyncIterator[list[Machine]]:
     """Three machines, all of which serve; the first one is to fetch DATA for all."""
     listed = addresses(3)
     async with AsyncExitStack() as stack:
-        made = [Machine(store, tmp_path / str(number), listed) for number in range(3)]
+        made = [Machine(store, tmp_path / str(number), listed, tls=tls) for number in range(3)]
         for machine in made:
             await stack.enter_async_context(serving(machine))
         ranking = look_up(listed)
@@ -194,10 +203,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "CONNECT_S", 0.3)
 
 
-async def beside(store: Store, folder: Path, peer: str) -> CachedStorage:
+async def beside(store: Store, folder: Path, peer: str, tls: Certificates | None = None) -> CachedStorage:
     """Return a storage of a machine that knows one peer."""
     host, _, port = peer.rpartition(":")
-    return Machine(store, folder, ((host, int(port)),)).client()
+    return Machine(store, folder, ((host, int(port)),), tls=tls).client()
 
 
 async def closed(storage: CachedStorage) -> None:
@@ -255,25 +264,27 @@ class Cutting:
 SMALL = b"0123456789" * 20
 
 
-async def test_a_peer_that_is_cut_at_any_byte_costs_nothing_but_a_request(tmp_path: Path) -> None:
+async def test_a_peer_that_is_cut_at_any_byte_costs_nothing_but_a_request(
+    tmp_path: Path, tls: Certificates | None
+) -> None:
     store = Store({URL: SMALL})
-    far = Machine(store, tmp_path / "far", addresses(1))
-    async with serving(far), Cutting(far.where[1][0][1]) as proxy:
+    far = Machine(store, tmp_path / "far", addresses(1), tls=tls)
+    async with serving(far), Cutting(far.where.listed[0][1]) as proxy:
         at, cut = 0, True
         while cut:
             proxy.left, proxy.came = at, 0
-            storage = await beside(store, tmp_path / f"near {at}", proxy.address)
+            storage = await beside(store, tmp_path / f"near {at}", proxy.address, tls)
             assert await content(storage) == SMALL, at
             cut = not storage.cache.traffic.peer_hits
             await closed(storage)
-            at += 7
+            at += 7 if tls is None else 43
     assert at > 400  # the handshake, the header, the bytes
 
 
 async def test_a_peer_that_falls_silent_at_any_byte_is_given_up(tmp_path: Path, quick: None) -> None:
     store = Store({URL: SMALL})
     far = Machine(store, tmp_path / "far", addresses(1))
-    async with serving(far), Cutting(far.where[1][0][1], silent=True) as proxy:
+    async with serving(far), Cutting(far.where.listed[0][1], silent=True) as proxy:
         for at in range(0, 600, 150):
             proxy.left = at
             storage = await beside(store, tmp_path / f"near {at}", proxy.address)
@@ -359,8 +370,8 @@ async def test_a_peer_that_has_gone_is_replaced_by_the_next_of_the_ranking(
     group: list[Machine], store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.objects = {f"far://{number}": DATA for number in range(20)}
-    listed = (*group[0].where[1], *addresses(1))
-    more = [Machine(store, Path(machine.where[0], "more"), listed) for machine in group]
+    listed = (*group[0].where.listed, *addresses(1))
+    more = [Machine(store, Path(machine.where.folder, "more"), listed, tls=machine.where.tls) for machine in group]
     clients = [machine.client() for machine in more]
     for path in store.objects:
         await asyncio.gather(*(content(client, path) for client in clients))
@@ -372,17 +383,44 @@ async def test_a_peer_that_has_gone_is_replaced_by_the_next_of_the_ranking(
 
 @pytest.mark.parametrize("key", [b"another key, as long as it", b""])
 async def test_without_the_key_nothing_is_believed_and_nothing_is_served(
-    store: Store, tmp_path: Path, key: bytes, caplog: pytest.LogCaptureFixture
+    store: Store, tmp_path: Path, key: bytes, caplog: pytest.LogCaptureFixture, tls: Certificates | None
 ) -> None:
-    far = Machine(store, tmp_path / "far", addresses(1))
+    far = Machine(store, tmp_path / "far", addresses(1), tls=tls)
     async with serving(far):
-        near = Machine(store, tmp_path / "near", far.where[1], key or b"x" * 16).client()
+        near = Machine(store, tmp_path / "near", far.where.listed, key or b"x" * 16, tls=tls).client()
         assert await content(near) == DATA
         assert (near.cache.traffic.peer_hits, near.cache.traffic.peer_misses) == (0, 1)
         assert "key" in caplog.text
         await closed(near)
         if not key:
-            reader, writer = await asyncio.open_connection(*far.where[1][0])
+            reader, writer = await asyncio.open_connection(*far.where.listed[0])
             writer.write(b"GET /objects/%064d HTTP/1.1\r\nHost: x\r\n\r\n" % 0)
-            assert await reader.read() == b""
+            assert await reader.read() in (b"", MISFIT)
             writer.close()
+
+
+@pytest.mark.parametrize(("near", "far"), [(True, False), (False, True), (True, None)])
+async def test_a_peer_that_encrypts_otherwise_is_not_asked(
+    store: Store, tmp_path: Path, near: bool, far: bool | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None: with a certificate that isn't trusted here."""
+    trusted = Certificates.of(tls_folder(tmp_path / "tls"))
+    theirs = Certificates.of(tls_folder(tmp_path / "other")) if far is None else trusted if far else None
+    async with serving(Machine(store, tmp_path / "far", addresses(1), tls=theirs)) as node:
+        (where,) = node.where.listed
+        storage = await beside(store, tmp_path / "near", "{}:{}".format(*where), trusted if near else None)
+        assert await content(storage) == DATA
+        assert (storage.cache.traffic.peer_hits, storage.cache.traffic.peer_misses) == (0, 1)
+        await closed(storage)
+    words = "certificate is not trusted" if far is None else "give both tls= (--tls), or neither"
+    assert [words in record.message for record in caplog.records if "not asked for a while" in record.message] == [True]
+
+
+async def test_an_object_of_megabytes_comes_whole(group: list[Machine], store: Store) -> None:
+    store.objects = {URL: random.Random(0).randbytes(5_000_003)}
+    store.block = 300_000
+    for machine in group[1:]:
+        storage = machine.client()
+        assert await content(storage) == store.objects[URL]
+        assert (storage.cache.traffic.peer_hits, storage.cache.traffic.peer_misses) == (1, 0)
+    assert len(store.log) == 1

@@ -14,13 +14,15 @@ from anyio.from_thread import start_blocking_portal
 
 import streamline as sl
 from streamline.core.meters import Traffic
+from streamline.core.tls import Certificates
 from streamline.errors import HostError, PlanError, PlanTypeError
 from streamline.io.peers.client import PeerClient
-from streamline.io.peers.node import node_of, released
+from streamline.io.peers.node import Where, node_of, released
 from streamline.io.peers.peer import check_peers
 from streamline.io.storage.options import Access
 from streamline.io.storage.registry import Storages
 from tests.backends.remote.machines import KEY, free_address, key_file
+from tests.certificates import tls_folder
 from tests.servers.s3 import Bucket, bucket, s3_endpoint
 from tests.serving import serving_objects
 
@@ -44,12 +46,12 @@ def sent(served: Any) -> int:
 
 
 @contextmanager
-def up(folders: list[Path], peers: list[str], **options: Any) -> Iterator[None]:
+def up(folders: list[Path], peers: list[str], tls: Path | None = None, **options: Any) -> Iterator[None]:
     """Let a process of each machine serve, as one does that still reads something else."""
     with start_blocking_portal() as portal, ExitStack() as stack:
         for folder in folders:
             origin = Storages(Access(cache_dir=folder, **options), Traffic())
-            node = node_of((str(folder), check_peers(peers), KEY.encode()), origin)
+            node = node_of(Where(str(folder), check_peers(peers), KEY.encode(), Certificates.of(tls)), origin)
             stack.callback(portal.call, released, node, origin)
             node.ready.result()
             assert node.serves()
@@ -62,19 +64,26 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return [tmp_path / str(number) for number in range(MACHINES)]
 
 
-def test_machines_that_read_the_same_fetch_each_byte_once_together(served: Any, folders: list[Path]) -> None:
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def tls(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return tls_folder(tmp_path / "tls") if request.param else None
+
+
+def test_machines_that_read_the_same_fetch_each_byte_once_together(
+    served: Any, folders: list[Path], tls: Path | None
+) -> None:
     peers = [free_address() for _ in folders]
     alone = list(sl.read_lines(f"{served.base}/{{0..5}}.txt").shard(2))
     once = sent(served)
 
     def read(folder: Path) -> tuple[list[str], Any, str]:
-        pipe = sl.read_lines(f"{served.base}/{{0..5}}.txt", cache_dir=str(folder), peers=peers).shard(2)
+        pipe = sl.read_lines(f"{served.base}/{{0..5}}.txt", cache_dir=str(folder), peers=peers, tls=tls).shard(2)
         with pipe.open() as stream:
             items = list(stream)
             (reads,) = stream.stats().reads
             return items, reads, str(stream.stats())
 
-    with up(folders, peers), ThreadPoolExecutor(MACHINES) as threads:
+    with up(folders, peers, tls), ThreadPoolExecutor(MACHINES) as threads:
         found = list(threads.map(read, folders))
     assert [items for items, _, _ in found] == [alone] * MACHINES
     assert sent(served) == once
@@ -84,14 +93,15 @@ def test_machines_that_read_the_same_fetch_each_byte_once_together(served: Any, 
 
 
 def test_processes_of_one_machine_fetch_each_byte_once_together(
-    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: Path | None
 ) -> None:
     """Without peers, each fetches what another one is writing."""
     monkeypatch.setenv("STREAMLINE_KEY", KEY)
     once = sum(map(len, served.objects.values()))
     peers = f"127.0.0.1:{free_address().rpartition(':')[2]}"
-    pipe = sl.read_lines(f"{served.base}/{{0..5}}.txt", cache_dir=tmp_path, peers=peers).shard(2, mode="replicated")
-    with up([tmp_path], [peers]), pipe.open(backend=sl.Processes(2)) as stream:
+    pipe = sl.read_lines(f"{served.base}/{{0..5}}.txt", cache_dir=tmp_path, peers=peers, tls=tls)
+    pipe = pipe.shard(2, mode="replicated")
+    with up([tmp_path], [peers], tls), pipe.open(backend=sl.Processes(2)) as stream:
         assert len(list(stream)) == 1800
         assert sent(served) == once
         (reads,) = stream.stats().reads
@@ -161,6 +171,8 @@ def test_a_key_file_serves_as_the_environment_does(
         ({"peers": 5, "cache_dir": "x"}, PlanTypeError, "expected peers as"),
         ({"peers": "a", "cache_dir": "x"}, PlanError, "peers is an address"),
         ({"key_file": "key", "cache_dir": "x"}, PlanError, "needs peers="),
+        ({"tls": "tls", "cache_dir": "x"}, PlanError, "tls= needs peers="),
+        ({"tls": 5, "peers": "a:1", "cache_dir": "x"}, PlanTypeError, "expected tls"),
         ({"key_file": 5, "peers": "a:1", "cache_dir": "x"}, PlanTypeError, "expected key_file"),
     ],
 )
@@ -182,3 +194,12 @@ async def test_what_only_looks_joins_no_peers(served: Any, folders: list[Path]) 
     assert isinstance(storage._peers, PeerClient)
     assert storage._peers._node is None
     await storages.aclose()
+
+
+def test_a_folder_without_certificates_is_the_error_of_the_stream(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMLINE_KEY", KEY)
+    options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "peers": free_address(), "tls": tmp_path}
+    with pytest.raises(HostError, match=r"tls\.crt and tls\.key in .* can't be used: No such file"):
+        list(sl.read_lines(f"{served.base}/0.txt", **options))
