@@ -250,7 +250,13 @@ RETRY_S = 0.5
 
 
 def run_agent(
-    address: tuple[str, int], key: bytes, hosts: int, *, wait_s: float = 300.0, rejoin_s: float = 5.0
+    address: tuple[str, int],
+    key: bytes,
+    hosts: int,
+    *,
+    wait_s: float = 300.0,
+    rejoin_s: float | None = 5.0,
+    ticket: str = "",
 ) -> str | None:
     """Serve the trainer at `address`, and the runs after that; return why it was lost, None if it detached.
 
@@ -259,7 +265,9 @@ def run_agent(
     Args:
       hosts: that may run here at once.
       wait_s: seconds to wait for the trainer to listen.
-      rejoin_s: seconds to dial again after it has gone: another of its runs may begin, or the network come back.
+      rejoin_s: seconds to dial again after it has gone: another of its runs may begin, or the network come back; None:
+        not at all.
+      ticket: of the host that it was started for; it runs no other.
 
     Raises:
       HostError: it can't be reached, or refuses this agent.
@@ -268,7 +276,7 @@ def run_agent(
     patience_s, lost = wait_s, None
     while True:
         try:
-            sock = _reached(reach, patience_s)
+            sock = _reached(partial(reach, "control", ticket), patience_s)
         except UnreachableError:
             if patience_s == wait_s:
                 raise
@@ -278,7 +286,7 @@ def run_agent(
         with _on_sigterm(agent):
             lost = agent.serve()
         sock.close()
-        if agent.left:
+        if agent.left or rejoin_s is None:
             return lost
         logger.info("the trainer %s", "has detached" if lost is None else f"is lost: {lost}")
         patience_s = rejoin_s
@@ -301,12 +309,12 @@ def _dial(address: tuple[str, int], key: bytes, role: Any, ticket: str = "") -> 
     return dial(address, key, PeerHello(role=role, node=socket.gethostname(), pid=os.getpid(), ticket=ticket))
 
 
-def _reached(reach: Callable[[str], socket.socket], patience_s: float) -> socket.socket:
+def _reached(reach: Callable[[], socket.socket], patience_s: float) -> socket.socket:
     """Dial until the trainer listens."""
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            return reach("control")
+            return reach()
         except UnreachableError:
             if time.monotonic() > deadline:
                 raise

@@ -376,7 +376,7 @@ def test_a_host_that_can_not_be_started_there_is_named_and_counts_against_nothin
     monkeypatch.setattr(HostProcess, "start", fail)
     with machines(tmp_path) as remote:
         short = replace(remote, start_timeout_s=2.0)
-        with squares().open(backend=short) as stream, pytest.raises(HostError, match=r"trouble, on .*: no room for an"):
+        with squares().open(backend=short) as stream, pytest.raises(HostError, match=r"trouble: .*: no room for an"):
             list(stream)
 
 
