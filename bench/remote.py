@@ -1,24 +1,29 @@
-"""What does another machine cost, beside the network? Batches and tiny items over loopback TCP."""
+"""What does another machine cost, beside the network? Batches and tiny items over loopback TCP; deaths under Ray.
+
+The rows of Ray need it: `.venv-ray/bin/python -m bench remote`, after `make test-ray`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any
+from time import perf_counter
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 import streamline as sl
 from bench import harness, process_tiny, steady, tiny_items
-from bench.suite import Case, Suite, Tally, at_least
+from bench.suite import Case, Suite, Tally, at_least, peer, within_ms
 
 Array = npt.NDArray[np.float32]
 
@@ -98,6 +103,38 @@ def machine() -> Iterator[sl.Remote]:
         agent.wait()
 
 
+@cache
+def cluster() -> None:
+    """Start a Ray cluster of this machine, for the life of the process."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    peer("ray").init(
+        address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20
+    )
+
+
+def start_cluster(_: int) -> None:
+    cluster()
+
+
+def on_ray(pipe: Callable[[int], sl.Pipeline[Any]], take: steady.Read, n: int) -> Tally:
+    with pipe(n).open(backend=sl.Ray(1)) as stream:
+        return steady.consume(stream, take)
+
+
+def successor(whose: Literal["host", "actor"], n: int) -> Tally:
+    """Kill what gives the items, and wait for the first one of its successor."""
+    pipe = sl.from_items(range(10**9)).shard(1).map(lambda item: (item, os.getpid(), os.getppid()))
+    with pipe.open(backend=sl.Ray(1)) as stream:
+        for number in range(n):
+            item, host, actor = next(stream)
+            assert item == number
+        os.kill(host if whose == "host" else actor, signal.SIGKILL)
+        killed = perf_counter()
+        while next(stream)[1] == host:
+            pass
+        return Tally(1, 0, perf_counter() - killed)
+
+
 def batches(n: int) -> sl.Pipeline[Array]:
     return sl.from_items(range(n)).map(batch)
 
@@ -139,6 +176,14 @@ SUITES = (
             Case(FLOOR, by_hand, 3000),
             Case("streamline, Remote(1), plain for", partial(plain_for, batches, read), 3000, (at_least(0.8, FLOOR),)),
             Case("streamline, Remote(1), async for", partial(async_for, batches, read), 3000, (at_least(0.8, FLOOR),)),
+            Case(
+                "streamline, Ray(1), plain for",
+                partial(on_ray, batches, read),
+                3000,
+                (at_least(0.8, FLOOR),),
+                ("ray",),
+                start_cluster,
+            ),
         ),
     ),
     Suite(
@@ -155,6 +200,24 @@ SUITES = (
                 tiny_items.MANY,
                 (at_least(0.8, PROCESS),),
             ),
+            Case(
+                "streamline, Ray(1), plain for",
+                partial(on_ray, process_tiny.pipeline, count),
+                tiny_items.MANY,
+                (at_least(0.8, PROCESS),),
+                ("ray",),
+                start_cluster,
+            ),
+        ),
+    ),
+    Suite(
+        question="What dies on a Ray cluster: how long until its successor's first item?",
+        unit="ms",
+        smoke_items=100,
+        note="From SIGKILL on, on a cluster that stands: what had arrived by then is read first.",
+        cases=(
+            Case("a host process", partial(successor, "host"), 1000, (within_ms(1000),), ("ray",), start_cluster),
+            Case("an actor", partial(successor, "actor"), 1000, (within_ms(3000),), ("ray",), start_cluster),
         ),
     ),
 )

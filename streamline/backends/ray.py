@@ -61,7 +61,6 @@ class Ray(AgentsBackend):
     resources: Mapping[str, float] | None = field(default=None, kw_only=True)
     scheduling_strategy: Any = field(default="SPREAD", kw_only=True)
     runtime_env: Any = field(default=None, kw_only=True)
-    _hosts: weakref.WeakSet[RayHost] = field(default_factory=weakref.WeakSet, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,9 +79,7 @@ class Ray(AgentsBackend):
         return super().pool(hints=hints)
 
     def host(self, number: int) -> RayHost:
-        host = RayHost(number, self)
-        self._hosts.add(host)
-        return host
+        return RayHost(number, self)
 
     def listening(self) -> AbstractContextManager[Agents]:
         return agents_at((node_address(), 0), process_key(), self.lost_after_s)
@@ -104,11 +101,11 @@ class Ray(AgentsBackend):
                 max_task_retries=0,
             )
         except (TypeError, ValueError) as error:
-            raise PlanError(f"Ray refuses the options of {self!r}: {error}") from error
+            raise PlanError(f"Ray refuses the options of {self.short}: {error}") from error
 
     def way_out(self, agents: Agents) -> str:
         ray = connected_ray()
-        there = sum(host.there for host in self._hosts)
+        there = sum(host.backend is self and host.there for host in list(_hosts))
         needs = {"CPU": self.num_cpus, **(self.resources or {})}
         asked = ", ".join(f"{name} {number:g}" for name, number in needs.items())
         total, free = ray.cluster_resources(), ray.available_resources()
@@ -121,14 +118,19 @@ class Ray(AgentsBackend):
         )
 
 
+_hosts: weakref.WeakSet[RayHost] = weakref.WeakSet()
+"""Those of this process, for messages that count them."""
+
+
 class RayHost(RemoteHost):
     """A host process under an actor, or the ones that replaced them."""
 
     def __init__(self, number: int, backend: Ray) -> None:
         super().__init__(number, backend)
-        self._ray = backend
+        self.backend = backend
         self._actor: _AskedActor | None = None
         self._last: RemoteProcess | None = None
+        _hosts.add(self)
 
     @property
     def there(self) -> bool:
@@ -141,8 +143,8 @@ class RayHost(RemoteHost):
         if self._actor is None or self._actor.failure is not None or (last is not None and last.agent.lost):
             self._end_actor()
             self._actor = _AskedActor(agents, replaces=last is not None)
-        placed = agents.place(self.number, self._ray.env, self._actor.ticket)
-        self._actor.serve(self._ray, placed)
+        placed = agents.place(self.number, self.backend.env, self._actor.ticket)
+        self._actor.serve(self.backend, placed)
         return placed
 
     def _end_actor(self) -> None:
@@ -181,7 +183,8 @@ class _AskedActor:
             if self._actor is None:
                 self._actor = backend.actor_class().remote()
                 address = node_address(), self._agents.port
-                self._actor.serve.remote(address, process_key(), self.ticket).future().add_done_callback(self._ended)
+                served = self._actor.serve.remote(address, process_key(), self.ticket, CONNECT_S)
+                served.future().add_done_callback(self._ended)
         except Exception as error:  # Ray has errors of many kinds, where a cluster has just gone
             self.failure = HostGone(f"Ray can't be asked for an actor: {_told(error)}")
         if self.failure is not None:
@@ -237,11 +240,11 @@ CONNECT_S = 30.0
 class RayAgent:
     """The actor: it runs an agent for one host."""
 
-    def serve(self, address: tuple[str, int], key: bytes, ticket: str) -> None:
+    def serve(self, address: tuple[str, int], key: bytes, ticket: str, wait_s: float) -> None:
         """Serve the trainer until it lets this go, or is lost; then end."""
         from ray.actor import exit_actor
 
-        run_agent(address, key, 1, wait_s=CONNECT_S, rejoin_s=None, ticket=ticket)
+        run_agent(address, key, 1, wait_s=wait_s, rejoin_s=None, ticket=ticket)
         exit_actor()  # Ray may notice the trainer's end late
 
 
