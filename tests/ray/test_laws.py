@@ -79,7 +79,7 @@ def test_a_snapshot_goes_from_one_backend_to_the_next(
             last = backend is places[-1]
             with make(merge, tmp_path / "data", tape).open(backend=backend, resume=snapshot) as stream:
                 got += itertools.islice(stream, None if last else dice.randrange(1, 30))
-                snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
+            snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())  # of all that was read of a feed until then
     if make is files:
         if merge == "strict":
             assert got == list(files(merge, tmp_path / "data", tape))

@@ -11,7 +11,7 @@ import pytest
 import ray.train
 from ray.cluster_utils import Cluster
 from ray.train import RunConfig, ScalingConfig
-from ray.train.data_parallel_trainer import DataParallelTrainer
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util import get_current_placement_group
 
 import streamline as sl
@@ -39,6 +39,7 @@ def train(config: dict[str, Any]) -> None:
     Path(config["folder"], f"{context.get_world_rank()}.json").write_text(json.dumps(seen))
 
 
+@pytest.mark.filterwarnings("default::DeprecationWarning:ray")
 def test_each_worker_of_a_trainer_reads_its_part_with_hosts_of_its_own(cluster: Cluster, tmp_path: Path) -> None:
     """The group has a core per worker, so hosts that were captured by it would wait for ever."""
     trainer = DataParallelTrainer(
