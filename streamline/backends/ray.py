@@ -199,22 +199,10 @@ class _AskedActor:
             ray.kill(self._actor)
 
     def _ended(self, served: Future[object]) -> None:
-        from ray import exceptions
-
         error = served.exception()
         why = f"a Ray actor has ended: {_told(error)}"
-        self.failure = HostGone(why)
-        if not self._replaces:  # else the cluster can run it, and the failure may pass
-            if getattr(error, "actor_init_failed", False):
-                self.failure = HostError(f"{why}. {INSTALL}")
-            elif isinstance(error, exceptions.RuntimeEnvSetupError):
-                self.failure = HostError(f"{why}. See runtime_env=")
-            elif isinstance(error, exceptions.ActorUnschedulableError):
-                self.failure = HostError(f"{why}. See scheduling_strategy=")
-            elif isinstance(error, UnreachableError):
-                self.failure = HostError(f"{why}. {REACH}")
-            elif isinstance(error, exceptions.RayTaskError):
-                self.failure = HostError(why)
+        advice = None if self._replaces else _advice(error)  # else the cluster can run it, and the failure may pass
+        self.failure = HostGone(why) if advice is None else HostError(f"{why}. {advice}")
         bring(self._placed, self.failure)
 
 
@@ -224,6 +212,22 @@ INSTALL = (
 )
 
 REACH = "The nodes must reach this process at any port, as Ray's own processes do"
+
+
+def _advice(error: BaseException | None) -> str | None:
+    """Say what to do about an error that another actor would meet, too; None: it may not."""
+    from ray import exceptions
+
+    if getattr(error, "actor_init_failed", False):
+        return INSTALL
+    if isinstance(error, UnreachableError):
+        return REACH
+    known: dict[type[Exception], str] = {
+        exceptions.RuntimeEnvSetupError: "See runtime_env=",
+        exceptions.ActorUnschedulableError: "See scheduling_strategy=",
+        exceptions.RayTaskError: "See the log of that worker of Ray",
+    }
+    return next((advice for kind, advice in known.items() if isinstance(error, kind)), None)
 
 
 def _told(error: BaseException | None) -> str:
