@@ -6,6 +6,7 @@ RUNTIME := $(VENV)/.runtime
 READY := $(VENV)/.ready
 BENCH := .venv-bench
 TRAINERS := .venv-trainers
+RAY := .venv-ray
 
 # Tests start some hundred interpreters: each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -13,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 install = $(@D)/bin/python -m pip install --disable-pip-version-check --progress-bar off
 torch = $(install) torch==2.13.0
 
-.PHONY: demo demo-cluster test test-trainers check format laws bench bench-smoke clean
+.PHONY: demo demo-cluster test test-trainers test-ray check format laws bench bench-smoke clean
 
 demo: $(RUNTIME)  ## train, be killed, resume, compare
 	$(BIN)/streamline demo
@@ -23,12 +24,17 @@ demo-cluster: $(RUNTIME)  ## train with workers on three nodes, lose one, compar
 
 test: $(READY)  ## the tests
 	.ci/servers
-	$(BIN)/python -m pytest -q --numprocesses auto --dist worksteal --ignore tests/trainers
+	$(BIN)/python -m pytest -q --numprocesses auto --dist worksteal --ignore tests/trainers --ignore tests/ray
 	@echo "Not run: tests/trainers, which need torch, JAX and trainers: make test-trainers"
+	@echo "Not run: tests/ray, which need Ray: make test-ray"
 
 test-trainers: $(TRAINERS)/.ready  ## the tests with torch, JAX, Lightning, Accelerate and transformers: some 2 GB
 	$(TRAINERS)/bin/python -m pytest -q --numprocesses auto --dist worksteal --timeout 300 tests/trainers tests/transforms/test_collate.py tests/backends/ipc/test_tensors.py tests/backends/hosts/test_tensors_in_place.py tests/transfer/test_real_torch.py tests/core/test_digests.py
 	$(TRAINERS)/bin/python -m pytest -q tests/test_examples.py -k "torch or ddp or teacher"
+
+test-ray: $(RAY)/.ready  ## the tests with Ray, on clusters of this machine: some 500 MB
+	$(RAY)/bin/python -m pytest -q --timeout 300 tests/ray
+	$(RAY)/bin/python -m pytest -q tests/test_examples.py -k ray
 
 check: $(READY)  ## format, lint, types, tests, and a smoke of the benchmarks
 	$(BIN)/ruff format --check .
@@ -73,5 +79,10 @@ $(TRAINERS)/.ready: pyproject.toml
 	$(install) --editable '.[trainers]'
 	touch $@
 
+$(RAY)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(install) --editable '.[ray-tests]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(BENCH) $(TRAINERS) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(BENCH) $(TRAINERS) $(RAY) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

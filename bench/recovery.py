@@ -53,6 +53,10 @@ def there(_: int) -> Any:
     return remote.machines()
 
 
+def on_ray(_: int) -> Any:
+    return nullcontext(sl.Ray(1))
+
+
 def there_and_elsewhere(kills: int) -> Any:
     return remote.machines(agents=kills + 1, hosts=1)
 
@@ -78,6 +82,17 @@ SUITES = (
                 partial(after_a_kill, where=there_and_elsewhere, agent=True),
                 3,
                 (within_ms(3000),),
+            ),
+            *(
+                Case(
+                    f"Ray(1), its {whose} is killed",
+                    partial(after_a_kill, where=on_ray, agent=whose == "actor"),
+                    3,
+                    (within_ms(bound_ms),),
+                    ("ray",),
+                    remote.start_cluster,
+                )
+                for whose, bound_ms in (("host", 1000), ("actor", 3000))
             ),
         ),
     ),

@@ -1,4 +1,7 @@
-"""What does another machine cost, beside the network? Batches and tiny items over loopback TCP, and through a delay."""
+"""What does another machine cost, beside the network? Batches and tiny items over loopback TCP, and through a delay.
+
+The rows of Ray need it: `.venv-ray/bin/python -m bench remote`, after `make test-ray`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ import numpy.typing as npt
 
 import streamline as sl
 from bench import delay, harness, process_tiny, steady, tiny_items
-from bench.suite import Case, Suite, Tally, at_least, at_most
+from bench.suite import Case, Suite, Tally, at_least, at_most, peer
 
 Array = npt.NDArray[np.float32]
 
@@ -119,6 +122,24 @@ def machines(
         yield sl.Remote(hosts or agents, listen=f"{address[0]}:{address[1]}", tls=folder)
 
 
+@cache
+def cluster() -> None:
+    """Start a Ray cluster of this machine, for the life of the process."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    peer("ray").init(
+        address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20
+    )
+
+
+def start_cluster(_: int) -> None:
+    cluster()
+
+
+def on_ray(pipe: Callable[[int], sl.Pipeline[Any]], take: steady.Read, n: int) -> Tally:
+    with pipe(n).open(backend=sl.Ray(1)) as stream:
+        return steady.consume(stream, take)
+
+
 def batches(n: int) -> sl.Pipeline[Array]:
     return sl.from_items(range(n)).map(batch)
 
@@ -195,6 +216,14 @@ SUITES = (
             Case(PLAIN, partial(plain_for, batches, read), 3000, (at_least(0.8, FLOOR),)),
             Case(ASYNC, partial(async_for, batches, read), 3000, (at_least(0.8, FLOOR),)),
             Case("streamline, Remote(1, tls=), plain for", partial(plain_for, batches, read, tls=True), 3000),
+            Case(
+                "streamline, Ray(1), plain for",
+                partial(on_ray, batches, read),
+                3000,
+                (at_least(0.8, FLOOR),),
+                ("ray",),
+                start_cluster,
+            ),
         ),
     ),
     Suite(
@@ -272,6 +301,14 @@ SUITES = (
                 partial(plain_for, process_tiny.pipeline, count),
                 tiny_items.MANY,
                 (at_least(0.8, PROCESS),),
+            ),
+            Case(
+                "streamline, Ray(1), plain for",
+                partial(on_ray, process_tiny.pipeline, count),
+                tiny_items.MANY,
+                (at_least(0.8, PROCESS),),
+                ("ray",),
+                start_cluster,
             ),
         ),
     ),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from streamline import errors
     from streamline.backends.inline import Inline
     from streamline.backends.processes import Processes
+    from streamline.backends.ray import Ray
     from streamline.backends.remote.remote import Remote
     from streamline.backends.threads import Threads
     from streamline.constructors import (
@@ -79,6 +80,7 @@ __all__ = [
     "Opened",
     "Pipeline",
     "Processes",
+    "Ray",
     "Remote",
     "Report",
     "ServerSentEvent",
@@ -119,6 +121,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "streamline.backends.inline": "Inline",
     "streamline.backends.processes": "Processes",
+    "streamline.backends.ray": "Ray",
     "streamline.backends.remote.remote": "Remote",
     "streamline.backends.threads": "Threads",
     "streamline.constructors": "StreamReplicator concat from_items from_iterable from_stream mix source zip",

@@ -175,6 +175,8 @@ def hosts() -> None:
     pipe = sl.from_items(["a"]).map(length)
     with pipe.open(backend=sl.Remote(2, listen="0.0.0.0:7077", key_file="key", tls="tls", env={"A": "b"})) as stream:
         assert_type(stream, sl.SyncStream[int])
+    with pipe.open(backend=sl.Ray((2, 8), num_cpus=0.5, resources={"data": 1}, runtime_env={"pip": ["a"]})) as stream:
+        assert_type(stream, sl.SyncStream[int])
     with pipe.open(backend=sl.Processes(2, env={"A": "b"}, worker_timeout=60.0)) as stream:
         assert_type(next(stream), int)
     with sl.Threads() as pool, pipe.open(backend=pool) as stream:

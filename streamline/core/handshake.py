@@ -77,7 +77,7 @@ class PeerHello(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
       role: of the connection: an agent's own, a link of one of its hosts, or one that asks for objects of a cache.
       node: its machine's name.
-      ticket: of a link: the listener's, good for one.
+      ticket: of a link: the listener's, good for one; of an agent that was started for one host: that host's.
     """
 
     role: Literal["control", "link", "objects"]

@@ -1,4 +1,7 @@
-"""Which data-parallel rank this process is: given > torch.distributed or JAX > torchrun's > SLURM step's variables."""
+"""Which data-parallel rank this process is.
+
+Given > torch.distributed or JAX > Ray Train > torchrun's variables > those of a SLURM step.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ def find_rank(rank: int | None = None, world_size: int | None = None, mesh: Mesh
         rank, world_size = check_int(".open(rank=)", rank, None), check_int(".open(world_size=)", world_size, None)
         return _checked(Rank(rank, world_size, "given"))
     global _said
-    found = _of_torch() or _of_jax() or _of_environment("RANK", "WORLD_SIZE") or _of_slurm()
+    found = _of_torch() or _of_jax() or _of_ray_train() or _of_environment("RANK", "WORLD_SIZE") or _of_slurm()
     if found is None:
         return Rank(0, 1, "alone")
     _checked(found)
@@ -124,6 +127,21 @@ def _of_jax() -> Rank | None:
     return Rank(jax.process_index(), jax.process_count(), "jax.distributed")
 
 
+def _of_ray_train() -> Rank | None:
+    train: Any = sys.modules.get("ray.train")
+    if train is None:
+        return None
+    try:
+        context = train.get_context()
+    except (RuntimeError, DeprecationWarning):  # this is no worker of a trainer, but a driver, or a trial of Ray Tune
+        return None
+    if isinstance(context, train.context.TrainContext):  # of the first version, which says rank 0 of 1 anywhere
+        session: Any = train._internal.session.get_session()
+        if session is None or session.world_rank is None:
+            return None
+    return Rank(context.get_world_rank(), context.get_world_size(), "Ray Train")
+
+
 def _of_environment(rank: str, world_size: str) -> Rank | None:
     if rank not in os.environ or world_size not in os.environ:
         return None
@@ -136,4 +154,6 @@ def _of_environment(rank: str, world_size: str) -> Rank | None:
 def _of_slurm() -> Rank | None:
     if "SLURM_STEP_ID" not in os.environ:
         return None  # a batch script's own variables describe the allocation, not of this process
+    if "RAY_RAYLET_PID" in os.environ:
+        return None  # a process that Ray has started: they are of `ray start`, on its node
     return _of_environment("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")

@@ -1,4 +1,4 @@
-"""Which rank this process is: given > torch.distributed > JAX > torchrun's > SLURM step's variables."""
+"""Which rank this process is: given > torch.distributed > JAX > Ray Train > torchrun's > SLURM step's variables."""
 
 from __future__ import annotations
 
@@ -21,8 +21,21 @@ VARIABLES = (
     "SLURM_PROCID",
     "SLURM_STEP_NUM_TASKS",
     "SLURM_NTASKS",
+    "RAY_RAYLET_PID",
 )
-MODULES = ("torch.distributed", "jax")
+MODULES = ("torch.distributed", "jax", "ray.train")
+
+
+class Context:
+    """The context of a worker of Ray Train."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.get_world_rank = lambda: rank
+        self.get_world_size = lambda: world_size
+
+
+class OldContext(Context):
+    """That of the first version."""
 
 
 class World:
@@ -55,6 +68,26 @@ class World:
         module: Any = SimpleNamespace(distributed=SimpleNamespace())
         self._patch.setitem(sys.modules, "jax", module)
 
+    def ray_train(self, context: Any = None) -> None:
+        """Have its second version; without a context, in a process that is no worker of a trainer."""
+
+        def get_context() -> Any:
+            if context is None:
+                raise RuntimeError("`get_context` cannot be used outside of a Ray Train training function.")
+            return context
+
+        module: Any = SimpleNamespace(get_context=get_context, context=SimpleNamespace(TrainContext=OldContext))
+        self._patch.setitem(sys.modules, "ray.train", module)
+
+    def old_ray_train(self, session: Any) -> None:
+        """Have its first version, which has a context in any process."""
+        module: Any = SimpleNamespace(
+            get_context=lambda: OldContext(5, 11),
+            context=SimpleNamespace(TrainContext=OldContext),
+            _internal=SimpleNamespace(session=SimpleNamespace(get_session=lambda: session)),
+        )
+        self._patch.setitem(sys.modules, "ray.train", module)
+
     def environment(self, **variables: object) -> None:
         for name, value in variables.items():
             self._patch.setenv(name, str(value))
@@ -84,6 +117,8 @@ def test_what_is_known_best_is_taken(world: World) -> None:
     assert find_rank() == Rank(4, 10, "SLURM_PROCID and SLURM_STEP_NUM_TASKS")
     world.torchrun(3, 9)
     assert find_rank() == Rank(3, 9, "RANK and WORLD_SIZE")
+    world.ray_train(Context(5, 11))
+    assert find_rank() == Rank(5, 11, "Ray Train")
     world.jax(2, 8)
     assert find_rank() == Rank(2, 8, "jax.distributed")
     world.torch(1, 7)
@@ -101,6 +136,24 @@ def test_what_is_not_initialized_says_nothing(world: World) -> None:
     assert find_rank().found_in == "alone"
     world.torch(1, 7, available=False)
     assert find_rank().found_in == "alone"
+
+
+def test_a_program_that_only_has_ray_train_is_alone(world: World) -> None:
+    world.ray_train()
+    assert find_rank().found_in == "alone"
+    for session in (None, SimpleNamespace(world_rank=None)):  # the latter: of a trial of Ray Tune
+        world.old_ray_train(session)
+        assert find_rank().found_in == "alone"
+    world.old_ray_train(SimpleNamespace(world_rank=5))
+    assert find_rank() == Rank(5, 11, "Ray Train")
+
+
+def test_the_step_that_started_ray_is_none_of_its_processes(world: World) -> None:
+    world.slurm(3, 9)
+    world.environment(RAY_RAYLET_PID=4711)
+    assert find_rank().found_in == "alone"
+    world.torchrun(2, 8)
+    assert find_rank() == Rank(2, 8, "RANK and WORLD_SIZE")
 
 
 def test_a_jax_that_can_not_say_is_no_error(world: World) -> None:

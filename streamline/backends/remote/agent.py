@@ -73,15 +73,21 @@ class _Hosted:
 
 
 class Dialler(NamedTuple):
-    """What opens connections to a trainer."""
+    """What opens connections to a trainer.
+
+    Attributes:
+      tls: None: nothing is encrypted.
+      ticket: as in `run_agent`.
+    """
 
     address: tuple[str, int]
     key: bytes
     tls: Certificates | None
+    ticket: str
 
     def control(self, timeout_s: float) -> socket.socket:
         """Return a connection whose handshake is done. Raises what `dial` does."""
-        return dial(self.address, self.key, self._hello("control"), tls=self.tls, timeout_s=timeout_s)
+        return dial(self.address, self.key, self._hello("control", self.ticket), tls=self.tls, timeout_s=timeout_s)
 
     def link(self, control: socket.socket, ticket: str) -> tuple[socket.socket, Introduction | None]:
         """Return such a connection; or a socket, and how the process that uses it connects it."""
@@ -91,7 +97,7 @@ class Dialler(NamedTuple):
         introduction = Introduction(control.getpeername(), self.key, hello, self.tls)
         return socket.socket(control.family, socket.SOCK_STREAM), introduction
 
-    def _hello(self, role: Any, ticket: str = "") -> PeerHello:
+    def _hello(self, role: Any, ticket: str) -> PeerHello:
         return PeerHello(role=role, node=socket.gethostname(), pid=os.getpid(), ticket=ticket)
 
 
@@ -281,7 +287,8 @@ def run_agent(
     *,
     tls: Certificates | None = None,
     wait_s: float = 300.0,
-    rejoin_s: float = 5.0,
+    rejoin_s: float | None = 5.0,
+    ticket: str = "",
 ) -> str | None:
     """Serve the trainer at `address`, and the runs after that; return why it was lost, None if it detached.
 
@@ -291,12 +298,14 @@ def run_agent(
       hosts: that may run here at once.
       tls: None: nothing is encrypted.
       wait_s: seconds to wait for the trainer to listen.
-      rejoin_s: seconds to dial again after it has gone: another of its runs may begin, or the network come back.
+      rejoin_s: seconds to dial again after it has gone: another of its runs may begin, or the network come back; None:
+        not at all.
+      ticket: of the host that it was started for; it runs no other.
 
     Raises:
       HostError: it can't be reached, or refuses this agent.
     """
-    dialler = Dialler(address, key, tls)
+    dialler = Dialler(address, key, tls, ticket)
     patience_s, lost = wait_s, None
     while True:
         try:
@@ -310,7 +319,7 @@ def run_agent(
         with _on_sigterm(agent):
             lost = agent.serve()
         sock.close()
-        if agent.left:
+        if agent.left or rejoin_s is None:
             return lost
         logger.info("the trainer %s", "has detached" if lost is None else f"is lost: {lost}")
         patience_s = rejoin_s

@@ -1,8 +1,9 @@
 """The agents that are attached to this process, and the host processes that they run for it.
 
 One listener per address and key serves all runs of this process. Hosts wait for a place: an agent offers so many, and
-each goes to the agent with the most free ones. An agent that is silent for too long counts as lost, and its hosts with
-it; they wait for other places. Each agent has two threads, which read and write its control connection.
+each goes to the agent with the most free ones, or to the one that was started for it, which has its ticket. An agent
+that is silent for too long counts as lost, and its hosts with it; they wait for other places. Each agent has two
+threads, which read and write its control connection.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class CarriedPlan:
 
 
 class HostGone(Exception):  # noqa: N818 - its exit is no error of the caller's
-    """The host has ended before its link came."""
+    """The host has ended before its link came, or what was to run it has; another attempt may succeed."""
 
 
 class RemoteProcess:
@@ -161,7 +162,7 @@ class RemoteProcess:
     def frame(self, kind: int, link: int, body: bytes) -> None:
         """Take what it wrote or asked."""
         if kind == OVER and (future := self._pending.get(link)) is not None:
-            _bring(
+            bring(
                 future, HostError(f"{self.agent.node}: the host can't open its connection to this process, see above")
             )
         self.output.frame(kind, link, body)
@@ -191,7 +192,7 @@ class RemoteProcess:
         self.output.end()
         self.gone.set()
         for future in list(self._pending.values()):
-            _bring(future, HostGone())
+            bring(future, HostGone())
         self._hang_up()
 
     def closed_there(self, link: int, until_s: float) -> None:
@@ -221,7 +222,7 @@ def _reply(agent: AttachedAgent, host: int, link: int, body: bytes) -> None:
     agent.send(Reply(host, link, body))
 
 
-def _bring(future: Future[T], result: T | BaseException) -> bool:
+def bring(future: Future[T], result: T | BaseException) -> bool:
     """Give a future its result; return whether it had none."""
     try:
         future.set_exception(result) if isinstance(result, BaseException) else future.set_result(result)
@@ -237,6 +238,8 @@ class AttachedAgent:
         self.agents = agents
         self.node = hello.node
         self.pid = hello.pid
+        self.ticket = hello.ticket
+        self.dismissed = self.lost = False
         self.hosts: dict[int, RemoteProcess] = {}
         self.offer = 0
         self._control = ControlConnection(sock)
@@ -247,7 +250,7 @@ class AttachedAgent:
             Offer: self._offered,
             HostStarted: self._started,
             HostFrame: self._frame,
-            HostStacks: lambda message: self._known(message.host, lambda host: _bring(host.asked, message.text)),
+            HostStacks: lambda message: self._known(message.host, lambda host: bring(host.asked, message.text)),
             LinkFailed: lambda message: agents.link_failed(message.ticket, f"{self.node}: {message.why}"),
             HostExited: self._exited,
             Alive: self._alive,
@@ -284,6 +287,7 @@ class AttachedAgent:
 
     def detach(self) -> None:
         """Let it go, with all its hosts."""
+        self.dismissed = True
         self.send(Detach())
         self.send(None)
 
@@ -354,11 +358,12 @@ class AttachedAgent:
 
 
 class _Wanted:
-    """A host that waits for a place."""
+    """A host that waits for a place, at an agent with this ticket."""
 
-    def __init__(self, number: int, env: Mapping[str, str]) -> None:
+    def __init__(self, number: int, env: Mapping[str, str], ticket: str) -> None:
         self.number = number
         self.env = env
+        self.ticket = ticket
         self.process: Future[RemoteProcess] = Future()
 
 
@@ -382,9 +387,9 @@ class Agents:
         """Where it listens."""
         return self._listener.port
 
-    def place(self, number: int, env: Mapping[str, str]) -> Future[RemoteProcess]:
-        """Return what brings a host, once an agent has a place for it. Cancel it to stop waiting."""
-        wanted = _Wanted(number, env)
+    def place(self, number: int, env: Mapping[str, str], ticket: str = "") -> Future[RemoteProcess]:
+        """Return what brings a host, once an agent has a place for it. Cancel it, or fail it, to stop waiting."""
+        wanted = _Wanted(number, env, ticket)
         with self._lock:
             self._wanted.append(wanted)
         self._fill()
@@ -406,14 +411,14 @@ class Agents:
             yield ticket, future
         except BaseException:
             self._links.pop(ticket, None)
-            if not _bring(future, HostGone()) and future.exception() is None:
+            if not bring(future, HostGone()) and future.exception() is None:
                 future.result().close()
             raise
 
     def link_failed(self, ticket: str, why: str) -> None:
         """Fail a link that was expected."""
         if (future := self._links.pop(ticket, None)) is not None:
-            _bring(future, HostError(f"a host can't reach this process: {why}"))
+            bring(future, HostError(f"a host can't reach this process: {why}"))
 
     def offered(self, agent: AttachedAgent) -> None:
         """Use an agent, which has said how many hosts it takes."""
@@ -434,14 +439,22 @@ class Agents:
         process.ended(how)
         self._fill()
 
+    def dismiss(self, ticket: str) -> None:
+        """Let the agent go that has this ticket, with its host."""
+        with self._lock:
+            agents = [agent for agent in self._agents if agent.ticket == ticket]
+        for agent in agents:
+            agent.detach()
+
     def lost(self, agent: AttachedAgent, why: str) -> None:
         """Note that an agent has gone, and its hosts with it."""
         with self._lock:
+            agent.lost = True
             if agent in self._agents:
                 self._agents.remove(agent)
-            hosts, closed = list(agent.hosts.values()), self._closed
+            hosts, expected = list(agent.hosts.values()), self._closed or agent.dismissed
             agent.hosts.clear()
-        if not closed:
+        if not expected:
             logger.warning("the agent on %s is lost (%s), and %d hosts with it", agent.node, why, len(hosts))
         for process in hosts:
             process.ended(HostExit(f"the loss of its machine, {agent.node} ({why})", counts=False))
@@ -463,14 +476,17 @@ class Agents:
         """Give hosts that wait the places that are free."""
         while True:
             with self._lock:
-                self._wanted = [wanted for wanted in self._wanted if not wanted.process.cancelled()]
-                agent = max(self._agents, key=lambda agent: agent.free, default=None)
-                if not self._wanted or agent is None or agent.free < 1:
+                self._wanted = [wanted for wanted in self._wanted if not wanted.process.done()]
+                agents = sorted(self._agents, key=lambda agent: agent.free)
+                free = {agent.ticket: agent for agent in agents if agent.free > 0}  # of equal tickets, the freest
+                wanted = next((wanted for wanted in self._wanted if wanted.ticket in free), None)
+                if wanted is None:
                     return
-                wanted = self._wanted.pop(0)
+                self._wanted.remove(wanted)
+                agent = free[wanted.ticket]
                 process = agent.start(wanted.number, wanted.env)
             agent.send(StartHost(process.host, wanted.number, wanted.env))
-            if not _bring(wanted.process, process):  # it waits no more
+            if not bring(wanted.process, process):  # it waits no more
                 agent.send(EndHost(process.host, 0.0))
 
     def _peer(self, sock: socket.socket, hello: PeerHello, address: str) -> None:
@@ -480,7 +496,7 @@ class Agents:
             agent.attach()
             return
         future = self._links.pop(hello.ticket, None)
-        if future is None or not _bring(future, sock):
+        if future is None or not bring(future, sock):
             sock.close()
 
 

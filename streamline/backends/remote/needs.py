@@ -42,7 +42,8 @@ def load_here(payload: int) -> Any:
 CODE = (
     "Install there what is installed here, in the same versions; or put the module's folder on a file system that both "
     "machines have (of this process's sys.path, the folders that are there are used); or send it by value: "
-    "`cloudpickle.register_pickle_by_value(module)` before the pipeline is opened"
+    "`cloudpickle.register_pickle_by_value(module)` before the pipeline is opened; or, on a Ray cluster, let Ray bring "
+    "it: ray.init(runtime_env={'py_modules': [...]})"
 )
 
 FILES = (

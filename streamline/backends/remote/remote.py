@@ -6,9 +6,10 @@ import os
 import socket
 import threading
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -33,47 +34,30 @@ from streamline.plan.plan import Plan
 
 
 @dataclass(frozen=True)
-class Remote(HostingBackend):
-    """Workers run in processes on machines whose agents have dialled this process: worker w in host w mod n.
-
-    On each machine, `streamline worker --connect HOST:PORT --key-file FILE` starts an agent. A host that dies, or whose
-    machine is lost, is replaced where there is a place; its workers continue after the last item that arrived. Agents
-    and this process prove to each other that they know the key. Without `tls` nothing is encrypted: then the network
-    must be trusted.
-
-    `with sl.Remote(32) as pool:` makes a pool that is kept between pipelines and serves several at once.
+class AgentsBackend(HostingBackend):
+    """Workers run in processes that agents start on their machines: worker w in host w mod n.
 
     Args:
-      hosts: processes, at least 1, at most one per worker. (8, 64): work begins once 8 of them are there, up to 64 are
-        used, and workers move when one comes or goes; the items and their order are the same.
-      listen: "ADDRESS:PORT" where agents dial.
-      key_file: a file with the key, at least 16 bytes, that the agents have, too; None: the environment's
-        STREAMLINE_KEY.
-      tls: a folder with tls.crt and tls.key, to encrypt everything; agents have one, too, with that tls.crt or the
-        ca.crt that has signed it. None: nothing is encrypted.
+      hosts: processes, or the fewest and the most.
       env: environment variables to change in the hosts.
-      start_timeout_s: seconds to wait for an agent with a place, for each host; of (8, 64), while there are fewer
-        than 8.
-      lost_after_s: seconds of silence after which a machine counts as lost, at least 2.
+      start_timeout_s: seconds to wait for a place for a host.
+      lost_after_s: seconds of silence after which a machine counts as lost.
     """
 
     hosts: int | tuple[int, int]
-    listen: str = field(default="0.0.0.0:7077", kw_only=True)
-    key_file: str | os.PathLike[str] | None = field(default=None, kw_only=True)
-    tls: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     env: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     start_timeout_s: float = field(default=300.0, kw_only=True)
     lost_after_s: float = field(default=10.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        checked_hosts("Remote(hosts)", self.hosts)
-        parse_address("Remote(listen=)", self.listen)
-        for name, value, least in (
+        name = type(self).__name__
+        checked_hosts(f"{name}(hosts)", self.hosts)
+        for option, value, least in (
             ("start_timeout_s", self.start_timeout_s, 0.0),
             ("lost_after_s", self.lost_after_s, 2.0),
         ):
             if not value >= least:
-                raise PlanError(f"Remote({name}=) is at least {least:g} seconds, got {value!r}")
+                raise PlanError(f"{name}({option}=) is at least {least:g} seconds, got {value!r}")
 
     @property
     def most(self) -> int:
@@ -97,13 +81,65 @@ class Remote(HostingBackend):
     def crash_tracking(self) -> CrashTracking:
         return CrashTracking()
 
-    def host(self, number: int) -> RemoteHost:
-        return RemoteHost(number, self)
-
     def payload(self, plan: Plan, session: Session, hosts: int) -> CarriedPlan:
         carried = CarriedPlan(ship(Spec.of(plan, session)))
         session.at_close(carried.close)
         return carried
+
+    @abstractmethod
+    def listening(self) -> AbstractContextManager[Agents]:
+        """Listen for agents while this is open. Raises `HostError`."""
+
+    @abstractmethod
+    def way_out(self, agents: Agents) -> str:
+        """Say, in a message that a host has no place, what there is and what to do."""
+
+
+@dataclass(frozen=True)
+class Remote(AgentsBackend):
+    """Workers run in processes on machines whose agents have dialled this process: worker w in host w mod n.
+
+    On each machine, `streamline worker --connect HOST:PORT --key-file FILE` starts an agent. A host that dies, or whose
+    machine is lost, is replaced where there is a place; its workers continue after the last item that arrived. Agents
+    and this process prove to each other that they know the key. Without `tls` nothing is encrypted: then the network
+    must be trusted.
+
+    `with sl.Remote(32) as pool:` makes a pool that is kept between pipelines and serves several at once.
+
+    Args:
+      hosts: processes, at least 1, at most one per worker. (8, 64): work begins once 8 of them are there, up to 64 are
+        used, and workers move when one comes or goes; the items and their order are the same.
+      listen: "ADDRESS:PORT" where agents dial.
+      key_file: a file with the key, at least 16 bytes, that the agents have, too; None: the environment's
+        STREAMLINE_KEY.
+      tls: a folder with tls.crt and tls.key, to encrypt everything; agents have one, too, with that tls.crt or the
+        ca.crt that has signed it. None: nothing is encrypted.
+      env: environment variables to change in the hosts.
+      start_timeout_s: seconds to wait for an agent with a place, for each host; of (8, 64), while there are fewer
+        than 8.
+      lost_after_s: seconds of silence after which a machine counts as lost, at least 2.
+    """
+
+    listen: str = field(default="0.0.0.0:7077", kw_only=True)
+    key_file: str | os.PathLike[str] | None = field(default=None, kw_only=True)
+    tls: str | os.PathLike[str] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parse_address("Remote(listen=)", self.listen)
+
+    def host(self, number: int) -> RemoteHost:
+        return RemoteHost(number, self)
+
+    def listening(self) -> AbstractContextManager[Agents]:
+        address, key, tls = parse_address("listen", self.listen), read_key(self.key_file), Certificates.of(self.tls)
+        return agents_at(address, key, self.lost_after_s, tls)
+
+    def way_out(self, agents: Agents) -> str:
+        return (
+            f"Agents: {agents.summary()}. Start more of `streamline worker --connect HOST:{agents.port}`, or let them "
+            "offer more places (--hosts), and see what they log"
+        )
 
 
 def checked_hosts(option: str, hosts: int | tuple[int, int]) -> None:
@@ -128,10 +164,10 @@ class RemoteHost(Host):
 
     kind: ClassVar[HostKind] = "process"
 
-    def __init__(self, number: int, remote: Remote) -> None:
+    def __init__(self, number: int, backend: AgentsBackend) -> None:
         self.number = number
         self.closed = False
-        self._remote = remote
+        self._backend = backend
         self._lock = threading.RLock()  # reentrant: a finaliser may close it in this thread
         self._using = ExitStack()
         self._trouble = ""  # why it could not be started or reached, the last time
@@ -157,7 +193,8 @@ class RemoteHost(Host):
     def _running(self) -> RemoteProcess | None:
         """The process, if it has a place."""
         process = self._process
-        return process.result() if process is not None and process.done() and not process.cancelled() else None
+        there = process is not None and process.done() and not (process.cancelled() or process.exception())
+        return process.result() if process is not None and there else None
 
     def start(self) -> None:
         with self._lock:
@@ -168,44 +205,46 @@ class RemoteHost(Host):
         if self.closed:
             raise ClosedError(f"process {self.number} was closed with its pool")
         if self._agents is None:
-            remote = self._remote
-            address, key, tls = (
-                parse_address("listen", remote.listen),
-                read_key(remote.key_file),
-                Certificates.of(remote.tls),
-            )
-            self._agents = self._using.enter_context(agents_at(address, key, remote.lost_after_s, tls))
-        if self._process is None or ((running := self._running) is not None and running.gone.is_set()):
-            self._process = self._agents.place(self.number, self._remote.env)
-        return self._process
+            self._agents = self._using.enter_context(self._backend.listening())
+        placed = self._process
+        if placed is None or (placed.done() and (placed.exception() or placed.result().gone.is_set())):
+            placed = self._process = self._place(self._agents)
+        return placed
+
+    def _place(self, agents: Agents) -> Future[RemoteProcess]:
+        """Ask for another process; under the lock."""
+        return agents.place(self.number, self._backend.env)
 
     async def connect(self, payload: CarriedPlan, answer: Callable[[Any], Any] | None = None) -> Link:
-        if self._remote.elasticity is not None:  # the run says how long it waits
+        if self._backend.elasticity is not None:  # the run says how long it waits
             return await self._connected(payload, answer)
         try:
-            with anyio.fail_after(self._remote.start_timeout_s):
+            with anyio.fail_after(self._backend.start_timeout_s):
                 return await self._connected(payload, answer)
         except TimeoutError:
-            what = f"no machine has run process {self.number} of {self._remote.short}"
+            what = f"no machine has run process {self.number} of {self._backend.short}"
             raise HostError(self.late(what)) from None
 
     async def _connected(self, payload: CarriedPlan, answer: Callable[[Any], Any] | None) -> Link:
         while True:
             with self._lock:
                 placed = self._placed()
-            process = await brought(placed)
+            process = None
             try:
+                process = await brought(placed)
                 sock = await process.link(payload, answer)
-            except HostGone:
-                if process.exit.counts:
+            except HostGone as gone:
+                if process is not None and process.exit.counts:
                     return self._bound(_dead(), process)
-                self._trouble = f"{process.agent.node}: {process.exit.reason}"
+                self._trouble = str(gone) if process is None else f"{process.agent.node}: {process.exit.reason}"
                 await anyio.sleep(RETRY_S)
             except HostError as error:
+                if process is None:
+                    raise
                 self._trouble = str(error)
                 await anyio.sleep(RETRY_S)
             else:
-                watch_peer(sock, self._remote.lost_after_s)
+                watch_peer(sock, self._backend.lost_after_s)
                 return self._bound(sock, process)
 
     def _bound(self, sock: socket.socket, process: RemoteProcess) -> Link:
@@ -217,17 +256,14 @@ class RemoteHost(Host):
     def late(self, what: str) -> str:
         """Return a message: what hasn't come in time, who has, and what to do."""
         assert self._agents is not None
-        return (
-            f"{what} within {self._remote.start_timeout_s:g} s (start_timeout_s=). "
-            f"Agents: {self._agents.summary()}. Start more of `streamline worker --connect HOST:{self._agents.port}`, "
-            "or let them offer more places (--hosts), and see what they log"
-            + (f". The last trouble, on {self._trouble}" if self._trouble else "")
-        )
+        trouble = f". The last trouble: {self._trouble}" if self._trouble else ""
+        wait_s = self._backend.start_timeout_s
+        return f"{what} within {wait_s:g} s (start_timeout_s=). {self._backend.way_out(self._agents)}{trouble}"
 
     def exit_reason(self, link: Link) -> HostExit:
         process = self._process_of[link]
         process.kill(broken=True)
-        if not process.gone.wait(self._remote.lost_after_s):
+        if not process.gone.wait(self._backend.lost_after_s):
             return HostExit(f"silence: its agent on {process.agent.node} doesn't answer", counts=False)
         return process.exit
 

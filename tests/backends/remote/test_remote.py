@@ -439,7 +439,7 @@ def test_a_host_that_can_not_be_started_there_is_named_and_counts_against_nothin
     with (
         machines(tmp_path) as remote,
         squares().open(backend=remote) as stream,
-        pytest.raises(HostError, match=r"trouble, on .*: no room for an"),
+        pytest.raises(HostError, match=r"trouble: .*: no room for an"),
     ):
         list(stream)
 

@@ -1,0 +1,67 @@
+"""A Ray cluster on this machine, for all tests of this folder: a head without cores, and a node that has some."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import streamline as sl
+from streamline.backends.hosts.pool import HostPool
+
+os.environ |= {
+    "HOME": tempfile.mkdtemp(prefix="streamline-ray-"),  # Ray looks for a token there, and writes its own
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_SCHEDULER_EVENTS": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+import ray  # after that: it reads them
+from ray.cluster_utils import Cluster
+
+from tests.conftest import LOOKS
+
+SMALL: dict[str, Any] = {"object_store_memory": 80 << 20, "include_dashboard": False}
+
+FILES = LOOKS["files"]
+
+
+def _files() -> set[object]:
+    """Return what is open but for Ray's own sockets: those to actors that have ended stay open for a while."""
+    ours = [one for one in gc.get_objects() if isinstance(one, socket.socket) and one.fileno() >= 0]
+    numbers = {str(one.fileno()) for one in ours}
+    return {file for file in FILES() if not file[1].startswith("socket:") or file[0] in numbers}  # type: ignore[index]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _let_ray_keep_sockets() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(LOOKS, "files", _files)
+        yield
+
+
+@pytest.fixture(scope="session")
+def cluster(_warm_up: None) -> Iterator[Cluster]:
+    """The cluster, to which this process is connected. What its driver keeps open is there before a test begins."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **SMALL})
+    try:
+        cluster.add_node(num_cpus=16, **SMALL)
+        ray.init(address=cluster.address, log_to_driver=False)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def pool(cluster: Cluster) -> Iterator[HostPool]:
+    """Two hosts that are up before a test begins, so that they are no test's leak."""
+    with sl.Ray(2) as pool:
+        with sl.from_items(range(2)).shard(2).open(backend=pool) as stream:
+            list(stream)
+        yield pool

@@ -1,0 +1,129 @@
+"""Host processes, actors and nodes of a Ray cluster that end at random: no item is lost, none comes twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from ray.cluster_utils import Cluster
+
+import streamline as sl
+from streamline.pipeline import Pipeline
+from tests.ray.conftest import SMALL
+
+KILLS = ["host", "actor", "raylet", "frozen", "host", "actor", "raylet"]
+
+Item = tuple[int, int, int]
+
+
+def pipeline(merge: Literal["strict", "best_effort"], fn: Callable[[int], Any]) -> Pipeline[Any]:
+    return sl.from_items(range(10**9)).shard(4).shuffle(window=16).map(fn).merge(merge)
+
+
+def where(item: int) -> Item:
+    return item, os.getpid(), os.getppid()
+
+
+class Nodes:
+    """Nodes on which the hosts run; one that is killed is followed by another."""
+
+    def __init__(self, cluster: Cluster, count: int) -> None:
+        self._cluster = cluster
+        self.nodes = [self._add() for _ in range(count)]
+
+    def _add(self) -> Any:
+        return self._cluster.add_node(num_cpus=2, resources={"chaos": 2}, **SMALL)
+
+    def kill(self, actor: int) -> None:
+        """Kill the raylet under which an actor runs."""
+        raylet = int(Path(f"/proc/{actor}/stat").read_text().rpartition(")")[2].split()[1])
+        (node,) = (node for node in self.nodes if node.all_processes["raylet"][0].process.pid == raylet)
+        self.nodes.remove(node)
+        self.nodes.append(self._add())
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            self._cluster.remove_node(node, allow_graceful=False)
+
+
+@pytest.fixture
+def nodes(cluster: Cluster) -> Iterator[Nodes]:
+    nodes = Nodes(cluster, 2)
+    yield nodes
+    nodes.close()
+
+
+def end(kind: str, item: Item, nodes: Nodes) -> None:
+    """End what an item came from."""
+    _, host, actor = item
+    if kind == "host":
+        os.kill(host, signal.SIGKILL)
+    elif kind == "actor":
+        os.kill(actor, signal.SIGKILL)
+    elif kind == "raylet":
+        nodes.kill(actor)
+    else:
+        for process in (actor, host):
+            os.kill(process, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("merge", ["strict", "best_effort"])
+def test_what_ends_at_random_is_replaced_and_changes_no_item(
+    nodes: Nodes, merge: Literal["strict", "best_effort"]
+) -> None:
+    dice, got, ended = random.Random(merge), list[Item](), set[int]()
+    kills = dice.sample(KILLS, len(KILLS))
+    backend = sl.Ray(2, resources={"chaos": 1}, lost_after_s=2.0)
+    with pipeline(merge, where).open(backend=backend) as stream:
+        for kind in kills:
+            got += [next(stream) for _ in range(dice.randrange(100, 5_000))]
+            while got[-1][1] in ended or not Path(f"/proc/{got[-1][1]}").exists():  # it had arrived before that
+                got.append(next(stream))
+            before = {host for _, host, _ in got}
+            ended.add(got[-1][1])
+            end(kind, got[-1], nodes)
+            begun = time.monotonic()
+            while got[-1][1] in before:
+                got.append(next(stream))
+            print(f"{merge}, {kind}: a successor's first item after {time.monotonic() - begun:.2f} s")  # pytest -s
+        snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
+        restarts = sum(host.restarts for host in stream.stats().hosts)
+    assert restarts >= len(kills)
+    items = [item for item, _, _ in got]
+    with pipeline(merge, where).open(resume=snapshot) as stream:
+        items += [next(stream)[0] for _ in range(3_000)]
+    if merge == "strict":
+        with pipeline(merge, abs).open() as stream:
+            assert items == [next(stream) for _ in items]
+    else:
+        check_each_shard(items)
+
+
+def check_each_shard(items: list[int]) -> None:
+    """Without an order between them, each shard has given the beginning of what it has."""
+    pipe = sl.from_items(range(10**9)).shard(4).shuffle(window=16)
+    for shard in range(4):
+        got = [item for item in items if item % 4 == shard]
+        with pipe.open(rank=shard, world_size=4, ends="allow") as stream:
+            assert got == [next(stream) for _ in got]
+
+
+def test_actors_that_end_count_against_no_worker(cluster: Cluster) -> None:
+    """More often than a worker may end its host."""
+    got: list[Item] = []
+    with pipeline("strict", where).open(backend=sl.Ray(1)) as stream:
+        got.append(next(stream))
+        for _ in range(4):
+            before = {actor for _, _, actor in got}
+            os.kill(got[-1][2], signal.SIGKILL)
+            while got[-1][2] in before:
+                got.append(next(stream))
+    with pipeline("strict", abs).open() as stream:
+        assert [item for item, _, _ in got] == [next(stream) for _ in got]
