@@ -33,10 +33,20 @@ def dial(
     where = f"{address[0]}:{address[1]}"
     try:
         sock = socket.create_connection(address, timeout_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except (OSError, UnicodeError) as error:  # the latter: no name of a host
         raise UnreachableError(f"{where} can't be reached: {error}") from error
+    return greeted(sock, key, hello, where, timeout_s=deadline - time.monotonic())
+
+
+def greeted(sock: socket.socket, key: bytes, hello: PeerHello, where: str, *, timeout_s: float = 10.0) -> socket.socket:
+    """Return `sock`, connected to the listener at `where`, with its handshake done; closed if that fails.
+
+    Raises:
+      As `dial`.
+    """
+    deadline = time.monotonic() + timeout_s
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _shake_hands(sock, DialerHandshake(key, hello), where, deadline)
         sock.settimeout(None)
     except OSError as error:

@@ -55,6 +55,7 @@ class HostConnection:
     Args:
       own: the host ends with the run.
       placement: gives it workers, and takes them away; None: it has those that were added, for good.
+      share: as in `Hello`.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class HostConnection:
         *,
         own: bool,
         placement: Placement | None = None,
+        share: bytes = b"",
     ) -> None:
         self.host = host
         self._payload = payload
@@ -73,6 +75,7 @@ class HostConnection:
         self._gate = tasks.gate
         self._own = own
         self._placement = placement
+        self._share = share
         self._link: Link | None = None
         self._workers: dict[int, RemoteWorker[Any]] = {}
         self._wanted: set[int] = set()
@@ -191,7 +194,7 @@ class HostConnection:
         self._remote_pause.connected(link)
         counted, ask = (None, None) if link.copies else (meters.within(self._meter), session.errors.decide)
         observed, answer = meters.observer is not None, self._placement is not None
-        link.send(Hello(self.host.name, counted if meters.on else None, observed, ask, answer))
+        link.send(Hello(self.host.name, counted if meters.on else None, observed, ask, answer, self._share))
         self._tasks.start(link.flush, f"connection to {self.host.name}, writing", lambda: None)
         for number in sorted(self._wanted):
             worker = self._workers[number]
@@ -336,7 +339,7 @@ class HostConnection:
         """End without an event loop."""
         link, self._link = self._link, None
         if link is not None:
-            if self._own:
+            if self._own and not self.host.shared:
                 self.host.kill(link)
             link.close()
         for worker in self._workers.values():

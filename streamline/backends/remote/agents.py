@@ -15,23 +15,21 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-import anyio
-
 from streamline.backends.hosts.host import HostExit
 from streamline.backends.hosts.plan_shipping import Shipped
-from streamline.backends.hosts.process_env import process_env
-from streamline.backends.hosts.stdio_relay import QUESTION, Answer, HostOutput
+from streamline.backends.hosts.process_env import ProcessEnv
+from streamline.backends.hosts.stdio_relay import QUESTION, Answer, HostOutput, Relay
+from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.backends.remote.control import (
     Alive,
     Attach,
-    ControlConnection,
     Detach,
     DropPayload,
     EndHost,
@@ -53,7 +51,7 @@ from streamline.backends.remote.network_link import watch_peer
 from streamline.core.forks import ForkSafeLock, disowned_in_copies
 from streamline.core.handshake import PeerHello
 from streamline.core.listener import Listener
-from streamline.core.threads import start_thread, waker
+from streamline.core.threads import bring, brought, start_thread
 from streamline.errors import HostError
 
 logger = logging.getLogger("streamline.hosts")
@@ -64,19 +62,6 @@ STACKS_S = 3.0
 """Seconds to wait for the stacks of a host on another machine."""
 
 
-async def brought(future: Future[T]) -> T:
-    """Return what another thread brings."""
-    arrived, wake = anyio.Event(), waker()
-
-    def done(_: object) -> None:
-        with suppress(RuntimeError):  # the event loop has ended
-            wake(arrived.set)
-
-    future.add_done_callback(done)
-    await arrived.wait()
-    return future.result()
-
-
 class CarriedPlan:
     """A shipped plan, sent to an agent before the first link of its run there."""
 
@@ -85,6 +70,7 @@ class CarriedPlan:
     def __init__(self, shipped: Shipped) -> None:
         self.number = next(self._numbers)
         self._shipped = shipped
+        self.nbytes = shipped.nbytes
         self._lock = threading.Lock()
         self._agents: weakref.WeakSet[AttachedAgent] = weakref.WeakSet()
 
@@ -95,6 +81,10 @@ class CarriedPlan:
                 self._agents.add(agent)
                 with mmap.mmap(self._shipped.fileno(), 0, prot=mmap.PROT_READ) as whole:
                     agent.send(Payload(self.number, whole[:]))
+
+    def fileno(self) -> int:
+        """Return the descriptor of what was shipped."""
+        return self._shipped.fileno()
 
     def close(self) -> None:
         """Let all agents drop it. Idempotent."""
@@ -131,7 +121,7 @@ class RemoteProcess:
         self._pending: set[Future[socket.socket]] = set()
         self._socks: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
-    async def link(self, plan: CarriedPlan, answer: Answer | None) -> socket.socket:
+    async def link(self, plan: CarriedPlan, answer: Answer | Relay | None, env: ProcessEnv) -> socket.socket:
         """Return a new connection to it.
 
         Raises:
@@ -145,7 +135,7 @@ class RemoteProcess:
         with agent.agents.expected_link() as (ticket, future):
             self._pending.add(future)
             try:
-                agent.send(OpenLink(self.host, number, ticket, plan.number, process_env()))
+                agent.send(OpenLink(self.host, number, ticket, plan.number, env))
                 if self.gone.is_set():
                     raise HostGone
                 sock = await brought(future)
@@ -181,7 +171,7 @@ class RemoteProcess:
         self.output.end()
         self.gone.set()
         for future in list(self._pending):
-            _bring(future, HostGone())
+            bring(future, HostGone())
         self._hang_up()
 
     def _hang_up(self) -> None:
@@ -193,15 +183,6 @@ class RemoteProcess:
 
 def _reply(agent: AttachedAgent, host: int, link: int, body: bytes) -> None:
     agent.send(Reply(host, link, body))
-
-
-def _bring(future: Future[T], result: T | BaseException) -> bool:
-    """Give a future its result; return whether it had none."""
-    try:
-        future.set_exception(result) if isinstance(result, BaseException) else future.set_result(result)
-    except InvalidStateError:
-        return False
-    return True
 
 
 class AttachedAgent:
@@ -221,7 +202,7 @@ class AttachedAgent:
             Offer: self._offered,
             HostStarted: self._started,
             HostFrame: self._frame,
-            HostStacks: lambda message: self._known(message.host, lambda host: _bring(host.asked, message.text)),
+            HostStacks: lambda message: self._known(message.host, lambda host: bring(host.asked, message.text)),
             LinkFailed: lambda message: agents.link_failed(message.ticket, f"{self.node}: {message.why}"),
             HostExited: self._exited,
             Alive: self._alive,
@@ -375,14 +356,14 @@ class Agents:
             yield ticket, future
         except BaseException:
             self._links.pop(ticket, None)
-            if not _bring(future, HostGone()) and future.exception() is None:
+            if not bring(future, HostGone()) and future.exception() is None:
                 future.result().close()
             raise
 
     def link_failed(self, ticket: str, why: str) -> None:
         """Fail a link that was expected."""
         if (future := self._links.pop(ticket, None)) is not None:
-            _bring(future, HostError(f"a host can't reach this process: {why}"))
+            bring(future, HostError(f"a host can't reach this process: {why}"))
 
     def offered(self, agent: AttachedAgent) -> None:
         """Use an agent, which has said how many hosts it takes."""
@@ -439,7 +420,7 @@ class Agents:
                 wanted = self._wanted.pop(0)
                 process = agent.start(wanted.number, wanted.env)
             agent.send(StartHost(process.host, wanted.number, wanted.env))
-            if not _bring(wanted.process, process):  # it waits no more
+            if not bring(wanted.process, process):  # it waits no more
                 agent.send(EndHost(process.host, 0.0))
 
     def _peer(self, sock: socket.socket, hello: PeerHello, address: str) -> None:
@@ -449,7 +430,7 @@ class Agents:
             agent.attach()
             return
         future = self._links.pop(hello.ticket, None)
-        if future is None or not _bring(future, sock):
+        if future is None or not bring(future, sock):
             sock.close()
 
 
