@@ -70,7 +70,7 @@ def job_directory(environ: Mapping[str, str]) -> tuple[Path, bool]:
     return Path(tempfile.gettempdir(), f"streamline-{os.getuid()}-{digest}"), False
 
 
-class Job:
+class JobDirectory:
     """One kind of backend of a job on this machine.
 
     Args:
@@ -147,7 +147,7 @@ class Job:
         while True:
             self._check_directory()
             try:
-                descriptor = open_own(self._lock, os.O_RDWR | os.O_CREAT)
+                descriptor = open_own(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
             except FileNotFoundError:  # removed just now, by the last process that was there
                 continue
             except OSError as error:

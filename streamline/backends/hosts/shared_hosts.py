@@ -29,12 +29,13 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import anyio
 
 from streamline.backends.hosts.host import Host, HostExit, SocketHost
-from streamline.backends.hosts.job import Job
+from streamline.backends.hosts.job import JobDirectory
 from streamline.backends.hosts.plan_shipping import HasFileno, Shipped
 from streamline.backends.hosts.process_env import ProcessEnv, process_env
 from streamline.backends.hosts.stdio_relay import Answer, Relay, reply_to
 from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.backends.ipc.link import Link
+from streamline.core.cleanup import Cleanup
 from streamline.core.counters import HostKind, host_label
 from streamline.core.dial import UnreachableError, greeted
 from streamline.core.forks import ForkSafeLock, disowned_in_copies
@@ -110,7 +111,7 @@ class _OwnerGone(Exception):  # noqa: N818 - another one takes its place
     """The owner has ended."""
 
 
-class _Place(NamedTuple):
+class _ReachedHost(NamedTuple):
     """The host of a link, as it is known where it was asked for.
 
     Attributes:
@@ -118,22 +119,22 @@ class _Place(NamedTuple):
       process: the owner's, or the number of a guest's link.
     """
 
-    of: _Owner | _Guest
+    of: HostOwner | HostGuest
     process: Any
     pid: int
     node: str
 
 
 # The owner ------------------------------------------------------------------------------------------------------------
-class _Owner:
+class HostOwner:
     """This process owns the hosts, and listens for others.
 
     Args:
       unused: called, in any thread, when a guest has left.
     """
 
-    def __init__(self, sharing: Sharing, job: Job, unused: Callable[[], object]) -> None:
-        self.guests: set[_Session] = set()
+    def __init__(self, sharing: Sharing, job: JobDirectory, unused: Callable[[], object]) -> None:
+        self.guests: set[_GuestSession] = set()
         self.sharing = sharing
         self._job = job
         self._unused = unused
@@ -141,6 +142,7 @@ class _Owner:
         self._hosts: dict[int, SocketHost[Any]] = {}
         self._closed = False
         self._listener = Listener(os.fspath(job.socket), job.new_key(), self._came)
+        self._cleanup = Cleanup(self, _remove, job, os.getpid())  # a guest may leave as this process exits
         disowned_in_copies(self)
 
     @property
@@ -164,14 +166,14 @@ class _Owner:
 
     async def reach(
         self, number: int, payload: Any, answer: Answer | Relay | None, env: ProcessEnv
-    ) -> tuple[socket.socket, _Place]:
+    ) -> tuple[socket.socket, _ReachedHost]:
         """Return the consumer's end of a new link to a host, for a run of this process or of a guest."""
         host = self.host(number)
         try:
             sock, process = await host.reach(payload, answer, env)
         except ClosedError:
             raise _OwnerGone from None
-        return sock, _Place(self, (host, process), process.pid, host.node)
+        return sock, _ReachedHost(self, (host, process), process.pid, host.node)
 
     def exit_of(self, process: Any) -> HostExit:
         """Return how a host has ended; blocks."""
@@ -205,6 +207,7 @@ class _Owner:
                 hosts = list(self._hosts.values())
             self._listener.close()  # one that has just connected reads the end, and tries again
             self._job.remove()
+            self._cleanup.detach()
         for host in hosts:
             host.leave()
         for host in hosts:
@@ -213,7 +216,7 @@ class _Owner:
 
     def _came(self, sock: socket.socket, hello: PeerHello, _: str) -> None:
         """Take a guest whose handshake is done."""
-        session = _Session(self, sock, hello)
+        session = _GuestSession(self, sock, hello)
         with self._lock:
             closed = self._closed
             if not closed:
@@ -224,21 +227,28 @@ class _Owner:
         logger.debug("process %d shares the hosts of this one", hello.pid)
         session.start()
 
-    def left(self, session: _Session) -> None:
+    def left(self, session: _GuestSession) -> None:
         """Note that a guest has left."""
         with self._lock:
             self.guests.discard(session)
         self._unused()
 
 
-class _Session:
+def _remove(job: JobDirectory, owner: int) -> None:
+    """Leave nothing in the job's directory, at the owner's exit: from now on, others find no owner."""
+    if os.getpid() == owner:
+        with job.locked():
+            job.remove()
+
+
+class _GuestSession:
     """A guest, seen from the owner. One thread reads what it says; what waits has one of its own."""
 
-    def __init__(self, owner: _Owner, sock: socket.socket, hello: PeerHello) -> None:
+    def __init__(self, owner: HostOwner, sock: socket.socket, hello: PeerHello) -> None:
         self._owner = owner
         self._connection = ControlConnection(sock)
         self._name = f"streamline guest {hello.pid}"
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, _ReachedHost] = {}
         self._relays: dict[int, Relay] = {}
         disowned_in_copies(self)
 
@@ -303,7 +313,7 @@ class _Session:
 
 
 # A guest --------------------------------------------------------------------------------------------------------------
-class _Guest:
+class HostGuest:
     """This process uses the hosts of another one, the owner."""
 
     def __init__(self, sock: socket.socket, owner: int) -> None:
@@ -326,7 +336,7 @@ class _Guest:
 
     async def reach(
         self, number: int, payload: Any, answer: Answer | Relay | None, env: ProcessEnv
-    ) -> tuple[socket.socket, _Place]:
+    ) -> tuple[socket.socket, _ReachedHost]:
         """Return the consumer's end of a new link to one of the owner's hosts."""
         assert not isinstance(answer, Relay)
         link, future = next(self._numbers), Future[tuple[socket.socket, _Reached]]()
@@ -339,7 +349,7 @@ class _Guest:
             if not bring(future, _OwnerGone()) and future.exception() is None:
                 future.result()[0].close()
             raise
-        return sock, _Place(self, link, reached.pid, reached.node)
+        return sock, _ReachedHost(self, link, reached.pid, reached.node)
 
     def exit_of(self, process: Any) -> HostExit:
         """Return how a host has ended; blocks."""
@@ -419,11 +429,11 @@ class _Node:
     def __init__(self, sharing: Sharing) -> None:
         self.users = 0
         self._sharing = sharing
-        self._job = Job(sharing.sharing_kind, os.environ)
+        self._job = JobDirectory(sharing.sharing_kind, os.environ)
         self._lock = ForkSafeLock()
-        self._role: _Owner | _Guest | None = None
+        self._role: HostOwner | HostGuest | None = None
 
-    def join(self) -> _Owner | _Guest:
+    def join(self) -> HostOwner | HostGuest:
         """Return what this process is, and become one of the two, if it isn't, or its owner has gone. Blocks.
 
         Raises:
@@ -436,7 +446,7 @@ class _Node:
                     raise ClosedError("what would use the shared hosts is closed")
                 if self._role is not None and not self._role.gone:
                     return self._role
-                if isinstance(self._role, _Guest):
+                if isinstance(self._role, HostGuest):
                     self._role.close()
                 try:
                     self._role = self._joined()
@@ -446,7 +456,7 @@ class _Node:
                     logger.debug("the owner of shared hosts: %s", error)
 
     @property
-    def role(self) -> _Owner | _Guest | None:
+    def role(self) -> HostOwner | HostGuest | None:
         """What this process is; None: nothing yet."""
         return self._role
 
@@ -456,7 +466,7 @@ class _Node:
             role = self._role
             if self.users or role is None:
                 return
-            if isinstance(role, _Owner):
+            if isinstance(role, HostOwner):
                 if role.close_if_unused():
                     self._role = None
                 return
@@ -464,16 +474,16 @@ class _Node:
             role.close()
             self._job.remove_if_dead()
 
-    def _joined(self) -> _Owner | _Guest:
+    def _joined(self) -> HostOwner | HostGuest:
         job = self._job
         with job.locked():
             sock = job.connected()
             if sock is None:
-                return _Owner(self._sharing, job, self.release)
+                return HostOwner(self._sharing, job, self.release)
             key = job.key()
         pid = _peer_pid(sock)
         hello = PeerHello(role="node", node=socket.gethostname(), pid=os.getpid())
-        return _Guest(greeted(sock, key, hello, os.fspath(job.socket)), pid)
+        return HostGuest(greeted(sock, key, hello, os.fspath(job.socket)), pid)
 
 
 def _peer_pid(sock: socket.socket) -> int:
@@ -519,9 +529,9 @@ class SharedHost(Host):
         self._using = ExitStack()
         self._node = self._using.enter_context(_node_of(sharing))
         self._lock = threading.RLock()  # reentrant: a finaliser may close it in this thread
-        self._joined: Future[_Owner | _Guest] | None = None
-        self._place: _Place | None = None
-        self._place_of: weakref.WeakKeyDictionary[Link, _Place] = weakref.WeakKeyDictionary()
+        self._joined: Future[HostOwner | HostGuest] | None = None
+        self._place: _ReachedHost | None = None
+        self._place_of: weakref.WeakKeyDictionary[Link, _ReachedHost] = weakref.WeakKeyDictionary()
 
     @property
     def name(self) -> str:
@@ -545,7 +555,7 @@ class SharedHost(Host):
         with self._lock:
             self._join()
 
-    def _join(self) -> Future[_Owner | _Guest]:
+    def _join(self) -> Future[HostOwner | HostGuest]:
         """Return what brings the owner or guest that this process is; under the lock."""
         if self.closed:
             raise ClosedError(f"process {self.number} was closed with its pool")
@@ -555,10 +565,10 @@ class SharedHost(Host):
             start_thread(threading.Thread(target=self._join_in, args=(joined,), name="streamline join", daemon=True))
         return joined
 
-    def _join_in(self, joined: Future[_Owner | _Guest]) -> None:
+    def _join_in(self, joined: Future[HostOwner | HostGuest]) -> None:
         try:
             role = self._node.join()
-            if isinstance(role, _Owner):
+            if isinstance(role, HostOwner):
                 with suppress(_OwnerGone):
                     role.host(self.number)  # it begins to start
         except BaseException as error:

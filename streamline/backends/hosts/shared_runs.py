@@ -124,7 +124,7 @@ class SharedPlan:
         """Serve one peer until it hangs up."""
         self._peers += 1
         try:
-            await _Peer(link, self).serve()
+            await RunPeer(link, self).serve()
         finally:
             self._peers -= 1
             if not self._peers:
@@ -143,7 +143,7 @@ class SharedRun:
     """
 
     def __init__(self, plan: SharedPlan, hello: Hello, *, one_machine: bool) -> None:
-        self.peers: list[_Peer] = []
+        self.peers: list[RunPeer] = []
         self.workers: dict[int, _SharedWorker] = {}
         self.ended = anyio.Event()
         self.ending = False
@@ -152,7 +152,7 @@ class SharedRun:
         self._plan = plan
         self._link = _RunLink(self)
         self._numbers = count()
-        self._paused: set[_Peer] = set()
+        self._paused: set[RunPeer] = set()
         self._pauses = 0
         self._holding = False
         self.post(Hello(hello.host, None, hello.observed, None))
@@ -181,7 +181,7 @@ class SharedRun:
         """Return the worker that runs a shard."""
         return next((worker for worker in self.workers.values() if worker.shard == shard), None)
 
-    def open(self, peer: _Peer, message: OpenWorker) -> _SharedWorker:
+    def open(self, peer: RunPeer, message: OpenWorker) -> _SharedWorker:
         """Open a worker for its first peer."""
         number = next(self._numbers)
         worker = self.workers[number] = _SharedWorker(self, number, message)
@@ -190,7 +190,7 @@ class SharedRun:
         self.post(message._replace(worker=number))
         return worker
 
-    def enter(self, peer: _Peer) -> None:
+    def enter(self, peer: RunPeer) -> None:
         """Count a peer as one of this run."""
         if peer not in self.peers:
             self.peers.append(peer)
@@ -200,7 +200,7 @@ class SharedRun:
             self._holding = False
             self.post(ResumeHost())
 
-    async def leave(self, peer: _Peer) -> None:
+    async def leave(self, peer: RunPeer) -> None:
         """Let a peer go, which has left its workers; the last one waits for the end."""
         if self.peers == [peer] and not self.ending:
             self.ending = True
@@ -217,20 +217,20 @@ class SharedRun:
 
     # Pauses -----------------------------------------------------------------------------------------------------------
 
-    def pause(self, peer: _Peer) -> bool:
+    def pause(self, peer: RunPeer) -> bool:
         """Pause for a peer; return whether `PauseStatus` follows: not if this goes on, for the sake of others."""
         self._paused.add(peer)
         self._hold_if_all_pause()
         return self._holding
 
-    def resume(self, peer: _Peer) -> None:
+    def resume(self, peer: RunPeer) -> None:
         """End the pause of a peer."""
         self._paused.discard(peer)
         if self._holding:
             self._holding = False
             self.post(ResumeHost())
 
-    def waits(self, peer: _Peer) -> bool:
+    def waits(self, peer: RunPeer) -> bool:
         """Whether a peer wants more items at the moment."""
         return peer not in self._paused
 
@@ -292,7 +292,7 @@ class SharedRun:
                 peer.link.send_threadsafe(mine)
 
 
-class _Entry(NamedTuple):
+class _KeptMessage(NamedTuple):
     """A message for the peers of a worker, with so many items of `size` bytes."""
 
     message: Any
@@ -329,13 +329,13 @@ class _SharedWorker:
 
     def __init__(self, run: SharedRun, number: int, opened: OpenWorker) -> None:
         self.shard = opened.shard
-        self.peers: dict[_Peer, _Share] = {}
+        self.peers: dict[RunPeer, _Share] = {}
         self.closing = False
         self._run = run
         self._number = number
         self._opened = opened
         self._capacity = opened.items
-        self._entries: deque[_Entry] = deque()
+        self._entries: deque[_KeptMessage] = deque()
         self._first = 0  # index of the first entry that is kept
         self._whole = not opened.track_calls and opened.crashing_call is None  # all entries are kept
         self._given = self._given_bytes = 0
@@ -355,7 +355,7 @@ class _SharedWorker:
             and (message.items, message.size) == (mine.items, mine.size)
         )
 
-    def join(self, peer: _Peer, message: OpenWorker) -> None:
+    def join(self, peer: RunPeer, message: OpenWorker) -> None:
         """Let a peer have all that the worker gives."""
         share = self.peers[peer] = _Share(message)
         share.behind += self._given
@@ -374,7 +374,7 @@ class _SharedWorker:
             self._progress += 1
         elif isinstance(message, WorkerEnded):
             self._over = True
-        self._entries.append(_Entry(message, items, size))
+        self._entries.append(_KeptMessage(message, items, size))
         self._given += items
         self._given_bytes += size
         self._held += items
@@ -392,7 +392,7 @@ class _SharedWorker:
         for peer, share in list(self.peers.items()):
             peer.link.send_threadsafe(message._replace(worker=share.number))
 
-    def credit(self, peer: _Peer, message: Credit) -> None:
+    def credit(self, peer: RunPeer, message: Credit) -> None:
         """Note that a peer has consumed items, or that progress has arrived."""
         share = self.peers[peer]
         if not message.items:
@@ -411,7 +411,7 @@ class _SharedWorker:
         """Tell the worker where lists may end; peers that began at the same place agree on that."""
         self._run.post(message._replace(worker=self._number))
 
-    def leave(self, peer: _Peer) -> bool:
+    def leave(self, peer: RunPeer) -> bool:
         """Let a peer go; return whether it has gone. The last one goes when the worker is closed."""
         if len(self.peers) > 1:
             del self.peers[peer]
@@ -428,7 +428,7 @@ class _SharedWorker:
         for peer, share in self.peers.items():
             peer.left(share.number)
 
-    def _deliver(self, peer: _Peer, share: _Share) -> None:
+    def _deliver(self, peer: RunPeer, share: _Share) -> None:
         """Send a peer what it has room for."""
         while share.at < self._first + len(self._entries):
             message, items, size = self._entries[share.at - self._first]
@@ -495,7 +495,7 @@ def _place(message: OpenWorker) -> tuple[Any, ...]:
     return message.shard, message.num_shards, message.epoch, message.skipped, message.state
 
 
-class _Peer:
+class RunPeer:
     """One run in this host."""
 
     def __init__(self, link: Link, plan: SharedPlan) -> None:
