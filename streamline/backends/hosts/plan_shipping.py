@@ -33,6 +33,7 @@ from streamline.backends.ipc.by_value import DERIVED, EXACT, RecreatingPickler
 from streamline.backends.ipc.pickling import PickleBuffers, PickledItems
 from streamline.core.forks import ForkSafeLock
 from streamline.errors import HostError, PlanError, users_level
+from streamline.plan.fingerprint import code_hash
 
 
 def mapped_again(array: np.ndarray[Any, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
@@ -125,7 +126,8 @@ def ship(payload: object, *, alike: bool = False) -> Shipped:
     """Pickle `payload` for any number of hosts.
 
     Args:
-      alike: without values that properties have computed: what is the same in two processes gives the same `digest`.
+      alike: so that what is the same in two processes of a program has the same `digest`: without values that
+        properties have computed, and with one identity of each class that is sent by value.
 
     Raises:
       PlanError: it can't be pickled; the message names the part and its stage.
@@ -174,12 +176,7 @@ def digest(shipped: HasFileno) -> bytes:
     Plans that are the same may differ in it, by the order of a set of strings, say: then they are taken for two.
     """
     with mmap.mmap(shipped.fileno(), 0, prot=mmap.PROT_READ) as whole:
-        _, size = FOOTER.unpack(whole[-FOOTER.size :])
-        pickled = whole[:size]
-        for identity in list(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.values()):  # random for each
-            pickled = pickled.replace(identity.encode(), b"")
-        with memoryview(whole) as view, view[size:] as rest:
-            return hashlib.sha256(hashlib.sha256(pickled).digest() + hashlib.sha256(rest).digest()).digest()
+        return hashlib.sha256(whole).digest()
 
 
 def memory_file(name: str) -> int:
@@ -209,7 +206,7 @@ def sendable(part: object) -> bool:
 def _write(payload: object, fd: int, *, alike: bool) -> int:
     """Write the pickle, the buffers, the table of their offsets; return the bytes written."""
     try:
-        pieces, buffers = _pickled_once(payload, None, _none) if alike else _pickled(payload)
+        pieces, buffers = _pickled_once(payload, None, _none, alike=True) if alike else _pickled(payload)
     except Exception as error:
         raise PlanError(_why_unsendable(payload, error)) from error
     with open(fd, "wb", closefd=False) as file:
@@ -237,10 +234,33 @@ def _none(_: object) -> bool:
     return False
 
 
-def _pickled_once(payload: object, in_band: InBand | None, keeps: Keeps | None = None) -> PickledItems:
+_named: dict[str, int] = {}
+"""How many classes of a name and code have been given an identity."""
+
+
+def _identify(cls: type) -> None:
+    """Give a class that is sent by value an identity, the same in each process of a program.
+
+    It is what an object of the class is known by where it arrives. By itself cloudpickle takes a random one, and what a
+    host has made for one process would be of an unknown class in another.
+    """
+    inner = cloudpickle.cloudpickle
+    with inner._DYNAMIC_CLASS_TRACKER_LOCK:
+        if cls in inner._DYNAMIC_CLASS_TRACKER_BY_CLASS:
+            return
+        name = f"{cls.__module__} {cls.__qualname__} {code_hash(cls)}"
+        number = _named[name] = _named.get(name, 0) + 1
+        identity = hashlib.sha256(f"{name} {number}".encode()).hexdigest()[:32]
+        inner._DYNAMIC_CLASS_TRACKER_BY_CLASS[cls] = identity
+        inner._DYNAMIC_CLASS_TRACKER_BY_ID[identity] = cls
+
+
+def _pickled_once(
+    payload: object, in_band: InBand | None, keeps: Keeps | None = None, *, alike: bool = False
+) -> PickledItems:
     output = PickleBuffers()
     with _registering:
-        pickler = _PlanPickler(output, in_band or output.take, keeps)
+        pickler = _PlanPickler(output, in_band or output.take, keeps, alike=alike)
         try:
             pickler.dump(payload)
         finally:
@@ -254,12 +274,14 @@ class _PlanPickler(RecreatingPickler):
 
     Args:
       keeps: which values of `cached_property` are sent; others are computed again. None: all are sent.
+      alike: as in `ship`.
     """
 
-    def __init__(self, file: Any, in_band: InBand, keeps: Keeps | None) -> None:
+    def __init__(self, file: Any, in_band: InBand, keeps: Keeps | None, *, alike: bool) -> None:
         super().__init__(file, 5, in_band)
         self.by_value: list[types.ModuleType] = []
         self._keeps = keeps
+        self._alike = alike
         self._imported: dict[types.ModuleType, bool] = {}
         self._homes: dict[int, tuple[types.ModuleType, str]] | None = None
 
@@ -269,6 +291,8 @@ class _PlanPickler(RecreatingPickler):
             return NotImplemented if restart is None else restart
         if isinstance(obj, types.FunctionType | type):
             self._look_at(sys.modules.get(obj.__module__ or ""))
+            if self._alike and isinstance(obj, type) and not cloudpickle.cloudpickle._should_pickle_by_reference(obj):
+                _identify(obj)
         elif isinstance(obj, types.ModuleType):
             self._look_at(sys.modules.get(obj.__name__))
         reduced = super().reducer_override(obj)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -429,7 +430,7 @@ class _Node:
     def __init__(self, sharing: Sharing) -> None:
         self.users = 0
         self._sharing = sharing
-        self._job = JobDirectory(sharing.sharing_kind, os.environ)
+        self._job = JobDirectory(f"{sharing.sharing_kind}, {_program()}", os.environ)
         self._lock = ForkSafeLock()
         self._role: HostOwner | HostGuest | None = None
 
@@ -484,6 +485,11 @@ class _Node:
         pid = _peer_pid(sock)
         hello = PeerHello(role="node", node=socket.gethostname(), pid=os.getpid())
         return HostGuest(greeted(sock, key, hello, os.fspath(job.socket)), pid)
+
+
+def _program() -> str:
+    """Return the file of the main module: others define other things under the same names."""
+    return str(getattr(sys.modules.get("__main__"), "__file__", ""))
 
 
 def _peer_pid(sock: socket.socket) -> int:

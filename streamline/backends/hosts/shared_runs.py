@@ -4,7 +4,8 @@ A run that may share says so in its `Hello`, with a digest of its plan. All such
 A peer that opens a worker joins the one that another peer has opened, if all is equal that decides on its items: plan,
 shard, number of shards, epoch, what was skipped before, and the state. So peers that begin at the same place share,
 and others never do. A worker keeps what it has given for those that come later, until that is more than may be in
-flight to one peer (its share of `BYTES_ON_THE_WAY`, and `KEPT` times its items); from then on it is joined no more.
+flight to one peer (its share of `BYTES_ON_THE_WAY`, and `KEPT` times its items); from then on it is joined no more. One
+that has come to its end before that is kept, though the first peers have closed it.
 
 The workers live in a `SharedRun`, served as every run is, whose link leads to its peers: a list is packed and written
 once, and sent to each. Bounds hold for each peer: it gets as much as it has given credit for, and the rest waits here.
@@ -181,6 +182,14 @@ class SharedRun:
         """Return the worker that runs a shard."""
         return next((worker for worker in self.workers.values() if worker.shard == shard), None)
 
+    def frees(self, shard: int) -> bool:
+        """Whether a worker of a shard can be opened here; what one that is over has kept is dropped for it."""
+        worker = self.worker_of(shard)
+        if worker is not None and worker.over and not worker.peers:
+            del self.workers[worker.number]
+            return True
+        return worker is None
+
     def open(self, peer: RunPeer, message: OpenWorker) -> _SharedWorker:
         """Open a worker for its first peer."""
         number = next(self._numbers)
@@ -249,8 +258,8 @@ class SharedRun:
         elif isinstance(message, CallProgress):
             self.workers[message.worker].pass_on(message)
         elif isinstance(message, SkippedItem | Beginning):
-            worker = self.worker_of(message.key[0] if isinstance(message, SkippedItem) else message.shard)
-            if worker is not None:
+            shard = message.key[0] if isinstance(message, SkippedItem) else message.shard
+            if (worker := self.worker_of(shard)) is not None:
                 worker.put(message)
         elif isinstance(message, PauseStatus):
             if message.number == self._pauses and self._holding:
@@ -259,10 +268,13 @@ class SharedRun:
         elif isinstance(message, TaskStacks):
             for peer in self.peers:
                 peer.link.send(message)
-        elif isinstance(message, WorkerClosed):
-            self.workers.pop(message.worker).closed()
-        else:
-            self.workers[message.worker].put(self._once(message))
+        elif (worker := self.workers.get(message.worker)) is None:
+            return  # it was over, and another one is in its place
+        elif not isinstance(message, WorkerClosed):
+            worker.put(self._once(message))
+        elif not worker.over:
+            del self.workers[message.worker]
+            worker.closed()
 
     def push(self) -> None:
         """Write what peers' links have queued; from any thread."""
@@ -325,14 +337,15 @@ class _SharedWorker:
 
     Attributes:
       closing: it is being closed, for its last peer.
+      over: it is closed, but all that it has given is kept.
     """
 
     def __init__(self, run: SharedRun, number: int, opened: OpenWorker) -> None:
+        self.number = number
         self.shard = opened.shard
         self.peers: dict[RunPeer, _Share] = {}
-        self.closing = False
+        self.closing = self.over = False
         self._run = run
-        self._number = number
         self._opened = opened
         self._capacity = opened.items
         self._entries: deque[_KeptMessage] = deque()
@@ -341,7 +354,7 @@ class _SharedWorker:
         self._given = self._given_bytes = 0
         self._held, self._held_bytes = opened.in_flight, opened.in_flight_bytes  # as the sender counts
         self._progress = self._acked = 0
-        self._watched = self._over = False
+        self._watched = self._ended = False
 
     def fits(self, message: OpenWorker) -> bool:
         """Whether a peer that opens this gets just what the worker has given, and will give."""
@@ -373,7 +386,7 @@ class _SharedWorker:
         elif isinstance(message, ProgressMessage):
             self._progress += 1
         elif isinstance(message, WorkerEnded):
-            self._over = True
+            self._ended = True
         self._entries.append(_KeptMessage(message, items, size))
         self._given += items
         self._given_bytes += size
@@ -409,19 +422,21 @@ class _SharedWorker:
 
     def flush_at(self, message: FlushAt) -> None:
         """Tell the worker where lists may end; peers that began at the same place agree on that."""
-        self._run.post(message._replace(worker=self._number))
+        self._run.post(message._replace(worker=self.number))
 
     def leave(self, peer: RunPeer) -> bool:
         """Let a peer go; return whether it has gone. The last one goes when the worker is closed."""
-        if len(self.peers) > 1:
+        kept = self._ended and self._whole
+        if len(self.peers) > 1 or kept:
             del self.peers[peer]
+        if self.peers and (kept or peer not in self.peers):
             self._balance()
             self._ack()
             return True
-        if not self.closing:
-            self.closing = True
-            self._run.post(CloseWorker(self._number))
-        return False
+        if not self.closing and not self.over:
+            self.closing, self.over = not kept, kept
+            self._run.post(CloseWorker(self.number))
+        return kept
 
     def closed(self) -> None:
         """Note that it is closed, with all that it had opened."""
@@ -445,7 +460,7 @@ class _SharedWorker:
         behind = max(share.behind for share in self.peers.values())
         behind_bytes = max(share.behind_bytes for share in self.peers.values())
         if behind != self._held:
-            self._run.post(Credit(self._number, self._held - behind, self._held_bytes - behind_bytes))
+            self._run.post(Credit(self.number, self._held - behind, self._held_bytes - behind_bytes))
             self._held, self._held_bytes = behind, behind_bytes
         self._trim()
         self._watch()
@@ -453,7 +468,7 @@ class _SharedWorker:
     def _ack(self) -> None:
         if self._acked < self._progress <= min(share.acked for share in self.peers.values()):
             self._acked = self._progress
-            self._run.post(Credit(self._number, 0, 0))
+            self._run.post(Credit(self.number, 0, 0))
 
     def _trim(self) -> None:
         """Drop what all peers were sent, unless later ones may come."""
@@ -469,7 +484,7 @@ class _SharedWorker:
     def _waited_for(self) -> bool:
         """Whether a peer has nothing left, while others have, and what they have is all there will be for now."""
         hungry = any(not share.behind and self._run.waits(peer) for peer, share in self.peers.items())
-        return hungry and not self._over and any(share.behind for share in self.peers.values())
+        return hungry and not self._ended and any(share.behind for share in self.peers.values())
 
     def _watch(self) -> None:
         if not self._watched and self._waited_for and self._run.group is not None:
@@ -565,7 +580,7 @@ class RunPeer:
                 worker.join(self, message)
                 self._workers[message.worker] = worker
                 return
-        run = next((run for run in runs if run.worker_of(message.shard) is None), None) or self._begun()
+        run = next((run for run in runs if run.frees(message.shard)), None) or self._begun()
         self._workers[message.worker] = run.open(self, message)
 
     def _begun(self) -> SharedRun:
