@@ -276,6 +276,8 @@ class HostConnection:
             logger.warning("%s has ended with %s: %s%s", name, ended, then, crash and f"\n{crash}")
         for worker in self._crash_report.died(lost, stuck=stuck_s is not None) if counts else ():
             worker.apply_verdict(crash_verdict(worker, self.host.number, name, ended))
+        if any(worker.restart_policy.track_calls for worker in lost):
+            self.host.isolate()
         for worker in lost:
             worker.restart_policy.calls.clear()
             self._release(worker)

@@ -85,6 +85,9 @@ class Host(ABC):
     def kill(self, link: Link) -> None:
         """Kill the host of a link; where that can't be done, close the link."""
 
+    def isolate(self) -> None:  # noqa: B027 - most run nothing of others
+        """Be a host of this process alone from the next link on, if that can be: a death must tell who is to blame."""
+
     @abstractmethod
     def stacks(self) -> str:
         """Return the stacks of its threads, or why there are none. Blocks."""

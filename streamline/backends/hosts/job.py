@@ -7,7 +7,7 @@ A job is, in this order:
 3. a SLURM step;
 4. the processes of one `MASTER_ADDR` and `MASTER_PORT`.
 
-Else nothing says which processes belong together, and this one is alone.
+Else nothing says which processes belong together, and this one shares with none.
 
 The directory is this user's alone: a symbolic link, one of another user, or one that others may write to or look into
 is refused. In it each kind of backend has a socket, the key for it, and a lock, held for the moment in which a process
@@ -25,8 +25,9 @@ import secrets
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from streamline.core.atomic_file import is_open_as, open_own
@@ -46,6 +47,28 @@ MOST_PATH = 100
 """Bytes of a path of a Unix socket; Linux takes 107, macOS 103."""
 
 
+def in_a_job(environ: Mapping[str, str]) -> bool:
+    """Return whether anything says which processes are of one job; else the log says so, once."""
+    if environ.get("STREAMLINE_JOB") or _launched_as(environ):
+        return True
+    _say_alone()
+    return False
+
+
+@cache
+def _say_alone() -> None:
+    logger.info(
+        'shared="node": nothing says which processes are of one job, so this one shares with none: start them with '
+        "torchrun or srun, or set STREAMLINE_JOB to the same name in each"
+    )
+
+
+def _launched_as(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables of the launcher, and what they say; none, if there is none."""
+    found: Sequence[str] = next((names for names in NAMES if all(environ.get(name) for name in names)), ())
+    return [part for name in found for part in (name, environ[name])]
+
+
 def job_directory(environ: Mapping[str, str]) -> tuple[Path, bool]:
     """Return the directory of this process's job, and whether the user has named it. Pure.
 
@@ -57,15 +80,7 @@ def job_directory(environ: Mapping[str, str]) -> tuple[Path, bool]:
         if not given.startswith("/"):
             raise HostError(f"STREAMLINE_JOB is a name, or a path from the root on, got {given!r}")
         return Path(given), True
-    found = next((names for names in NAMES if all(environ.get(name) for name in names)), None)
-    name = ["STREAMLINE_JOB", given]
-    if not given:
-        name = [f"process {os.getpid()}"] if found is None else [part for key in found for part in (key, environ[key])]
-        if found is None:
-            logger.info(
-                'shared="node": nothing says which processes are of one job, so this one shares with none: start them '
-                "with torchrun or srun, or set STREAMLINE_JOB to the same name in each"
-            )
+    name = ["STREAMLINE_JOB", given] if given else _launched_as(environ)
     digest = hashlib.sha256("\0".join(name).encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir(), f"streamline-{os.getuid()}-{digest}"), False
 

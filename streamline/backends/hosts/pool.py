@@ -14,7 +14,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 from streamline.backends.hosts.connection import HostConnection
 from streamline.backends.hosts.host import Host
@@ -109,6 +109,8 @@ _hinted: set[tuple[object, ...]] = set()
 @dataclass(frozen=True)
 class HostingBackend(ABC):
     """A backend whose workers run in hosts: new ones for each run, or those of the `HostPool` that `with` makes."""
+
+    isolates: ClassVar[bool] = True
 
     _pools: list[HostPool] = field(default_factory=list, init=False, repr=False, compare=False)
 

@@ -57,6 +57,9 @@ ANSWER_S = 10.0
 class Sharing(Protocol):
     """A backend whose hosts can be shared."""
 
+    isolates: ClassVar[bool]
+    """Whether there is room for one more host, for a rank whose workers have died."""
+
     @property
     def sharing_kind(self) -> str:
         """The same for backends that can share hosts."""
@@ -219,10 +222,10 @@ class HostOwner:
         """Take a guest whose handshake is done."""
         session = _GuestSession(self, sock, hello)
         with self._lock:
-            closed = self._closed
-            if not closed:
+            taken = not self._closed and hello.role == "node"
+            if taken:
                 self.guests.add(session)
-        if closed:  # it tries again
+        if not taken:  # if this process has just ended its hosts, it tries again
             sock.close()
             return
         logger.debug("process %d shares the hosts of this one", hello.pid)
@@ -522,7 +525,11 @@ def _node_of(sharing: Sharing) -> Iterator[_Node]:
 
 
 class SharedHost(Host):
-    """One of the shared hosts, for the runs of this process."""
+    """One of the shared hosts, for the runs of this process.
+
+    Where calls of user code are tracked, since hosts have died, it is one of this process alone: else what another rank
+    runs may end it again and again, and a call of this one that has nothing to do with it would be blamed.
+    """
 
     kind: ClassVar[HostKind] = "process"
     shared = True
@@ -531,7 +538,10 @@ class SharedHost(Host):
         self.number = number
         self.closed = False
         self._sharing = sharing
-        self._links = sharing.host(number)  # for its kind of links; never started
+        own = sharing.host(number)
+        assert isinstance(own, SocketHost)
+        self._own: SocketHost[Any] = own  # not started, unless this is isolated
+        self._isolated = False
         self._using = ExitStack()
         self._node = self._using.enter_context(_node_of(sharing))
         self._lock = threading.RLock()  # reentrant: a finaliser may close it in this thread
@@ -541,19 +551,25 @@ class SharedHost(Host):
 
     @property
     def name(self) -> str:
-        return f"shared {host_label(self.number, self.kind, self.pid, self.node)}"
+        return self._own.name if self._isolated else f"shared {host_label(self.number, self.kind, self.pid, self.node)}"
 
     @property
     def pid(self) -> int | None:
+        if self._isolated:
+            return self._own.pid
         place = self._place
         return None if place is None else place.pid or None
 
     @property
     def node(self) -> str:
+        if self._isolated:
+            return self._own.node
         place = self._place
         return "" if place is None else place.node
 
     def resident_bytes(self) -> int:
+        if self._isolated:
+            return self._own.resident_bytes()
         place = self._place
         return 0 if place is None else place.of.resident_bytes(self.number)
 
@@ -582,7 +598,12 @@ class SharedHost(Host):
         else:
             bring(joined, role)
 
+    def isolate(self) -> None:
+        self._isolated = self._sharing.isolates
+
     async def connect(self, payload: HasFileno, answer: Callable[[Any], Any] | None = None) -> Link:
+        if self._isolated:
+            return await self._own.connect(payload, answer)
         while True:
             with self._lock:
                 joined = self._join()
@@ -591,22 +612,27 @@ class SharedHost(Host):
                 sock, place = await role.reach(self.number, payload, answer, process_env())
             except _OwnerGone:
                 continue
-            link = self._links.link_over(sock)  # type: ignore[attr-defined]
+            link = self._own.link_over(sock)
             with self._lock:
                 self._place = self._place_of[link] = place
                 if self.closed:
                     link.close()
-            return link  # type: ignore[no-any-return]
+            return link
 
     def exit_reason(self, link: Link) -> HostExit:
-        place = self._place_of[link]
+        if (place := self._place_of.get(link)) is None:
+            return self._own.exit_reason(link)
         return place.of.exit_of(place.process)
 
     def kill(self, link: Link) -> None:
-        place = self._place_of[link]
-        place.of.kill(place.process)
+        if (place := self._place_of.get(link)) is None:
+            self._own.kill(link)
+        else:
+            place.of.kill(place.process)
 
     def stacks(self) -> str:
+        if self._isolated:
+            return self._own.stacks()
         place = self._place
         return ("" if place is None else place.of.stacks(place.process)) or "it doesn't answer, or is just starting"
 
@@ -616,9 +642,11 @@ class SharedHost(Host):
             links = list(self._place_of)
         for link in links:
             link.close()
+        self._own.leave()
 
     def close(self) -> None:
         self.leave()
+        self._own.close()
         with self._lock:
             using, self._using = self._using, ExitStack()
             joined = self._joined

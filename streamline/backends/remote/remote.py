@@ -56,6 +56,8 @@ class Remote(HostingBackend):
         own.
     """
 
+    isolates: ClassVar[bool] = False  # agents offer so many places
+
     hosts: int | tuple[int, int]
     listen: str = field(default="0.0.0.0:7077", kw_only=True)
     key_file: str | os.PathLike[str] | None = field(default=None, kw_only=True)

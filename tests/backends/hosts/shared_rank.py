@@ -44,6 +44,12 @@ def faulty(number: int) -> int:
     return noted(number)
 
 
+def poisonous(number: int) -> int:
+    if number == 5:
+        os._exit(3)
+    return noted(number)
+
+
 def of_items(fn: Callable[[int], Any], length: int = LENGTH) -> sl.Pipeline[Any]:
     return sl.from_items(range(length)).shard(4).map(fn).merge()
 
@@ -53,6 +59,7 @@ PIPES: dict[str, Callable[[], sl.Pipeline[Any]]] = {
     "others": lambda: of_items(lambda number: -noted(number)),
     "arrays": lambda: of_items(array),
     "faulty": lambda: of_items(faulty),
+    "poisonous": lambda: of_items(poisonous),
     "long": lambda: of_items(noted, 100_000),
     "windows": lambda: (
         sl.from_items(range(LENGTH)).shard(4).shuffle(window=8).map(noted).merge().batch(3, collate=None)

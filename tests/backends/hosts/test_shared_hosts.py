@@ -171,6 +171,17 @@ def test_a_handler_of_errors_is_asked_in_the_rank_whose_it_is(tmp_path: Path) ->
         end(made, *ranks)
 
 
+def test_an_item_that_ends_its_host_is_found_by_each_rank(tmp_path: Path) -> None:
+    with job(tmp_path) as made:
+        ranks = made.start(2)
+        for rank in ranks:
+            rank.open("poisonous", on_error="skip")
+        for items in rest_of(*ranks):
+            assert sorted(items) == [number for number in ALL if number != 5]
+        assert [rank.do("skipped", name="s")[0] for rank in ranks] == [1, 1]
+        end(made, *ranks)
+
+
 def test_ranks_pause_alone_and_together(tmp_path: Path) -> None:
     with job(tmp_path) as made:
         one, two = made.opened(2)
