@@ -85,7 +85,13 @@ class HostConnection:
         self._hang_detector = HangDetector(host, crash_tracking, tasks, self._running_workers)
         self._meters = tasks.session.meters
         self._meter = HostMeter(
-            host.number, host.kind, lambda: host.pid, host.resident_bytes, host.stacks, lambda: host.node
+            host.number,
+            host.kind,
+            lambda: host.pid,
+            host.resident_bytes,
+            host.stacks,
+            lambda: host.node,
+            shared=host.shared,
         )
         self._meters.hosts.append(self._meter)
         self._remote_metrics = RemoteMetrics(self._meters, self._meter)

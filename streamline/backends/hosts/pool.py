@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 from streamline.backends.hosts.connection import HostConnection
 from streamline.backends.hosts.host import Host
+from streamline.backends.hosts.job import in_a_job
 from streamline.backends.hosts.placement import Elasticity, Placement
 from streamline.backends.hosts.plan_shipping import Shipped, digest
 from streamline.backends.hosts.remote_worker import RemoteWorker
@@ -153,7 +154,7 @@ class HostingBackend(ABC):
 
     def run_host(self, number: int) -> Host:
         """Return a new host for the runs of this process, or its part in a shared one."""
-        return self.host(number) if self.shared is None else SharedHost(number, self)
+        return SharedHost(number, self) if self.shared is not None and in_a_job(os.environ) else self.host(number)
 
     def hosts_for(self, workers: int) -> int:
         """Return how many hosts run `workers` workers."""
@@ -264,10 +265,12 @@ def spread(shard: int, hosts: int) -> int:
 
 
 def may_share_workers(plan: Plan, site: Site) -> bool:
-    """Whether another process may need the same items: not where each process of the job is a rank of its own.
+    """Whether another process may need the same items: not where there is none, or each is a rank of its own.
 
     Nor where something decides in the process that reads: a live source, an order that is chosen, a handler of errors.
     """
+    if not in_a_job(os.environ):
+        return False
     job = find_rank()
     own_rank = job.world_size > 1 and site.num_shards == job.world_size
     decides = (

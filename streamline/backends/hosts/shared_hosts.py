@@ -551,7 +551,7 @@ class SharedHost(Host):
 
     @property
     def name(self) -> str:
-        return self._own.name if self._isolated else f"shared {host_label(self.number, self.kind, self.pid, self.node)}"
+        return host_label(self.number, self.kind, self.pid, self.node, shared=not self._isolated)
 
     @property
     def pid(self) -> int | None:

@@ -356,12 +356,13 @@ class _SharedWorker:
         self._progress = self._acked = 0
         self._watched = self._ended = False
 
-    def fits(self, message: OpenWorker) -> bool:
+    def fits(self, peer: RunPeer, message: OpenWorker) -> bool:
         """Whether a peer that opens this gets just what the worker has given, and will give."""
         mine = self._opened
         return (
             self._whole
             and not self.closing
+            and peer not in self.peers  # which reads it twice, apart
             and not message.track_calls
             and message.crashing_call is None
             and _place(message) == _place(mine)
@@ -556,6 +557,8 @@ class RunPeer:
                     self._handlers[type(message)](message)
         except LinkClosed:
             return
+        except Exception:  # the runs that this has begun may serve others
+            traceback.print_exc()
 
     def _on_hello(self, hello: Hello) -> None:
         self._hello = hello
@@ -575,7 +578,7 @@ class RunPeer:
         runs = [run for run in self._plan.runs if not run.ending]
         for run in runs:
             worker = run.worker_of(message.shard)
-            if worker is not None and worker.fits(message):
+            if worker is not None and worker.fits(self, message):
                 run.enter(self)
                 worker.join(self, message)
                 self._workers[message.worker] = worker

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from streamline.backends.hosts.job import JobDirectory, job_directory
+from streamline.backends.hosts import job
+from streamline.backends.hosts.job import JobDirectory, in_a_job, job_directory
 from streamline.errors import HostError
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
@@ -33,7 +34,6 @@ def test_ranks_of_one_job_have_one_directory_and_other_jobs_another() -> None:
         {**SLURM, "SLURM_STEP_ID": "1"},
         {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"},
         {"STREAMLINE_JOB": "7"},
-        {},
     ]
     assert len({job_directory(environ)[0] for environ in jobs}) == len(jobs)
     for environ in jobs:
@@ -49,10 +49,16 @@ def test_a_path_is_the_directory_itself(tmp_path: Path) -> None:
         job_directory({"STREAMLINE_JOB": "./here"})
 
 
-def test_without_a_job_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = job_directory({})
-    monkeypatch.setattr(os, "getpid", lambda: 1)
-    assert job_directory({}) != here
+def test_without_a_job_a_process_shares_with_none(caplog: pytest.LogCaptureFixture) -> None:
+    job._say_alone.cache_clear()
+    with caplog.at_level("INFO", "streamline.hosts"):
+        assert not in_a_job({"RANK": "0", "MASTER_ADDR": "node0", "SLURM_JOB_ID": "7"})
+        assert not in_a_job({})
+    assert [record.getMessage().partition(", so")[0] for record in caplog.records] == [
+        'shared="node": nothing says which processes are of one job'
+    ]
+    for environ in (TORCHRUN, SLURM, {"STREAMLINE_JOB": "7"}):
+        assert in_a_job(environ)
 
 
 @pytest.fixture
@@ -64,14 +70,14 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_the_directory_is_made_for_this_user_and_removed_whole(temporary: Path) -> None:
-    job = JobDirectory("kind", {"STREAMLINE_JOB": "name"})
-    with job.locked():
-        key = job.new_key()
+    made = JobDirectory("kind", {"STREAMLINE_JOB": "name"})
+    with made.locked():
+        key = made.new_key()
         assert len(key) == 64
-        assert job.key() == key
-        assert stat.S_IMODE(job.directory.stat().st_mode) == 0o700
-        assert [path for path in job.directory.iterdir() if path.stat().st_mode & 0o077] == []
-        job.remove()
+        assert made.key() == key
+        assert stat.S_IMODE(made.directory.stat().st_mode) == 0o700
+        assert [path for path in made.directory.iterdir() if path.stat().st_mode & 0o077] == []
+        made.remove()
     assert not list(temporary.iterdir())
 
 
@@ -91,46 +97,49 @@ def test_another_kind_of_backend_in_it_stays(temporary: Path) -> None:
 def test_a_directory_that_is_not_this_users_alone_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsafe: str
 ) -> None:
-    job, expected = job_at(tmp_path / "job"), ""
+    made, expected = job_at(tmp_path / "job"), ""
     if unsafe == "link":
-        job.directory.symlink_to(tmp_path)
+        made.directory.symlink_to(tmp_path)
         expected = "is a symbolic link"
     elif unsafe == "file":
-        job.directory.touch()
+        made.directory.touch()
         expected = "is no directory"
     elif unsafe == "open":
-        job.directory.mkdir()
-        job.directory.chmod(0o750)
+        made.directory.mkdir()
+        made.directory.chmod(0o750)
         expected = r"may be used by others \(mode 750, expected 700\)"
     else:
-        job.directory.mkdir(mode=0o700)
+        made.directory.mkdir(mode=0o700)
         other = os.getuid() + 1
         monkeypatch.setattr(os, "getuid", lambda: other)
         expected = f"belongs to user {other - 1}, and this process is of user {other}"
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(HostError, match=f"job {expected}: .* set STREAMLINE_JOB to another name or path"), job.locked():
+    with (
+        pytest.raises(HostError, match=f"job {expected}: .* set STREAMLINE_JOB to another name or path"),
+        made.locked(),
+    ):
         raise AssertionError("it was used")
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_lock_or_key_that_is_a_link_is_refused(tmp_path: Path) -> None:
-    job, precious = job_at(tmp_path / "job"), tmp_path / "precious"
+    made, precious = job_at(tmp_path / "job"), tmp_path / "precious"
     precious.touch()
-    with job.locked():
-        job.new_key()
-        job.remove()
-    (lock,) = {path.with_suffix(".lock") for path in [job.socket]}
+    with made.locked():
+        made.new_key()
+        made.remove()
+    (lock,) = {path.with_suffix(".lock") for path in [made.socket]}
     lock.symlink_to(precious)
-    with pytest.raises(HostError, match=r"\.lock can't be used"), job.locked():
+    with pytest.raises(HostError, match=r"\.lock can't be used"), made.locked():
         raise AssertionError("it was used")
 
 
 def test_a_missing_parent_is_named(tmp_path: Path) -> None:
-    job, expected = (
+    made, expected = (
         job_at(tmp_path / "absent" / "job"),
         "there is no [^ ]*/absent, which the job's directory is made in",
     )
-    with pytest.raises(HostError, match=expected), job.locked():
+    with pytest.raises(HostError, match=expected), made.locked():
         raise AssertionError("it was used")
 
 
@@ -140,24 +149,24 @@ def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_stale_socket_is_no_process_that_listens(tmp_path: Path) -> None:
-    job = job_at(tmp_path / "job")
-    with job.locked():
-        assert job.connected() is None
+    made = job_at(tmp_path / "job")
+    with made.locked():
+        assert made.connected() is None
         with socket.socket(socket.AF_UNIX) as server:
-            server.bind(os.fspath(job.socket))
+            server.bind(os.fspath(made.socket))
             server.listen()
-            found = job.connected()
+            found = made.connected()
             assert found is not None
             found.close()
-        assert job.connected() is None
-        assert job.socket.exists()
-    job.remove_if_dead()
-    assert not list(job.directory.iterdir())
+        assert made.connected() is None
+        assert made.socket.exists()
+    made.remove_if_dead()
+    assert not list(made.directory.iterdir())
 
 
 def test_a_lock_that_is_removed_while_another_waits_for_it_is_made_anew(tmp_path: Path) -> None:
     """The one that waits must not go on with a file that has no name: a third would find none, and go on, too."""
-    job, waiting, went_on = job_at(tmp_path / "job"), threading.Event(), threading.Event()
+    made, waiting, went_on = job_at(tmp_path / "job"), threading.Event(), threading.Event()
     flock = fcntl.flock
 
     def noted(descriptor: int, operation: int) -> None:
@@ -167,14 +176,14 @@ def test_a_lock_that_is_removed_while_another_waits_for_it_is_made_anew(tmp_path
     def wait() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fcntl, "flock", noted)
-            with job.locked():
-                assert job.directory.joinpath(job.socket.with_suffix(".lock").name).exists()
+            with made.locked():
+                assert made.directory.joinpath(made.socket.with_suffix(".lock").name).exists()
                 went_on.set()
 
-    with job.locked():
+    with made.locked():
         thread = threading.Thread(target=wait)
         thread.start()
         waiting.wait()
-        job.remove()
+        made.remove()
     thread.join()
     assert went_on.is_set()

@@ -305,7 +305,10 @@ def test_alone_it_behaves_as_without(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pipe.open(backend=sl.Processes(2, shared="node")) as stream:
         assert [next(stream) for _ in range(4)] == whole[:4]
         snapshot = stream.snapshot()
-        assert len(stream.stats().hosts) == 2
+        assert [host.name.partition(",")[0] for host in stream.stats().hosts] == [
+            "shared process 0",
+            "shared process 1",
+        ]
     assert not list((tmp_path / "job").iterdir())
     with pipe.open(backend=sl.Processes(2, shared="node"), resume=snapshot) as stream:
         assert list(stream) == whole[4:]
@@ -324,6 +327,24 @@ def test_a_pool_and_a_loader_keep_shared_hosts(tmp_path: Path, monkeypatch: pyte
         assert pids[0] == pids[1]
     with pipe.loader(backend=sl.Processes(2, shared="node")) as loader:
         assert [list(loader) for _ in range(3)] == [list(range(40))] * 3
+    assert not list((tmp_path / "job").iterdir())
+
+
+def test_without_a_job_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STREAMLINE_JOB", raising=False)
+    pipe, backend = sl.from_items(range(8)).shard(2).merge(), sl.Processes(2, shared="node")
+    with pipe.open(backend=backend) as one, pipe.open(backend=backend) as two:
+        assert list(one) == list(two) == list(range(8))
+        assert not {host.pid for host in one.stats().hosts} & {host.pid for host in two.stats().hosts}
+
+
+def test_two_streams_of_one_process_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMLINE_JOB", os.fspath(tmp_path / "job"))
+    pipe = sl.from_items(range(8)).shard(2).map(lambda number: (number, os.getpid())).merge()
+    backend = sl.Processes(2, shared="node")
+    with pipe.open(backend=backend) as one, pipe.open(backend=backend) as two:
+        assert list(one) == list(two)
+        assert [host.pid for host in one.stats().hosts] == [host.pid for host in two.stats().hosts]
     assert not list((tmp_path / "job").iterdir())
 
 
