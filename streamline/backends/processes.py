@@ -6,18 +6,19 @@ continue after the last item that arrived.
 
 from __future__ import annotations
 
-import threading
-import weakref
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from streamline.backends.hosts.child_process import HostProcess
-from streamline.backends.hosts.host import Host, HostExit
+from streamline.backends.hosts.host import HostExit, SocketHost
 from streamline.backends.hosts.host_server import Spec
 from streamline.backends.hosts.plan_shipping import Shipped, ship
-from streamline.backends.hosts.pool import HostingBackend
+from streamline.backends.hosts.pool import HostingBackend, check_shared
+from streamline.backends.hosts.process_env import ProcessEnv
 from streamline.backends.hosts.restarts import CrashTracking
+from streamline.backends.hosts.stdio_relay import Relay
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.socket_link import SocketLink
 from streamline.core.counters import HostKind
@@ -42,6 +43,8 @@ class Processes(HostingBackend):
       max_restarts: deaths in a row, without an item in between, before `WorkerDied` is raised.
       worker_timeout: seconds that the consumer waits for a worker before its Python stack is logged; None: no limit.
       replace_stuck: whether the process of such a worker is then replaced, too.
+      shared: "node": the processes of one job on this machine use the same n processes, and what several of them need
+        is read once (docs/ranks.md). None: each has its own.
     """
 
     n: int | None = None
@@ -49,15 +52,21 @@ class Processes(HostingBackend):
     max_restarts: int = field(default=3, kw_only=True)
     worker_timeout: float | None = field(default=None, kw_only=True)
     replace_stuck: bool = field(default=False, kw_only=True)
+    shared: Literal["node"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.n is not None:
             check_int("Processes(n)", self.n, 1)
         check_int("Processes(max_restarts=)", self.max_restarts, 1)
+        check_shared("Processes", self.shared)
 
     @property
     def most(self) -> int | None:
         return self.n
+
+    @property
+    def sharing_kind(self) -> str:
+        return f"Processes, env {sorted(self.env.items())}"
 
     @property
     def crash_tracking(self) -> CrashTracking:
@@ -69,7 +78,7 @@ class Processes(HostingBackend):
         return ProcessHost(number, self.env)
 
     def payload(self, plan: Plan, session: Session, hosts: int) -> Shipped:
-        shipped = ship(Spec.of(plan, session))
+        shipped = ship(Spec.of(plan, session), alike=self.shared is not None)
         session.at_close(shipped.close)  # an ended run is a reference cycle, which may be collected late
         return shipped
 
@@ -81,19 +90,16 @@ DEATH_S = 5.0
 """Seconds to wait for a killed process; one that is stuck in a driver may never exit."""
 
 
-class ProcessHost(Host):
+class ProcessHost(SocketHost[HostProcess]):
     """A process, or the one that replaced it."""
 
     kind: ClassVar[HostKind] = "process"
 
     def __init__(self, number: int, env: Mapping[str, str]) -> None:
-        self.number = number
-        self.closed = False
+        super().__init__(number)
         self._env = env
-        self._lock = threading.RLock()  # reentrant: a finaliser may close it in this thread
         self._process: HostProcess | None = None
         self._used = False  # whether the process was given a link
-        self._process_of: weakref.WeakKeyDictionary[Link, HostProcess] = weakref.WeakKeyDictionary()
 
     @property
     def name(self) -> str:
@@ -109,13 +115,17 @@ class ProcessHost(Host):
         with self._lock:
             self._started()
 
-    async def connect(self, payload: Shipped, answer: Callable[[Any], Any] | None = None) -> Link:
+    async def reach(
+        self, payload: Shipped, answer: Callable[[Any], Any] | Relay | None, env: ProcessEnv
+    ) -> tuple[socket.socket, HostProcess]:
         with self._lock:
             process = self._started()
-            link = SocketLink(process.link(payload, answer))
-            self._process_of[link] = process
+            sock = process.link(payload, answer, env)
             self._used = True
-            return link
+            return sock, process
+
+    def link_over(self, sock: socket.socket) -> Link:
+        return SocketLink(sock)
 
     def _started(self) -> HostProcess:
         """Return the process, started if there is none; under the lock."""
@@ -128,8 +138,7 @@ class ProcessHost(Host):
             self._used = False
         return self._process
 
-    def exit_reason(self, link: Link) -> HostExit:
-        process = self._process_of[link]
+    def exit_of(self, process: HostProcess) -> HostExit:
         hung_up = not process.wait(DYING_S)
         if hung_up:
             process.kill()
@@ -142,9 +151,6 @@ class ProcessHost(Host):
             if self._process is process:
                 self._process = None
         return HostExit(reason, crash)
-
-    def kill(self, link: Link) -> None:
-        self._process_of[link].kill()
 
     def stacks(self) -> str:
         process = self._process

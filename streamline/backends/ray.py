@@ -22,10 +22,11 @@ from typing import Any
 
 from streamline.backends.hosts.pool import HostPool
 from streamline.backends.remote.agent import run_agent
-from streamline.backends.remote.agents import Agents, HostGone, RemoteProcess, agents_at, bring
+from streamline.backends.remote.agents import Agents, HostGone, RemoteProcess, agents_at
 from streamline.backends.remote.remote import AgentsBackend, RemoteHost
 from streamline.core.dial import UnreachableError
 from streamline.core.forks import ForkSafeLock
+from streamline.core.threads import bring
 from streamline.errors import HostError, PlanError
 from streamline.plan.plan import Plan
 

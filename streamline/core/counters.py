@@ -123,8 +123,11 @@ class HostMeter:
         resident: Callable[[], int] = lambda: 0,
         stacks: Callable[[], str] = lambda: "",
         node: Callable[[], str] = lambda: "",
+        *,
+        shared: bool = False,
     ) -> None:
         self.number = number
+        self.shared = shared
         self.kind: HostKind = kind
         self.stacks = stacks
         self.shards: set[int] = set()
@@ -144,7 +147,7 @@ class HostMeter:
         self._seen_bytes = 0
 
     def __str__(self) -> str:
-        return host_label(self.number, self.kind, self.pid, self.node)
+        return host_label(self.number, self.kind, self.pid, self.node, shared=self.shared)
 
     @property
     def node(self) -> str:
@@ -187,9 +190,14 @@ def label(name: str, kind: str) -> str:
     return kind if name.startswith(kind) or kind.endswith(f"_{name}") else f"{kind}({name})"
 
 
-def host_label(number: int, kind: HostKind, pid: int | None, node: str = "") -> str:
-    """Return a host as it is printed: "process 2, pid 4711", "process 2 on node7, pid 4711", "thread 0"."""
-    return f"{kind} {number}" + (f" on {node}" if node else "") + (f", pid {pid}" if kind == "process" and pid else "")
+def host_label(number: int, kind: HostKind, pid: int | None, node: str = "", *, shared: bool = False) -> str:
+    """Return a host as it is printed: "process 2, pid 4711", "shared process 2 on node7, pid 4711", "thread 0"."""
+    whose = "shared " if shared else ""
+    return (
+        f"{whose}{kind} {number}"
+        + (f" on {node}" if node else "")
+        + (f", pid {pid}" if kind == "process" and pid else "")
+    )
 
 
 R = TypeVar("R")

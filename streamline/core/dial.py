@@ -39,7 +39,7 @@ def dial(
         sock = socket.create_connection(address, timeout_s)
     except (OSError, UnicodeError) as error:  # the latter: no name of a host
         raise _unreachable(address, error) from error
-    return _introduced(sock, Introduction(address, key, hello, tls), deadline)
+    return Introduction(address, key, hello, tls).introduced(sock, deadline)
 
 
 class Introduction(NamedTuple):
@@ -64,16 +64,35 @@ class Introduction(NamedTuple):
         except OSError as error:
             sock.close()
             raise _unreachable(self.address, error) from error
-        return _introduced(sock, self, deadline)
+        return self.introduced(sock, deadline)
+
+    def introduced(self, sock: socket.socket, deadline: float) -> socket.socket:
+        """Do the handshake on a connected socket; return what to use in its place."""
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        where = f"{self.address[0]}:{self.address[1]}"
+        return greeted(sock, self.key, self.hello, where, tls=self.tls, deadline=deadline)
 
 
-def _introduced(sock: socket.socket, introduction: Introduction, deadline: float) -> socket.socket:
-    """Do the handshake on a new connection; return what to use in its place."""
-    address, key, hello, tls = introduction
-    where = f"{address[0]}:{address[1]}"
+def greeted(
+    sock: socket.socket,
+    key: bytes,
+    hello: PeerHello,
+    where: str,
+    *,
+    tls: Certificates | None = None,
+    deadline: float | None = None,
+) -> socket.socket:
+    """Return a connection, of a socket connected to the listener at `where`, with its handshake done.
+
+    Args:
+      deadline: on the monotonic clock; None: in 10 s.
+
+    Raises:
+      As `dial`; the socket is closed then.
+    """
+    deadline = time.monotonic() + 10.0 if deadline is None else deadline
     handshake = DialerHandshake(key, hello)
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
             sock = encrypted = tls.dialling()(sock)
             sock.settimeout(_left_s(deadline))

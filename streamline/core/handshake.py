@@ -75,12 +75,13 @@ class PeerHello(msgspec.Struct, frozen=True, kw_only=True):
     """What a dialer says of itself.
 
     Attributes:
-      role: of the connection: an agent's own, a link of one of its hosts, or one that asks for objects of a cache.
+      role: of the connection: an agent's own, a link of one of its hosts, one that asks for objects of a cache, or one
+        of a process that shares the hosts of another.
       node: its machine's name.
       ticket: of a link: the listener's, good for one; of an agent that was started for one host: that host's.
     """
 
-    role: Literal["control", "link", "objects"]
+    role: Literal["control", "link", "objects", "node"]
     node: Annotated[str, msgspec.Meta(max_length=253)]
     pid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     ticket: Annotated[str, msgspec.Meta(max_length=256)] = ""
@@ -254,7 +255,8 @@ def _mismatch(hello: PeerHello) -> str:
     here = PeerHello(role=hello.role, node="", pid=0)
     if (hello.version, _minor(hello.python)) == (here.version, _minor(here.python)):
         return ""
-    ours, theirs = ("this peer", "the one") if hello.role == "objects" else ("the trainer", "the agent")
+    agents = hello.role in ("control", "link")
+    ours, theirs = ("the trainer", "the agent") if agents else ("this peer", "the one")
     return (
         f"{ours} runs streamline {here.version} on Python {here.python}, {theirs} on {hello.node} streamline "
         f"{hello.version} on Python {hello.python}: install the same streamline and the same minor version of Python"

@@ -86,13 +86,13 @@ class Listener:
     """Listens at an address, as long as it isn't closed.
 
     Args:
-      address: port 0: any that is free.
+      address: port 0: any that is free. A path: that of a Unix socket, which isn't there yet; it isn't removed.
       on_peer: called in the listener's thread with each connection, blocking, what it said of itself, and its address.
         It must not wait: others do meanwhile.
       tls: None: nothing is encrypted.
 
     Attributes:
-      port: at which it listens.
+      port: at which it listens; 0: at a path.
 
     Raises:
       HostError: the address is in use, or not of this machine; there is no room for a thread or a descriptor; there is
@@ -101,7 +101,7 @@ class Listener:
 
     def __init__(
         self,
-        address: tuple[str, int],
+        address: tuple[str, int] | str,
         key: bytes,
         on_peer: Callable[[socket.socket, PeerHello, str], object],
         tls: Certificates | None = None,
@@ -110,7 +110,7 @@ class Listener:
         self._key = key
         self._on_peer = on_peer
         self._server = _listening(address)
-        self.port: int = self._server.getsockname()[1]
+        self.port: int = 0 if isinstance(address, str) else self._server.getsockname()[1]
         self._pending: OrderedDict[socket.socket, _Pending] = OrderedDict()
         self._logged: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._full_until: float | None = None
@@ -165,17 +165,19 @@ class Listener:
 
     def _accept(self) -> None:
         try:
-            sock, (host, *_) = self._server.accept()
+            sock, peer = self._server.accept()
         except OSError as error:  # it has hung up already, or there is no descriptor for it
             if error.errno in _FULL:
                 self._full(error)
             return
         try:
             sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:  # it has hung up
             sock.close()
             return
+        host = "this machine" if sock.family == socket.AF_UNIX else peer[0]
         if len(self._pending) >= MOST_PENDING:
             self._refuse(self._oldest(), f"{MOST_PENDING} later ones aren't done with their handshakes either")
         if self._encrypts is not None:
@@ -262,12 +264,26 @@ class Listener:
         self._selector.close()
 
 
-def _listening(address: tuple[str, int]) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+def _listening(address: tuple[str, int] | str) -> socket.socket:
     try:
-        server = socket.create_server(address, family=family, backlog=1024)
+        server = _server_at(address)
     except (OSError, UnicodeError) as error:  # the latter: no name of a host
         why = getattr(error, "strerror", None) or error
-        raise HostError(f"can't listen at {address[0]}:{address[1]}: {why}") from error
+        where = address if isinstance(address, str) else f"{address[0]}:{address[1]}"
+        raise HostError(f"can't listen at {where}: {why}") from error
     server.setblocking(False)
+    return server
+
+
+def _server_at(address: tuple[str, int] | str) -> socket.socket:
+    if not isinstance(address, str):
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        return socket.create_server(address, family=family, backlog=1024)
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        server.bind(address)
+        server.listen(1024)
+    except BaseException:
+        server.close()
+        raise
     return server

@@ -16,7 +16,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, InvalidStateError
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar, cast
@@ -358,3 +359,25 @@ def waker() -> Callable[[Callable[[], None]], object]:
     except RuntimeError:
         trio: Any = sys.modules["trio"]
         return cast("Callable[[Callable[[], None]], object]", trio.lowlevel.current_trio_token().run_sync_soon)
+
+
+async def brought(future: Future[T]) -> T:
+    """Return what another thread brings."""
+    arrived, wake = anyio.Event(), waker()
+
+    def done(_: object) -> None:
+        with suppress(RuntimeError):  # the event loop has ended
+            wake(arrived.set)
+
+    future.add_done_callback(done)
+    await arrived.wait()
+    return future.result()
+
+
+def bring(future: Future[T], result: T | BaseException) -> bool:
+    """Give a future its result; return whether it had none."""
+    try:
+        future.set_exception(result) if isinstance(result, BaseException) else future.set_result(result)
+    except InvalidStateError:
+        return False
+    return True

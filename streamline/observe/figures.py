@@ -137,6 +137,7 @@ class HostStats:
       resident_bytes: memory that it holds, or held when it was last seen, shared pages included; 0 of a thread: it is
         this process's.
       alive: it has been started, and hasn't ended.
+      shared: by the ranks of this machine; its memory is counted by the one that owns it.
     """
 
     number: int
@@ -156,11 +157,12 @@ class HostStats:
     resident_bytes: int = 0
     alive: bool = True
     node: str = ""
+    shared: bool = False
 
     @property
     def name(self) -> str:
-        """How messages call it: "process 2, pid 4711", "process 2 on node7, pid 4711", "thread 0"."""
-        return host_label(self.number, self.kind, self.pid, self.node)
+        """How messages call it: "process 2, pid 4711", "shared process 2 on node7, pid 4711", "thread 0"."""
+        return host_label(self.number, self.kind, self.pid, self.node, shared=self.shared)
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ def host_stats(host: HostMeter, stages: Sequence[StageMeter], now: float) -> Hos
         kind=host.kind,
         pid=host.pid,
         node=host.node,
+        shared=host.shared,
         shards=tuple(sorted(host.shards)),
         items=host.items,
         bytes=host.bytes,

@@ -31,7 +31,7 @@ from types import MappingProxyType
 from streamline.backends.hosts.plan_shipping import Shipped, memory_file
 from streamline.backends.hosts.process_env import ProcessEnv, environment, process_env
 from streamline.backends.hosts.process_main import LINK_HEADER, STACKS_SIGNAL
-from streamline.backends.hosts.stdio_relay import Answer, Frames, HostOutput, ParentStdio
+from streamline.backends.hosts.stdio_relay import Answer, Frames, HostOutput, ParentStdio, Relay
 from streamline.core.cleanup import Cleanup
 from streamline.core.threads import start_thread
 from streamline.errors import HostError
@@ -256,7 +256,7 @@ class HostProcess:
         number: int,
         env: Mapping[str, str] = MappingProxyType({}),
         *,
-        entry_point: str = "streamline.backends.hosts.host_server:serve_socket",
+        entry_point: str = "streamline.backends.hosts.shared_runs:serve_socket",
         output: Frames | None = None,
     ) -> None:
         self.number = number
@@ -286,10 +286,14 @@ class HostProcess:
         # Not at the interpreter's exit: runs that are still open would log its death; the kernel kills it then.
         Cleanup(self, ChildProcess.abandon, self._child).not_at_exit()
 
-    def link(self, shipped: Shipped, answer: Answer | None = None) -> socket.socket:
+    def link(
+        self, shipped: Shipped, answer: Answer | Relay | None = None, env: ProcessEnv | None = None
+    ) -> socket.socket:
         """Pass a new link and its payload; return the consumer's end. Thread-safe. In a dead process, it is closed.
 
-        `answer` answers the questions of `stdio_relay.asker`, in a thread of its own.
+        Args:
+          answer: answers the questions of `stdio_relay.asker`, in a thread of its own.
+          env: of the consumer; None: this process is.
         """
         child = self._started()
         consumer_end, host_end = socket.socketpair()
@@ -297,7 +301,7 @@ class HostProcess:
             self._links += 1
             if answer is not None:
                 child.output.answer(self._links, answer)
-            child.send_link(self._links, consumer_end, host_end, shipped.fileno(), process_env())
+            child.send_link(self._links, consumer_end, host_end, shipped.fileno(), env or process_env())
         return consumer_end
 
     def link_over(self, sock: socket.socket, number: int, shipped: Shipped, env: ProcessEnv, *more: object) -> None:

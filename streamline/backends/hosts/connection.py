@@ -55,6 +55,7 @@ class HostConnection:
     Args:
       own: the host ends with the run.
       placement: gives it workers, and takes them away; None: it has those that were added, for good.
+      share: as in `Hello`.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class HostConnection:
         *,
         own: bool,
         placement: Placement | None = None,
+        share: bytes = b"",
     ) -> None:
         self.host = host
         self._payload = payload
@@ -73,6 +75,7 @@ class HostConnection:
         self._gate = tasks.gate
         self._own = own
         self._placement = placement
+        self._share = share
         self._link: Link | None = None
         self._workers: dict[int, RemoteWorker[Any]] = {}
         self._wanted: set[int] = set()
@@ -82,7 +85,13 @@ class HostConnection:
         self._hang_detector = HangDetector(host, crash_tracking, tasks, self._running_workers)
         self._meters = tasks.session.meters
         self._meter = HostMeter(
-            host.number, host.kind, lambda: host.pid, host.resident_bytes, host.stacks, lambda: host.node
+            host.number,
+            host.kind,
+            lambda: host.pid,
+            host.resident_bytes,
+            host.stacks,
+            lambda: host.node,
+            shared=host.shared,
         )
         self._meters.hosts.append(self._meter)
         self._remote_metrics = RemoteMetrics(self._meters, self._meter)
@@ -191,7 +200,7 @@ class HostConnection:
         self._remote_pause.connected(link)
         counted, ask = (None, None) if link.copies else (meters.within(self._meter), session.errors.decide)
         observed, answer = meters.observer is not None, self._placement is not None
-        link.send(Hello(self.host.name, counted if meters.on else None, observed, ask, answer))
+        link.send(Hello(self.host.name, counted if meters.on else None, observed, ask, answer, self._share))
         self._tasks.start(link.flush, f"connection to {self.host.name}, writing", lambda: None)
         for number in sorted(self._wanted):
             worker = self._workers[number]
@@ -273,6 +282,8 @@ class HostConnection:
             logger.warning("%s has ended with %s: %s%s", name, ended, then, crash and f"\n{crash}")
         for worker in self._crash_report.died(lost, stuck=stuck_s is not None) if counts else ():
             worker.apply_verdict(crash_verdict(worker, self.host.number, name, ended))
+        if any(worker.restart_policy.track_calls for worker in lost):
+            self.host.isolate()
         for worker in lost:
             worker.restart_policy.calls.clear()
             self._release(worker)
@@ -336,7 +347,7 @@ class HostConnection:
         """End without an event loop."""
         link, self._link = self._link, None
         if link is not None:
-            if self._own:
+            if self._own and not self.host.shared:
                 self.host.kill(link)
             link.close()
         for worker in self._workers.values():

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
+from streamline.backends.hosts.process_env import ProcessEnv, process_env
+from streamline.backends.hosts.stdio_relay import Relay
 from streamline.backends.ipc.link import Link
 from streamline.core.counters import HostKind
 
@@ -31,9 +36,11 @@ class Host(ABC):
     Attributes:
       number: 0-based, among its backend's.
       closed: it was asked to end; `connect` raises.
+      shared: with other processes of this machine: it isn't killed where a run is only abandoned.
     """
 
     kind: ClassVar[HostKind] = "thread"
+    shared: ClassVar[bool] = False
     number: int
     closed: bool
 
@@ -78,6 +85,9 @@ class Host(ABC):
     def kill(self, link: Link) -> None:
         """Kill the host of a link; where that can't be done, close the link."""
 
+    def isolate(self) -> None:  # noqa: B027 - most run nothing of others
+        """Be a host of this process alone from the next link on, if that can be: a death must tell who is to blame."""
+
     @abstractmethod
     def stacks(self) -> str:
         """Return the stacks of its threads, or why there are none. Blocks."""
@@ -89,3 +99,55 @@ class Host(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the host and wait for it. Idempotent. Blocks."""
+
+
+class Killable(Protocol):
+    """The process of a host."""
+
+    def kill(self) -> None: ...
+
+
+P = TypeVar("P", bound=Killable)
+
+
+class SocketHost(Host, Generic[P]):
+    """A host at the other end of a socket, which may be passed on to another process of this machine."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.closed = False
+        self._lock = threading.RLock()  # reentrant: a finaliser may close it in this thread
+        self._process_of: weakref.WeakKeyDictionary[Link, P] = weakref.WeakKeyDictionary()
+
+    @abstractmethod
+    async def reach(
+        self, payload: Any, answer: Callable[[Any], Any] | Relay | None, env: ProcessEnv
+    ) -> tuple[socket.socket, P]:
+        """Return the consumer's end of a new connection, and the process at its other end; as `connect` does.
+
+        Args:
+          env: of the consumer.
+        """
+
+    @abstractmethod
+    def exit_of(self, process: P) -> HostExit:
+        """As `exit_reason`, of a process that was reached."""
+
+    @abstractmethod
+    def link_over(self, sock: socket.socket) -> Link:
+        """Return the consumer's end of a link over a connection."""
+
+    async def connect(self, payload: Any, answer: Callable[[Any], Any] | None = None) -> Link:
+        sock, process = await self.reach(payload, answer, process_env())
+        link = self.link_over(sock)
+        with self._lock:
+            self._process_of[link] = process
+            if self.closed:
+                link.close()
+        return link
+
+    def exit_reason(self, link: Link) -> HostExit:
+        return self.exit_of(self._process_of[link])
+
+    def kill(self, link: Link) -> None:
+        self._process_of[link].kill()

@@ -2,13 +2,12 @@
 
 Each worker is a chain of stages with a task of its own, driven as everywhere (`streamline.core.driver`); its output
 goes into an `ItemSender` instead of a channel. Items of a live source come in through an `ItemReceiver`: its feed is
-read by the consumer, once for all workers. `serve` is the entry point of a host thread, `serve_socket` of a host
-process.
+read by the consumer, once for all workers. `serve` is the entry point of a host thread; that of a process is in
+`streamline.backends.hosts.shared_runs`.
 """
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,18 +16,16 @@ from typing import Any, cast
 import anyio
 
 from streamline.backends.hosts.item_sender import ItemSender
-from streamline.backends.hosts.plan_shipping import load
 from streamline.backends.hosts.remote_errors import RemoteErrors, host_policy
 from streamline.backends.hosts.remote_metrics import MetricsReporter
 from streamline.backends.hosts.restarts import CallLog, track_calls, unbuffered
-from streamline.backends.ipc.exceptions import decode_failure, pickle_exception
+from streamline.backends.ipc.exceptions import decode_failure
 from streamline.backends.ipc.link import Link, LinkClosed
 from streamline.backends.ipc.messages import (
     CloseWorker,
     Credit,
     FlushAt,
     Hello,
-    HostFailed,
     HostReady,
     LiveCredit,
     LiveEnd,
@@ -44,7 +41,6 @@ from streamline.backends.ipc.messages import (
     WorkerClosed,
     WorkerOpened,
 )
-from streamline.backends.ipc.socket_link import SocketLink
 from streamline.backends.ipc.state_codec import ColumnEncoder
 from streamline.core.channel import Channel, Inbox
 from streamline.core.driver import drive
@@ -57,23 +53,6 @@ from streamline.observe.stacks import waiting_tasks
 from streamline.plan.plan import Plan
 from streamline.plan.worker import worker_flow
 from streamline.sources.live import FedSource
-
-
-async def serve_socket(sock: socket.socket, payload: int) -> None:
-    """Serve a run in a host process."""
-    await serve_link(SocketLink(sock), payload)
-
-
-async def serve_link(link: Link, payload: int, load: Callable[[int], Spec] = load) -> None:
-    """Serve a run over `link`; if its plan can't be loaded, send the reason."""
-    try:
-        spec = load(payload)
-    except BaseException as error:  # the import of a user's module may raise anything
-        link.send(HostFailed(pickle_exception(error)))
-        await link.drain()
-        link.close()
-        return
-    await serve(link, spec)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import contextlib
 import copyreg
 import errno
 import functools
+import hashlib
 import importlib.machinery
 import mmap
 import os
@@ -23,7 +24,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import dropwhile
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -32,6 +33,7 @@ from streamline.backends.ipc.by_value import DERIVED, EXACT, RecreatingPickler
 from streamline.backends.ipc.pickling import PickleBuffers, PickledItems
 from streamline.core.forks import ForkSafeLock
 from streamline.errors import HostError, PlanError, users_level
+from streamline.plan.fingerprint import code_hash
 
 
 def mapped_again(array: np.ndarray[Any, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
@@ -89,8 +91,17 @@ ENTRY = struct.Struct("<QQ?")  # where a buffer begins, its bytes, whether it is
 InBand: TypeAlias = Callable[[pickle.PickleBuffer], bool]
 """Returns whether a buffer goes into the pickle, and not beside it."""
 
+Keeps: TypeAlias = Callable[[object], bool]
+"""Returns whether a computed value is sent."""
+
 _registering = ForkSafeLock()  # reentrant: an object's `__reduce__` may pickle a part of the plan
 """cloudpickle's registry of modules by value is global."""
+
+
+class HasFileno(Protocol):
+    """A shipped payload."""
+
+    def fileno(self) -> int: ...
 
 
 class Shipped:
@@ -111,8 +122,12 @@ class Shipped:
         self._fd = -1
 
 
-def ship(payload: object) -> Shipped:
+def ship(payload: object, *, alike: bool = False) -> Shipped:
     """Pickle `payload` for any number of hosts.
+
+    Args:
+      alike: so that what is the same in two processes of a program has the same `digest`: without values that
+        properties have computed, and with one identity of each class that is sent by value.
 
     Raises:
       PlanError: it can't be pickled; the message names the part and its stage.
@@ -121,7 +136,7 @@ def ship(payload: object) -> Shipped:
     fd = None
     try:
         fd = memory_file("streamline plan")
-        nbytes = _write(payload, fd)
+        nbytes = _write(payload, fd, alike=alike)
     except BaseException as error:
         if fd is not None:
             os.close(fd)
@@ -155,6 +170,15 @@ def load(fd: int) -> Any:
     return pickle.loads(mapped[:size], buffers=buffers)
 
 
+def digest(shipped: HasFileno) -> bytes:
+    """Return what is the same for two plans only if they are, of this process or another one of the same program.
+
+    Plans that are the same may differ in it, by the order of a set of strings, say: then they are taken for two.
+    """
+    with mmap.mmap(shipped.fileno(), 0, prot=mmap.PROT_READ) as whole:
+        return hashlib.sha256(whole).digest()
+
+
 def memory_file(name: str) -> int:
     """Return a descriptor of a new nameless file."""
     if hasattr(os, "memfd_create"):
@@ -179,10 +203,10 @@ def sendable(part: object) -> bool:
     return True
 
 
-def _write(payload: object, fd: int) -> int:
+def _write(payload: object, fd: int, *, alike: bool) -> int:
     """Write the pickle, the buffers, the table of their offsets; return the bytes written."""
     try:
-        pieces, buffers = _pickled(payload)
+        pieces, buffers = _pickled_once(payload, None, _none, alike=True) if alike else _pickled(payload)
     except Exception as error:
         raise PlanError(_why_unsendable(payload, error)) from error
     with open(fd, "wb", closefd=False) as file:
@@ -202,14 +226,41 @@ def _write(payload: object, fd: int) -> int:
 def _pickled(payload: object, in_band: InBand | None = None) -> PickledItems:
     """Return `payload` pickled; the second time, if need be, without cached values that can't be."""
     with contextlib.suppress(Exception):  # the second try raises
-        return _pickled_once(payload, in_band, lean=False)
-    return _pickled_once(payload, in_band, lean=True)
+        return _pickled_once(payload, in_band)
+    return _pickled_once(payload, in_band, sendable)
 
 
-def _pickled_once(payload: object, in_band: InBand | None, *, lean: bool) -> PickledItems:
+def _none(_: object) -> bool:
+    return False
+
+
+_named: dict[str, int] = {}
+"""How many classes of a name and code have been given an identity."""
+
+
+def _identify(cls: type) -> None:
+    """Give a class that is sent by value an identity, the same in each process of a program.
+
+    It is what an object of the class is known by where it arrives. By itself cloudpickle takes a random one, and what a
+    host has made for one process would be of an unknown class in another.
+    """
+    inner = cloudpickle.cloudpickle
+    with inner._DYNAMIC_CLASS_TRACKER_LOCK:
+        if cls in inner._DYNAMIC_CLASS_TRACKER_BY_CLASS:
+            return
+        name = f"{cls.__module__} {cls.__qualname__} {code_hash(cls)}"
+        number = _named[name] = _named.get(name, 0) + 1
+        identity = hashlib.sha256(f"{name} {number}".encode()).hexdigest()[:32]
+        inner._DYNAMIC_CLASS_TRACKER_BY_CLASS[cls] = identity
+        inner._DYNAMIC_CLASS_TRACKER_BY_ID[identity] = cls
+
+
+def _pickled_once(
+    payload: object, in_band: InBand | None, keeps: Keeps | None = None, *, alike: bool = False
+) -> PickledItems:
     output = PickleBuffers()
     with _registering:
-        pickler = _PlanPickler(output, in_band or output.take, lean=lean)
+        pickler = _PlanPickler(output, in_band or output.take, keeps, alike=alike)
         try:
             pickler.dump(payload)
         finally:
@@ -221,13 +272,16 @@ def _pickled_once(payload: object, in_band: InBand | None, *, lean: bool) -> Pic
 class _PlanPickler(RecreatingPickler):
     """Pickles what the children can't import by value, and memory maps by path.
 
-    With `lean`, values of `cached_property` that can't be pickled are omitted: they are computed again.
+    Args:
+      keeps: which values of `cached_property` are sent; others are computed again. None: all are sent.
+      alike: as in `ship`.
     """
 
-    def __init__(self, file: Any, in_band: InBand, *, lean: bool) -> None:
+    def __init__(self, file: Any, in_band: InBand, keeps: Keeps | None, *, alike: bool) -> None:
         super().__init__(file, 5, in_band)
         self.by_value: list[types.ModuleType] = []
-        self._lean = lean
+        self._keeps = keeps
+        self._alike = alike
         self._imported: dict[types.ModuleType, bool] = {}
         self._homes: dict[int, tuple[types.ModuleType, str]] | None = None
 
@@ -237,11 +291,14 @@ class _PlanPickler(RecreatingPickler):
             return NotImplemented if restart is None else restart
         if isinstance(obj, types.FunctionType | type):
             self._look_at(sys.modules.get(obj.__module__ or ""))
+            if self._alike and isinstance(obj, type) and not cloudpickle.cloudpickle._should_pickle_by_reference(obj):
+                _identify(obj)
         elif isinstance(obj, types.ModuleType):
             self._look_at(sys.modules.get(obj.__name__))
         reduced = super().reducer_override(obj)
-        if self._lean and reduced is NotImplemented and (cached := _cached_values(obj)):
-            return _without(obj, {name for name in cached if not sendable(cached[name])})
+        keeps = self._keeps
+        if keeps is not None and reduced is NotImplemented and (cached := _cached_values(obj)):
+            return _without(obj, {name for name in cached if not keeps(cached[name])})
         return reduced
 
     def imports(self, module: types.ModuleType) -> bool:

@@ -14,29 +14,41 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 from streamline.backends.hosts.connection import HostConnection
 from streamline.backends.hosts.host import Host
+from streamline.backends.hosts.job import in_a_job
 from streamline.backends.hosts.placement import Elasticity, Placement
+from streamline.backends.hosts.plan_shipping import Shipped, digest
 from streamline.backends.hosts.remote_worker import RemoteWorker
 from streamline.backends.hosts.restarts import CrashTracking
+from streamline.backends.hosts.shared_hosts import SharedHost
 from streamline.core.channel import Inbox
 from streamline.core.cleanup import Cleanup
-from streamline.core.cpus import cpus_here
+from streamline.core.cpus import cpus_here, usable_cpus
 from streamline.core.flow import Site
 from streamline.core.forks import disowned_in_copies
+from streamline.core.options import given
 from streamline.core.state import Tree
 from streamline.core.tasks import Session
-from streamline.errors import ClosedError, PlanError
+from streamline.errors import ClosedError, PlanError, PlanTypeError
 from streamline.plan.plan import Plan
+from streamline.sharding.ranks import find_rank
+from streamline.sharding.split import shards_of_rank
 
 BYTES_ON_THE_WAY = 64 * 2**20
 """Bytes of items that may be in flight from one host, for all its workers of a run together."""
 
 
 class HostedWorkers:
-    """Opens workers, of which `workers` are open at a time, in at most as many hosts, which may end with the run."""
+    """Opens workers, of which `workers` are open at a time, in at most as many hosts, which may end with the run.
+
+    Args:
+      own: the hosts end with the run.
+      home: returns the number of a shard's host; None: worker w runs in host w mod n.
+      share: the digest of its plan, if its workers may be shared with other processes.
+    """
 
     def __init__(
         self,
@@ -49,13 +61,17 @@ class HostedWorkers:
         *,
         own: bool,
         elasticity: Elasticity | None = None,
+        home: Callable[[int], int] | None = None,
+        share: bytes = b"",
     ) -> None:
         self._plan = plan
         self._placement = None if elasticity is None else Placement(elasticity, hosts, crash_tracking, site.tasks)
         self._connections = [
-            HostConnection(host, payload, site.tasks, crash_tracking, own=own, placement=self._placement)
+            HostConnection(host, payload, site.tasks, crash_tracking, own=own, placement=self._placement, share=share)
             for host in hosts
         ]
+        self._numbered = {connection.host.number: connection for connection in self._connections}
+        self._home = home
         self._ranks = site.num_shards
         self._size = BYTES_ON_THE_WAY // -(-workers // len(hosts))
         self._opened = 0
@@ -65,8 +81,7 @@ class HostedWorkers:
         plan = self._plan
         worker = RemoteWorker[Any](self._opened, plan, site, state, self._size, feed)
         self._opened += 1
-        fixed = self._connections[site.shard // self._ranks % len(self._connections)]
-        runs = fixed if self._placement is None else self._placement
+        runs = self._fixed(site.shard) if self._placement is None else self._placement
         runs.add(worker)
 
         def start() -> None:
@@ -76,6 +91,11 @@ class HostedWorkers:
 
         filled_by = (plan.worker[-1] if plan.worker else plan.source).name
         return worker.connect(start, filled_by)
+
+    def _fixed(self, shard: int) -> HostConnection:
+        if self._home is None:
+            return self._connections[shard // self._ranks % len(self._connections)]
+        return self._numbered[self._home(shard)]
 
 
 logger = logging.getLogger("streamline.hosts")
@@ -90,6 +110,8 @@ _hinted: set[tuple[object, ...]] = set()
 @dataclass(frozen=True)
 class HostingBackend(ABC):
     """A backend whose workers run in hosts: new ones for each run, or those of the `HostPool` that `with` makes."""
+
+    isolates: ClassVar[bool] = True
 
     _pools: list[HostPool] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -108,22 +130,51 @@ class HostingBackend(ABC):
         """With fewer hosts than `most`, how a run begins and goes on; None: they are all there, or come back."""
         return None
 
+    @property
+    def shared(self) -> Literal["node"] | None:
+        """Which processes use the same hosts: "node", those of the job on this machine. None: none do."""
+        return None
+
+    @property
+    def sharing_kind(self) -> str:
+        """The same for backends of one job that can share hosts: what is said of them, but how many there are."""
+        return type(self).__name__
+
     @abstractmethod
     def host(self, number: int) -> Host:
-        """Return a new host; it starts at its first link."""
+        """Return a new host of this process; it starts at its first link. One that may be shared is a `SocketHost`."""
 
     @abstractmethod
     def payload(self, plan: Plan, session: Session, hosts: int) -> Any:
         """Return what each of `hosts` hosts gets of a run."""
 
+    def carried(self, shipped: Shipped) -> Any:
+        """Return what hosts get of a plan that another process has shipped, to run it for that."""
+        return shipped
+
+    def run_host(self, number: int) -> Host:
+        """Return a new host for the runs of this process, or its part in a shared one."""
+        return SharedHost(number, self) if self.shared is not None and in_a_job(os.environ) else self.host(number)
+
     def hosts_for(self, workers: int) -> int:
         """Return how many hosts run `workers` workers."""
         return min(workers, cpus_here() if self.most is None else self.most)
 
+    def numbers(self, plan: Plan, site: Site, workers: int) -> Sequence[int]:
+        """Return the numbers of a run's hosts. Of shared ones, which all ranks number alike, those of its shards."""
+        if self.shared is None:
+            return range(self.hosts_for(workers))
+        shards = shards_of_rank(plan.shard.num_shards, site.shard, site.num_shards)
+        return sorted({self.home(shard) for shard in shards})
+
+    def home(self, shard: int) -> int:
+        """Return the number of the shared host that runs a shard, for whichever rank."""
+        return spread(shard, usable_cpus() if self.most is None else self.most)
+
     def begin(self, plan: Plan, site: Site, workers: int) -> HostedWorkers:
         """Return what opens the workers of a run, in hosts that end with it."""
         self.hint(plan, site, workers)
-        hosts = [self.host(number) for number in range(self.hosts_for(workers))]
+        hosts = [self.run_host(number) for number in self.numbers(plan, site, workers)]
         return self.assigned(plan, site, workers, hosts, own=True)
 
     def assigned(self, plan: Plan, site: Site, workers: int, hosts: Sequence[Host], *, own: bool) -> HostedWorkers:
@@ -136,8 +187,19 @@ class HostingBackend(ABC):
             for host in hosts if own else ():
                 host.close()
             raise
+        share = digest(payload) if self.shared is not None and may_share_workers(plan, site) else b""
+        home = None if self.shared is None else self.home
         return HostedWorkers(
-            plan, site, hosts, payload, workers, self.crash_tracking, own=own, elasticity=self.elasticity
+            plan,
+            site,
+            hosts,
+            payload,
+            workers,
+            self.crash_tracking,
+            own=own,
+            elasticity=self.elasticity,
+            home=home,
+            share=share,
         )
 
     def check(self, plan: Plan) -> None:
@@ -152,7 +214,7 @@ class HostingBackend(ABC):
     def hint(self, plan: Plan, site: Site, workers: int) -> None:
         """Log, once per plan, that there are more hosts than workers."""
         wanted = cpus_here() if self.most is None else self.most
-        if wanted <= workers or (self.most is None and plan.sharded):
+        if self.shared is not None or wanted <= workers or (self.most is None and plan.sharded):
             return
         key = (self.short, workers, site.num_shards, *plan.names)
         if key in _hinted:
@@ -189,6 +251,45 @@ class HostingBackend(ABC):
         self._pools.pop().close()
 
 
+def spread(shard: int, hosts: int) -> int:
+    """Return a number below `hosts`, evenly for the shards of a machine's ranks, however ranks lie on machines.
+
+    The sum of the digits to the base `hosts`: the ranks of one machine have consecutive numbers, or every k-th one, and
+    each rank every R-th shard.
+    """
+    total = 0
+    while shard and hosts > 1:
+        shard, digit = divmod(shard, hosts)
+        total += digit
+    return total % hosts
+
+
+def may_share_workers(plan: Plan, site: Site) -> bool:
+    """Whether another process may need the same items: not where there is none, or each is a rank of its own.
+
+    Nor where something decides in the process that reads: a live source, an order that is chosen, a handler of errors.
+    """
+    if not in_a_job(os.environ):
+        return False
+    job = find_rank()
+    own_rank = job.world_size > 1 and site.num_shards == job.world_size
+    decides = (
+        plan.mode == "shared" or plan.worker_logs or not isinstance(site.tasks.session.errors.policy.on_error, str)
+    )
+    return not own_rank and not decides
+
+
+def check_shared(backend: str, shared: object) -> None:
+    """Refuse what is neither None nor "node"."""
+    if shared is None or shared == "node":
+        return
+    error = PlanError if isinstance(shared, str) else PlanTypeError
+    raise error(
+        f'{backend}(shared=) is "node", for the processes of a job on one machine to use the same hosts, or None, for '
+        f"hosts of its own for each process; got {given(shared)}"
+    )
+
+
 class HostPool:
     """A backend whose hosts are kept between runs and serve several at once, in any event loops and threads.
 
@@ -215,7 +316,7 @@ class HostPool:
 
     def begin(self, plan: Plan, site: Site, workers: int) -> HostedWorkers:
         """Return what opens the workers of a run, in hosts of this pool; raises `ClosedError` if it is closed."""
-        hosting, count = self.hosting, self.hosting.hosts_for(workers)
+        hosting, numbers = self.hosting, self.hosting.numbers(plan, site, workers)
         with self._lock:
             if self._closed:
                 raise ClosedError(
@@ -223,9 +324,9 @@ class HostPool:
                     f"backend={hosting.short}"
                 )
             hints, self._hints = self._hints, False
-            while len(self._hosts) < count:
-                self._hosts.append(hosting.host(len(self._hosts)))
-            hosts = self._hosts[:count]
+            known = {host.number: host for host in self._hosts}
+            self._hosts += [hosting.run_host(number) for number in numbers if number not in known]
+            hosts = [host for host in self._hosts if host.number in numbers]
         if hints:
             hosting.hint(plan, site, workers)
         return hosting.assigned(plan, site, workers, hosts, own=False)

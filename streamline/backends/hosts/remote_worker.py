@@ -248,8 +248,8 @@ class RemoteWorker(Generic[T]):
 
     @property
     def to_reopen(self) -> bool:
-        """Whether it was closed to be opened again."""
-        return self._closing and not self.over
+        """Whether it is opened again once it is closed: it was closed for that, or the host has detached it."""
+        return not self.over
 
     def reopening(self) -> bool:
         """Return `to_reopen`, once."""

@@ -172,6 +172,23 @@ def _picklable(value: object) -> object:
 
 
 # In the parent --------------------------------------------------------------------------------------------------------
+class Relay:
+    """Passes the questions of one run on, as they are, to the process that it belongs to.
+
+    Args:
+      ask: called with each question; must not wait for its reply.
+      over: called when the run has ended, or the host.
+
+    Attributes:
+      reply: takes the reply to a question; may raise `OSError`.
+    """
+
+    def __init__(self, ask: Callable[[bytes], object], over: Callable[[], object]) -> None:
+        self.ask = ask
+        self.over = over
+        self.reply: Callable[[bytes], object] = lambda _: None
+
+
 class HostOutput:
     """What a host process writes and asks, in the consumer's process. Call `frame` in one thread, `answer` in any.
 
@@ -183,12 +200,14 @@ class HostOutput:
     def __init__(self, mark: str, reply: Callable[[int, bytes], object]) -> None:
         self._mark = mark
         self._reply = reply
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, Answer | Relay] = {}
         self._lines = {STDOUT: bytearray(), STDERR: bytearray()}
 
-    def answer(self, link: int, by: Answer) -> None:
+    def answer(self, link: int, by: Answer | Relay) -> None:
         """Answer the questions of the run with this link."""
         self._answers[link] = by
+        if isinstance(by, Relay):
+            by.reply = partial(self._reply, link)
 
     def frame(self, kind: int, link: int, body: bytes) -> None:
         """Print it, log it or answer it."""
@@ -197,16 +216,27 @@ class HostOutput:
         elif kind == RECORD:
             _handle(body)
         elif kind == QUESTION:
+            by = self._answers.get(link)
+            if isinstance(by, Relay):
+                by.ask(body)
+                return
             with contextlib.suppress(OSError):  # it has died meanwhile
-                self._reply(link, _reply(self._answers.get(link), body))
+                self._reply(link, reply_to(by, body))
         elif kind == OVER:
-            self._answers.pop(link, None)
+            self._over(link)
 
     def end(self) -> None:
-        """Print unterminated lines."""
+        """Print unterminated lines; nothing is asked any more."""
         for kind, rest in self._lines.items():
             if rest:
                 self._print(kind, b"\n")
+        for link in list(self._answers):
+            self._over(link)
+
+    def _over(self, link: int) -> None:
+        by = self._answers.pop(link, None)
+        if isinstance(by, Relay):
+            by.over()
 
     def _print(self, kind: int, data: bytes) -> None:
         rest = self._lines[kind]
@@ -262,7 +292,7 @@ def _handle(body: bytes) -> None:
         traceback.print_exc()
 
 
-def _reply(by: Answer | None, body: bytes) -> bytes:
+def reply_to(by: Answer | None, body: bytes) -> bytes:
     """Return the pickled answer to a question, or what was raised; classes of `__main__` go by value."""
     from streamline.backends.ipc.by_value import dumps  # not at the top: the child has no need of this half
 

@@ -28,7 +28,7 @@ class Link(ABC):
     copies: ClassVar[bool]
     """Whether items and states are copied; else both ends share the objects."""
 
-    one_machine: ClassVar[bool] = True
+    one_machine: bool = True
     """Whether both ends have the same clock."""
 
     place: Place | None = None

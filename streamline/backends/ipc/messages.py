@@ -31,6 +31,7 @@ class Hello(NamedTuple):
       observed: as in `Observe`.
       ask: decides on items to skip, where the link doesn't copy; None: the host asks over its stdio socket.
       answer: with `HostReady`.
+      share: runs with the same one, and not b"", may share their workers: their plans are the same.
     """
 
     host: str
@@ -38,6 +39,7 @@ class Hello(NamedTuple):
     observed: bool
     ask: Any
     answer: bool = False
+    share: bytes = b""
 
 
 class Observe(NamedTuple):

@@ -55,6 +55,9 @@ through the socket), and large enough that the system's limit of mappings holds.
 ONCE = 0
 """The number of a slab that is used once."""
 
+SHARED = 0xFFFFFFFE
+"""The number of a slab that is used once and goes to several processes; the largest that a frame can say."""
+
 SLAB_BYTES = 1 << 15
 """Bytes of a list of items from which on it goes through shared memory (measured by bench/buffer_threshold.py)."""
 
@@ -81,14 +84,15 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class _Mapping(Memory):
-    """Memory shared with another process, for as long as this object lives.
+    """Memory shared with another process, for as long as this object lives; `own`: what is written here stays here.
 
     Rejected: `mmap.mmap`, which keeps a descriptor open (until Python 3.13): a consumer that keeps batches would run
     out of them.
     """
 
-    def __init__(self, fd: int, size: int, mapped: Mapped | None) -> None:
-        address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, _FLAGS, fd, 0)
+    def __init__(self, fd: int, size: int, mapped: Mapped | None, *, own: bool = False) -> None:
+        flags = mmap.MAP_PRIVATE if own else _FLAGS  # populating a private one would copy it
+        address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
         if address == _FAILED:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))
@@ -105,9 +109,13 @@ class _Mapping(Memory):
                 munmap(*self._mapped)
 
 
-def map_shared(fd: int, size: int, mapped: Mapped | None = None) -> Bytes:
-    """Map a descriptor's memory as bytes, for as long as the array or a view of it lives; `OSError`: no room."""
-    return _Mapping(fd, size, mapped).as_array()
+def map_shared(fd: int, size: int, mapped: Mapped | None = None, *, own: bool = False) -> Bytes:
+    """Map a descriptor's memory as bytes, for as long as the array or a view of it lives; `OSError`: no room.
+
+    Args:
+      own: pages that are written here are copied first, so no other process sees that.
+    """
+    return _Mapping(fd, size, mapped, own=own).as_array()
 
 
 def make_shared(size: int) -> int:
@@ -415,12 +423,13 @@ def _room(nbytes: int) -> int:
 
 # The receiver's side --------------------------------------------------------------------------------------------------
 class SlabLease:
-    """A slab as the receiver sees it."""
+    """A slab as the receiver sees it; `own`: it has others, too, and is never used again."""
 
-    __slots__ = ("_address", "_lease", "_owner", "_whole")
+    __slots__ = ("_address", "_lease", "_own", "_owner", "_whole")
 
-    def __init__(self, fd: int, size: int, mapped: Mapped | None = None) -> None:
-        self._whole = map_shared(fd, size, mapped)
+    def __init__(self, fd: int, size: int, mapped: Mapped | None = None, *, own: bool = False) -> None:
+        self._whole = map_shared(fd, size, mapped, own=own)
+        self._own = own
         self._address: int = self._whole.ctypes.data
         self._lease: weakref.ref[Any] | None = None
         self._owner = os.getpid()
@@ -437,5 +446,5 @@ class SlabLease:
         return lease.data
 
     def _return(self, _: object) -> None:
-        if os.getpid() == self._owner:  # else this is a fork, whose parent may hold views
+        if os.getpid() == self._owner and not self._own:  # else this is a fork, whose parent may hold views
             self._whole[0] = FREE

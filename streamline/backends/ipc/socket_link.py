@@ -24,7 +24,16 @@ from streamline.backends.ipc.frames import Frame, Frames, head, lay_out, offsets
 from streamline.backends.ipc.link import Link, LinkClosed
 from streamline.backends.ipc.messages import Message, PackedItems
 from streamline.backends.ipc.pickling import PickledItems, Pickling
-from streamline.backends.ipc.shared_memory import ONCE, SLAB_BYTES, Slab, SlabLease, SlabPart, SlabPool
+from streamline.backends.ipc.shared_memory import (
+    HEAD,
+    ONCE,
+    SHARED,
+    SLAB_BYTES,
+    Slab,
+    SlabLease,
+    SlabPart,
+    SlabPool,
+)
 from streamline.backends.ipc.shared_socket import Gone, SharedSocket
 from streamline.core.threads import waker
 from streamline.errors import HostError
@@ -132,6 +141,13 @@ class Outgoing:
         return 0, 0
 
 
+def outgoing(pickling: Pickling, items: Sequence[Any]) -> Outgoing:
+    """Return items packed, none of them given; raise `PackingError` if one can't be."""
+    pickled = pickling.dumps(items)
+    sizes = [sum(map(len, pickled.pieces)), *map(len, pickled.buffers)]
+    return Outgoing(len(items), sum(sizes), sizes, pickled, {})
+
+
 @dataclass(slots=True)
 class ReceivedItems:
     """Items packed by the other end. Shared memory is held while this object or an unpacked item lives.
@@ -147,6 +163,64 @@ class ReceivedItems:
     parts: Sequence[memoryview]
     copied_bytes: int
     slabs: tuple[int, int] = (0, 0)
+
+
+SHARED_BYTES = 1 << 17
+"""Bytes of a list from which on it goes to several processes in one piece of memory: to each of them, a mapping costs
+less than two copies."""
+
+
+class _Descriptor:
+    """A descriptor of its own of a slab that goes to several processes, until it is sent."""
+
+    def __init__(self, slab: Slab) -> None:
+        assert slab.fd is not None
+        self.fd: int | None = os.dup(slab.fd)
+
+    def sent(self, close: Callable[[int], None] = os.close) -> None:
+        if self.fd is not None:
+            fd, self.fd = self.fd, None
+            close(fd)
+
+    def __del__(self) -> None:
+        self.sent()
+
+
+class SharedItems:
+    """A list of items that is packed and written once, and sent over several links.
+
+    From `SHARED_BYTES` on, the processes of one machine get the same memory: each maps it for itself, and what one of
+    them writes there, no other sees (copy on write).
+
+    Args:
+      packed: by the link that made them, not sent yet.
+      one_machine: whether all links lead to processes of this machine.
+
+    Attributes:
+      classes: definitions of classes, sent before them.
+      memory: their parts as a frame has them.
+    """
+
+    def __init__(self, packed: Outgoing, classes: Mapping[str, bytes], *, one_machine: bool) -> None:
+        self.count = packed.count
+        self.nbytes = packed.nbytes
+        self.sizes = packed.sizes
+        self.classes = classes
+        self.slab: Slab | None = None
+        whole = offsets(packed.sizes)[-1]
+        if one_machine and whole >= SHARED_BYTES:
+            with suppress(OSError):  # none is left: through the sockets
+                self.slab = Slab(SHARED, whole + HEAD)
+        self.memory = memoryview(bytearray(whole)) if self.slab is None else self.slab.memory[:whole]
+        lay_out(*packed.pickled, self.memory)
+
+    @property
+    def copied_bytes(self) -> int:
+        return self.nbytes
+
+    @property
+    def slabs(self) -> tuple[int, int]:
+        return int(self.slab is not None), 0
 
 
 class GivenPart(NamedTuple):
@@ -186,7 +260,7 @@ class SocketLink(Link):
         self._socket = SharedSocket(sock, self._stop)
         self._pickling = Pickling()
         self.place = self._pool = SlabPool(pool_bytes, self._announce)
-        self._unsent: deque[tuple[memoryview, Slab | None]] = deque()
+        self._unsent: deque[tuple[memoryview, Slab | _Descriptor | None]] = deque()
         self._sending = threading.RLock()  # for `send_threadsafe`; seldom contended
         self._loop_thread: tuple[int, Callable[[Callable[[], None]], object]] | None = None  # its id, its waker
         self._wrote: anyio.Event | None = None  # while a task waits at the socket, to write more
@@ -206,14 +280,13 @@ class SocketLink(Link):
     # Items
 
     def pack(self, items: Sequence[Any]) -> PackedItems:
-        pickled = self._pickling.dumps(items)
-        sizes = [sum(map(len, pickled.pieces)), *map(len, pickled.buffers)]
-        parts: dict[int, SlabPart] = {}
-        for at, buffer in enumerate(pickled.buffers if self._pool.lends else ()):
+        packed = outgoing(self._pickling, items)
+        buffers = packed.pickled.buffers
+        for at, buffer in enumerate(buffers if self._pool.lends else ()):
             if (part := self._pool.claim(buffer)) is not None:
-                parts[at] = part
-                pickled.buffers[at] = part.memory  # a view of the slab, not of the item
-        return Outgoing(len(items), sum(sizes), sizes, pickled, parts)
+                packed.parts[at] = part
+                buffers[at] = part.memory  # a view of the slab, not of the item
+        return packed
 
     def unpack(self, packed: PackedItems) -> list[Any]:
         assert isinstance(packed, ReceivedItems)
@@ -228,9 +301,13 @@ class SocketLink(Link):
         if packed is None:
             self._post(head(pickle.dumps(message, 5)))
             return
+        rest: Any = message
+        if isinstance(packed, SharedItems):
+            self._define(packed.classes)
+            self._send_shared(pickle.dumps(rest._replace(packed=None), 5), packed)
+            return
         assert isinstance(packed, Outgoing)
-        if classes := self._pickling.fresh():
-            self._post(head(pickle.dumps(_Between(classes, ()), 5)))
+        self._define(self._pickling.fresh())
         given = [
             GivenPart(at, part.slab.number, part.start, part.nbytes) for at, part in packed.parts.items() if part.give()
         ]
@@ -239,9 +316,21 @@ class SocketLink(Link):
             sizes, buffers = list(sizes), list(buffers)
             for part in reversed(given):
                 del sizes[1 + part.at], buffers[part.at]
-        rest: Any = message
         message_bytes = pickle.dumps(rest._replace(packed=given or None), 5)
         self._send_items(message_bytes, packed.count, sizes, PickledItems(pieces, buffers))
+
+    def _define(self, classes: Mapping[str, bytes]) -> None:
+        """Send definitions of classes that what follows refers to."""
+        if classes:
+            self._post(head(pickle.dumps(_Between(classes, ()), 5)))
+
+    def _send_shared(self, message: bytes, shared: SharedItems) -> None:
+        slab = shared.slab
+        if slab is None:
+            self._post(head(message, shared.count, shared.sizes) + bytes(shared.memory))
+        else:
+            frame = head(message, shared.count, shared.sizes, SHARED, slab.size, 1)
+            self._post(frame, _Descriptor(slab))
 
     def _send_items(self, message: bytes, count: int, sizes: list[int], pickled: PickledItems) -> None:
         whole = offsets(sizes)[-1]
@@ -303,7 +392,7 @@ class SocketLink(Link):
             self._wrote.set()
             self._wrote = None
 
-    def _post(self, frame: bytes, slab: Slab | None = None) -> None:
+    def _post(self, frame: bytes, slab: Slab | _Descriptor | None = None) -> None:
         """Write a frame, and queue what the socket doesn't take. A slab's descriptor goes with the first byte."""
         with self._sending:
             self._unsent.append((memoryview(frame), slab))
@@ -367,6 +456,10 @@ class SocketLink(Link):
             self._wake_flush()
 
     # Receiving
+
+    def unread(self, messages: Sequence[Message]) -> None:
+        """Let the next `receive` return messages that the last one has returned."""
+        self._arrived[:0] = messages
 
     async def receive(self) -> Sequence[Message]:
         while not self._arrived and self._read_closed is None:
@@ -443,11 +536,13 @@ class SocketLink(Link):
 
     def _borrow(self, frame: Frame) -> SlabLease:
         assert frame.slab is not None
-        return self._leases[frame.slab] if frame.slab != ONCE else self._mapped(frame)
+        return self._mapped(frame) if frame.slab in (ONCE, SHARED) else self._leases[frame.slab]
 
     def _mapped(self, frame: Frame) -> SlabLease:
         fd = self._socket.descriptors.popleft()
         try:
+            if frame.slab == SHARED:
+                return SlabLease(fd, frame.slab_size, own=True)
             return SlabLease(fd, frame.slab_size, None if frame.slab == ONCE else self.on_mapped)
         except OSError as error:
             raise HostError(NO_ROOM) from error

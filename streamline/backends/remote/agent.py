@@ -26,11 +26,11 @@ from streamline.backends.hosts.child_process import HostProcess
 from streamline.backends.hosts.plan_shipping import Shipped, memory_file
 from streamline.backends.hosts.process_env import ProcessEnv
 from streamline.backends.hosts.stdio_relay import OVER
+from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.backends.remote.control import (
     DYING_S,
     Alive,
     Attach,
-    ControlConnection,
     Detach,
     DropPayload,
     EndHost,

@@ -17,23 +17,21 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-import anyio
-
 from streamline.backends.hosts.host import HostExit
 from streamline.backends.hosts.plan_shipping import Shipped
-from streamline.backends.hosts.process_env import process_env
-from streamline.backends.hosts.stdio_relay import OVER, QUESTION, Answer, HostOutput
+from streamline.backends.hosts.process_env import ProcessEnv
+from streamline.backends.hosts.stdio_relay import OVER, QUESTION, Answer, HostOutput, Relay
+from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.backends.remote.control import (
     Alive,
     Attach,
-    ControlConnection,
     Detach,
     DropPayload,
     EndHost,
@@ -55,7 +53,7 @@ from streamline.backends.remote.network_link import watch_peer
 from streamline.core.forks import ForkSafeLock, disowned_in_copies
 from streamline.core.handshake import PeerHello
 from streamline.core.listener import Listener
-from streamline.core.threads import start_thread, waker
+from streamline.core.threads import bring, brought, start_thread
 from streamline.core.tls import Certificates
 from streamline.errors import HostError
 
@@ -67,19 +65,6 @@ STACKS_S = 3.0
 """Seconds to wait for the stacks of a host on another machine."""
 
 
-async def brought(future: Future[T]) -> T:
-    """Return what another thread brings."""
-    arrived, wake = anyio.Event(), waker()
-
-    def done(_: object) -> None:
-        with suppress(RuntimeError):  # the event loop has ended
-            wake(arrived.set)
-
-    future.add_done_callback(done)
-    await arrived.wait()
-    return future.result()
-
-
 class CarriedPlan:
     """A shipped plan, sent to an agent before the first link of its run there."""
 
@@ -88,6 +73,7 @@ class CarriedPlan:
     def __init__(self, shipped: Shipped) -> None:
         self.number = next(self._numbers)
         self._shipped = shipped
+        self.nbytes = shipped.nbytes
         self._lock = threading.Lock()
         self._agents: weakref.WeakSet[AttachedAgent] = weakref.WeakSet()
 
@@ -98,6 +84,10 @@ class CarriedPlan:
                 self._agents.add(agent)
                 with mmap.mmap(self._shipped.fileno(), 0, prot=mmap.PROT_READ) as whole:
                     agent.send(Payload(self.number, whole[:]))
+
+    def fileno(self) -> int:
+        """Return the descriptor of what was shipped."""
+        return self._shipped.fileno()
 
     def close(self) -> None:
         """Let all agents drop it. Idempotent."""
@@ -135,7 +125,7 @@ class RemoteProcess:
         self._socks: weakref.WeakValueDictionary[int, socket.socket] = weakref.WeakValueDictionary()
         self._closed_there: dict[int, float] = {}  # links, and when this end is closed, too
 
-    async def link(self, plan: CarriedPlan, answer: Answer | None) -> socket.socket:
+    async def link(self, plan: CarriedPlan, answer: Answer | Relay | None, env: ProcessEnv) -> socket.socket:
         """Return a new connection to it.
 
         Raises:
@@ -149,7 +139,7 @@ class RemoteProcess:
         with agent.agents.expected_link() as (ticket, future):
             self._pending[number] = future
             try:
-                agent.send(OpenLink(self.host, number, ticket, plan.number, process_env()))
+                agent.send(OpenLink(self.host, number, ticket, plan.number, env))
                 if self.gone.is_set():
                     raise HostGone
                 sock = self._socks[number] = await brought(future)
@@ -220,15 +210,6 @@ def _shut_down(sock: socket.socket) -> None:
 
 def _reply(agent: AttachedAgent, host: int, link: int, body: bytes) -> None:
     agent.send(Reply(host, link, body))
-
-
-def bring(future: Future[T], result: T | BaseException) -> bool:
-    """Give a future its result; return whether it had none."""
-    try:
-        future.set_exception(result) if isinstance(result, BaseException) else future.set_result(result)
-    except InvalidStateError:
-        return False
-    return True
 
 
 class AttachedAgent:

@@ -1,4 +1,4 @@
-"""What a trainer and an agent say to each other over their control connection, and how it is framed.
+"""What a trainer and an agent say to each other over their control connection.
 
 Both ends have proved that they know the key (`handshake`) before the first of these is unpickled. Hosts are numbered by
 the trainer, anew for each that is started on an agent; payloads and questions are numbered, too.
@@ -6,20 +6,10 @@ the trainer, anew for each that is started on an agent; payloads and questions a
 
 from __future__ import annotations
 
-import pickle
-import socket
-import struct
-import threading
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from streamline.backends.hosts.process_env import ProcessEnv
-
-SIZE = struct.Struct("<Q")
-
-PIECE = 1 << 20
-"""Bytes that the other end must take within the socket's timeout: a plan may be large, and a network slow."""
 
 DYING_S = 0.3
 """Seconds from the end of a link to the exit of its process: well under a millisecond if it died."""
@@ -156,45 +146,3 @@ class Leave(NamedTuple):
     """The last message: this machine is needed for something else; its hosts end."""
 
     why: str
-
-
-class ControlConnection:
-    """One end: `send` in any thread, `receive` in one."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self._sending = threading.Lock()
-
-    def send(self, message: Any) -> None:
-        """Send a message; drop it if the other end is gone. Blocks while it is slow."""
-        data = memoryview(pickle.dumps(message, 5))
-        with self._sending:
-            try:
-                self.sock.sendall(SIZE.pack(len(data)))
-                for begin in range(0, len(data), PIECE):
-                    self.sock.sendall(data[begin : begin + PIECE])
-            except OSError:
-                self.hang_up()  # a part of it may have left
-
-    def receive(self) -> Any:
-        """Return the next message; `EOFError`: the other end is gone, or silent for longer than it may be."""
-        (size,) = SIZE.unpack(self._exactly(SIZE.size))
-        return pickle.loads(self._exactly(size))
-
-    def hang_up(self) -> None:
-        """Wake the thread that receives. Idempotent."""
-        with suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)
-
-    def _exactly(self, nbytes: int) -> bytearray:
-        data = bytearray(nbytes)
-        view, filled = memoryview(data), 0
-        while filled < nbytes:
-            try:
-                received = self.sock.recv_into(view[filled:])
-            except OSError as error:
-                raise EOFError(str(error)) from error
-            if not received:
-                raise EOFError("it hung up")
-            filled += received
-        return data

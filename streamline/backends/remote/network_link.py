@@ -10,17 +10,16 @@ import mmap
 import socket
 import weakref
 from collections.abc import Sequence
-from typing import ClassVar
 
 import anyio
 import anyio.to_thread
 import numpy as np
 
-from streamline.backends.hosts.host_server import serve_link
+from streamline.backends.hosts.shared_runs import serve_link
 from streamline.backends.ipc.frames import Frames, head, padded
 from streamline.backends.ipc.pickling import PickledItems
 from streamline.backends.ipc.shared_socket import Gone
-from streamline.backends.ipc.socket_link import AT_ONCE, SocketLink
+from streamline.backends.ipc.socket_link import AT_ONCE, SharedItems, SocketLink
 from streamline.backends.remote.needs import load_here
 from streamline.core.dial import Introduction
 from streamline.core.place import Bytes, Memory
@@ -84,7 +83,7 @@ class ReceiveBuffers:
 class NetworkLink(SocketLink):
     """One end of a link between two machines. The ends trust each other; see `SocketLink`."""
 
-    one_machine: ClassVar[bool] = False
+    one_machine = False
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock, pool_bytes=0)
@@ -92,7 +91,12 @@ class NetworkLink(SocketLink):
         self._frames = Frames(ReceiveBuffers().take)
 
     def _send_items(self, message: bytes, count: int, sizes: list[int], pickled: PickledItems) -> None:
-        pieces = [memoryview(head(message, count, sizes)), *padded(*pickled)]
+        self._send_pieces([memoryview(head(message, count, sizes)), *padded(*pickled)])
+
+    def _send_shared(self, message: bytes, shared: SharedItems) -> None:
+        self._send_pieces([memoryview(head(message, shared.count, shared.sizes)), shared.memory])
+
+    def _send_pieces(self, pieces: Sequence[memoryview]) -> None:
         with self._sending:
             rest = pieces if self._unsent else self._write_pieces(pieces)
             if rest:

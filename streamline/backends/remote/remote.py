@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
-import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import anyio
 
-from streamline.backends.hosts.host import Host, HostExit
+from streamline.backends.hosts.host import Host, HostExit, SocketHost
 from streamline.backends.hosts.host_server import Spec
 from streamline.backends.hosts.placement import Elasticity
-from streamline.backends.hosts.plan_shipping import ship
-from streamline.backends.hosts.pool import HostingBackend
+from streamline.backends.hosts.plan_shipping import Shipped, ship
+from streamline.backends.hosts.pool import HostingBackend, check_shared
+from streamline.backends.hosts.process_env import ProcessEnv
 from streamline.backends.hosts.restarts import CrashTracking
+from streamline.backends.hosts.stdio_relay import Relay
 from streamline.backends.ipc.link import Link
-from streamline.backends.remote.agents import Agents, CarriedPlan, HostGone, RemoteProcess, agents_at, brought
+from streamline.backends.remote.agents import Agents, CarriedPlan, HostGone, RemoteProcess, agents_at
 from streamline.backends.remote.network_link import NetworkLink, watch_peer
 from streamline.core.counters import HostKind, host_label
 from streamline.core.handshake import read_key
 from streamline.core.options import check_int, given, parse_address
 from streamline.core.tasks import Session
+from streamline.core.threads import brought
 from streamline.core.tls import Certificates
 from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
 from streamline.plan.plan import Plan
@@ -43,6 +44,8 @@ class AgentsBackend(HostingBackend):
       start_timeout_s: seconds to wait for a place for a host.
       lost_after_s: seconds of silence after which a machine counts as lost.
     """
+
+    isolates: ClassVar[bool] = False  # agents offer so many places
 
     hosts: int | tuple[int, int]
     env: Mapping[str, str] = field(default_factory=dict, kw_only=True)
@@ -82,9 +85,12 @@ class AgentsBackend(HostingBackend):
         return CrashTracking()
 
     def payload(self, plan: Plan, session: Session, hosts: int) -> CarriedPlan:
-        carried = CarriedPlan(ship(Spec.of(plan, session)))
+        carried = self.carried(ship(Spec.of(plan, session), alike=self.shared is not None))
         session.at_close(carried.close)
         return carried
+
+    def carried(self, shipped: Shipped) -> CarriedPlan:
+        return CarriedPlan(shipped)
 
     @abstractmethod
     def listening(self) -> AbstractContextManager[Agents]:
@@ -118,15 +124,35 @@ class Remote(AgentsBackend):
       start_timeout_s: seconds to wait for an agent with a place, for each host; of (8, 64), while there are fewer
         than 8.
       lost_after_s: seconds of silence after which a machine counts as lost, at least 2.
+      shared: "node": the processes of one job on this machine use the same hosts (docs/ranks.md). None: each has its
+        own.
     """
 
     listen: str = field(default="0.0.0.0:7077", kw_only=True)
     key_file: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     tls: str | os.PathLike[str] | None = field(default=None, kw_only=True)
+    shared: Literal["node"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         parse_address("Remote(listen=)", self.listen)
+        check_shared("Remote", self.shared)
+        if self.shared is not None and isinstance(self.hosts, tuple):
+            raise PlanError(
+                f'Remote({self.hosts}, shared="node"): shared hosts are as many all the time, since each rank has to '
+                f"know which of them runs a shard: write Remote({self.hosts[1]}), or leave shared= out"
+            )
+        if self.shared is not None and self.tls is not None:
+            raise PlanError(
+                'Remote(tls=, shared="node"): an encrypted connection can\'t be passed on to another process: leave '
+                "one of the two out"
+            )
+
+    @property
+    def sharing_kind(self) -> str:
+        key_file = self.key_file and os.fspath(self.key_file)
+        times = self.start_timeout_s, self.lost_after_s
+        return f"{type(self).__name__}, {self.listen}, {key_file}, env {sorted(self.env.items())}, {times}"
 
     def host(self, number: int) -> RemoteHost:
         return RemoteHost(number, self)
@@ -159,21 +185,18 @@ RETRY_S = 1.0
 """Seconds between two attempts to start a host, or to open a link."""
 
 
-class RemoteHost(Host):
+class RemoteHost(SocketHost[RemoteProcess]):
     """A host process on another machine, or the one that replaced it."""
 
     kind: ClassVar[HostKind] = "process"
 
     def __init__(self, number: int, backend: AgentsBackend) -> None:
-        self.number = number
-        self.closed = False
+        super().__init__(number)
         self._backend = backend
-        self._lock = threading.RLock()  # reentrant: a finaliser may close it in this thread
         self._using = ExitStack()
         self._trouble = ""  # why it could not be started or reached, the last time
         self._agents: Agents | None = None
         self._process: Future[RemoteProcess] | None = None
-        self._process_of: weakref.WeakKeyDictionary[Link, RemoteProcess] = weakref.WeakKeyDictionary()
 
     @property
     def name(self) -> str:
@@ -215,27 +238,31 @@ class RemoteHost(Host):
         """Ask for another process; under the lock."""
         return agents.place(self.number, self._backend.env)
 
-    async def connect(self, payload: CarriedPlan, answer: Callable[[Any], Any] | None = None) -> Link:
+    async def reach(
+        self, payload: CarriedPlan, answer: Callable[[Any], Any] | Relay | None, env: ProcessEnv
+    ) -> tuple[socket.socket, RemoteProcess]:
         if self._backend.elasticity is not None:  # the run says how long it waits
-            return await self._connected(payload, answer)
+            return await self._reached(payload, answer, env)
         try:
             with anyio.fail_after(self._backend.start_timeout_s):
-                return await self._connected(payload, answer)
+                return await self._reached(payload, answer, env)
         except TimeoutError:
             what = f"no machine has run process {self.number} of {self._backend.short}"
             raise HostError(self.late(what)) from None
 
-    async def _connected(self, payload: CarriedPlan, answer: Callable[[Any], Any] | None) -> Link:
+    async def _reached(
+        self, payload: CarriedPlan, answer: Callable[[Any], Any] | Relay | None, env: ProcessEnv
+    ) -> tuple[socket.socket, RemoteProcess]:
         while True:
             with self._lock:
                 placed = self._placed()
             process = None
             try:
                 process = await brought(placed)
-                sock = await process.link(payload, answer)
+                sock = await process.link(payload, answer, env)
             except HostGone as gone:
                 if process is not None and process.exit.counts:
-                    return self._bound(_dead(), process)
+                    return _dead(), process
                 self._trouble = str(gone) if process is None else f"{process.agent.node}: {process.exit.reason}"
                 await anyio.sleep(RETRY_S)
             except HostError as error:
@@ -245,13 +272,10 @@ class RemoteHost(Host):
                 await anyio.sleep(RETRY_S)
             else:
                 watch_peer(sock, self._backend.lost_after_s)
-                return self._bound(sock, process)
+                return sock, process
 
-    def _bound(self, sock: socket.socket, process: RemoteProcess) -> Link:
-        link = NetworkLink(sock)
-        with self._lock:
-            self._process_of[link] = process
-        return link
+    def link_over(self, sock: socket.socket) -> Link:
+        return NetworkLink(sock)
 
     def late(self, what: str) -> str:
         """Return a message: what hasn't come in time, who has, and what to do."""
@@ -260,15 +284,11 @@ class RemoteHost(Host):
         wait_s = self._backend.start_timeout_s
         return f"{what} within {wait_s:g} s (start_timeout_s=). {self._backend.way_out(self._agents)}{trouble}"
 
-    def exit_reason(self, link: Link) -> HostExit:
-        process = self._process_of[link]
+    def exit_of(self, process: RemoteProcess) -> HostExit:
         process.kill(broken=True)
         if not process.gone.wait(self._backend.lost_after_s):
             return HostExit(f"silence: its agent on {process.agent.node} doesn't answer", counts=False)
         return process.exit
-
-    def kill(self, link: Link) -> None:
-        self._process_of[link].kill()
 
     def stacks(self) -> str:
         process = self._running

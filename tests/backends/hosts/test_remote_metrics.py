@@ -281,7 +281,7 @@ def test_counts_of_a_worker_that_moves_and_returns_add_up_once() -> None:
 def test_times_of_another_machine_are_shown_by_this_ones_clock(monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
     here = time.perf_counter
     link, session = Wires(), Session()
-    link.one_machine = False  # type: ignore[misc]
+    link.one_machine = False
     meter = session.meters.stage("decode", "map", 3)
     spans: list[tuple[float, float]] = []
     meters, mirror = mirrored()

@@ -29,8 +29,9 @@ import streamline.backends.remote.agent as agents_side
 import streamline.backends.remote.remote as trainers_side
 from streamline.backends.base import Backend
 from streamline.backends.hosts.child_process import HostProcess
+from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.backends.remote.agents import Agents, AttachedAgent
-from streamline.backends.remote.control import ControlConnection, Offer, Payload
+from streamline.backends.remote.control import Offer, Payload
 from streamline.cli import main
 from streamline.core.dial import dial
 from streamline.core.handshake import PeerHello, read_key

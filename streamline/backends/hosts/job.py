@@ -1,0 +1,202 @@
+"""The directory in which the processes of one job on one machine find each other.
+
+A job is, in this order:
+
+1. what `STREAMLINE_JOB` says; with a "/" in it, it is the directory itself;
+2. a run of torchrun, by its id and its master's address;
+3. a SLURM step;
+4. the processes of one `MASTER_ADDR` and `MASTER_PORT`.
+
+Else nothing says which processes belong together, and this one shares with none.
+
+The directory is this user's alone: a symbolic link, one of another user, or one that others may write to or look into
+is refused. In it each kind of backend has a socket, the key for it, and a lock, held for the moment in which a process
+connects, or finds that nothing listens and takes over. What a dead job has left is used again by the next one of its
+name; the last process removes it all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import secrets
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from streamline.core.atomic_file import is_open_as, open_own
+from streamline.core.handshake import read_key
+from streamline.errors import HostError
+
+logger = logging.getLogger("streamline.hosts")
+
+NAMES = (
+    ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ("MASTER_ADDR", "MASTER_PORT"),
+)
+"""Variables of launchers, of which all must be set; a static run of torchrun has the id "none"."""
+
+MOST_PATH = 100
+"""Bytes of a path of a Unix socket; Linux takes 107, macOS 103."""
+
+
+def in_a_job(environ: Mapping[str, str]) -> bool:
+    """Return whether anything says which processes are of one job; else the log says so, once."""
+    if environ.get("STREAMLINE_JOB") or _launched_as(environ):
+        return True
+    _say_alone()
+    return False
+
+
+@cache
+def _say_alone() -> None:
+    logger.info(
+        'shared="node": nothing says which processes are of one job, so this one shares with none: start them with '
+        "torchrun or srun, or set STREAMLINE_JOB to the same name in each"
+    )
+
+
+def _launched_as(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables of the launcher, and what they say; none, if there is none."""
+    found: Sequence[str] = next((names for names in NAMES if all(environ.get(name) for name in names)), ())
+    return [part for name in found for part in (name, environ[name])]
+
+
+def job_directory(environ: Mapping[str, str]) -> tuple[Path, bool]:
+    """Return the directory of this process's job, and whether the user has named it. Pure.
+
+    Raises:
+      HostError: `STREAMLINE_JOB` is a path, but not from the root on.
+    """
+    given = environ.get("STREAMLINE_JOB", "")
+    if "/" in given:
+        if not given.startswith("/"):
+            raise HostError(f"STREAMLINE_JOB is a name, or a path from the root on, got {given!r}")
+        return Path(given), True
+    name = ["STREAMLINE_JOB", given] if given else _launched_as(environ)
+    digest = hashlib.sha256("\0".join(name).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir(), f"streamline-{os.getuid()}-{digest}"), False
+
+
+class JobDirectory:
+    """One kind of backend of a job on this machine.
+
+    Args:
+      kind: those whose hosts can be shared have the same.
+      environ: of this process.
+    """
+
+    def __init__(self, kind: str, environ: Mapping[str, str]) -> None:
+        self.directory, self._given = job_directory(environ)
+        stem = hashlib.sha256(f"{socket.gethostname()}\0{kind}".encode()).hexdigest()[:8]  # it may be on a file server
+        self.socket = self.directory / f"{stem}.socket"
+        self._key, self._lock = self.directory / f"{stem}.key", self.directory / f"{stem}.lock"
+        if len(os.fsencode(self.socket)) > MOST_PATH:
+            raise HostError(
+                f"{self.directory} is too long a path for a socket: set STREAMLINE_JOB, or TMPDIR, to a shorter one"
+            )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the directory, if it isn't there, and hold its lock: for moments. Raises `HostError`."""
+        descriptor = self._locked()
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def new_key(self) -> bytes:
+        """Remove what a dead process has left, and return a new key, written for others; under the lock."""
+        self.clear()
+        with os.fdopen(open_own(self._key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32))
+        return self.key()
+
+    def key(self) -> bytes:
+        """Return the key of the process that listens; `HostError`: it can't be read, or isn't one."""
+        return read_key(self._key)
+
+    def connected(self) -> socket.socket | None:
+        """Return a connection to the process that listens; None: none does. Under the lock."""
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(os.fspath(self.socket))
+        except (FileNotFoundError, ConnectionRefusedError):
+            sock.close()
+            return None
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def clear(self) -> None:
+        """Remove the socket and the key; under the lock."""
+        for path in (self.socket, self._key):
+            path.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Remove all that is there of this kind, and the directory if nothing else is in it; under the lock."""
+        self.clear()
+        self._lock.unlink(missing_ok=True)  # whoever waits for it sees that it isn't this file any more
+        if not self._given:
+            with suppress(OSError):  # another kind is in it
+                self.directory.rmdir()
+
+    def remove_if_dead(self) -> None:
+        """Remove all, if no process listens."""
+        with self.locked():
+            sock = self.connected()
+            if sock is None:
+                self.remove()
+            else:
+                sock.close()
+
+    def _locked(self) -> int:
+        while True:
+            self._check_directory()
+            try:
+                descriptor = open_own(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
+            except FileNotFoundError:  # removed just now, by the last process that was there
+                continue
+            except OSError as error:
+                raise HostError(f"{self._lock} can't be used: {error.strerror or error}") from error
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if is_open_as(descriptor, self._lock):
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+
+    def _check_directory(self) -> None:
+        """See to it that the directory is there and is this user's alone."""
+        try:
+            with suppress(FileExistsError):
+                self.directory.mkdir(mode=0o700)
+            status = self.directory.lstat()
+        except FileNotFoundError as error:
+            if self.directory.parent.is_dir():
+                return  # removed just now: the lock can't be made, and all begins anew
+            raise HostError(f"there is no {self.directory.parent}, which the job's directory is made in") from error
+        except OSError as error:
+            raise HostError(f"the job's directory can't be made: {error.strerror}: {self.directory}") from error
+        wrong = None
+        if not stat.S_ISDIR(status.st_mode):
+            wrong = "is a symbolic link" if stat.S_ISLNK(status.st_mode) else "is no directory"
+        elif status.st_uid != os.getuid():
+            wrong = f"belongs to user {status.st_uid}, and this process is of user {os.getuid()}"
+        elif status.st_mode & 0o077:
+            wrong = f"may be used by others (mode {stat.S_IMODE(status.st_mode):o}, expected 700)"
+        if wrong is not None:
+            raise HostError(
+                f"{self.directory} {wrong}: the processes of a job meet in a directory of their user's alone. Remove "
+                "it, or set STREAMLINE_JOB to another name or path"
+            )

@@ -1,0 +1,91 @@
+"""A connection for control between two processes that trust each other: pickled messages, and descriptors beside them.
+
+Both ends have proved that they know the key (`streamline.core.handshake`) before the first message is unpickled.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import struct
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+SIZE = struct.Struct("<Q")
+
+PIECE = 1 << 20
+"""Bytes that the other end must take within the socket's timeout: a plan may be large, and a network slow."""
+
+
+class ControlConnection:
+    """One end: `send` in any thread, `receive` in one.
+
+    Attributes:
+      descriptors: that have arrived with messages, in order; the caller closes one that it pops.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.descriptors: deque[int] = deque()
+        self._sending = threading.Lock()
+        self._passes = sock.family == socket.AF_UNIX
+
+    def send(self, message: Any, descriptor: int | None = None) -> None:
+        """Send a message; drop it if the other end is gone. Blocks while it is slow.
+
+        Args:
+          descriptor: sent with it, over a Unix socket; the caller may close it then.
+        """
+        data = memoryview(pickle.dumps(message, 5))
+        with self._sending:
+            try:
+                size = SIZE.pack(len(data))
+                if descriptor is not None:
+                    size = size[socket.send_fds(self.sock, [size], [descriptor]) :]
+                self.sock.sendall(size)
+                for begin in range(0, len(data), PIECE):
+                    self.sock.sendall(data[begin : begin + PIECE])
+            except OSError:
+                self.hang_up()  # a part of it may have left
+
+    def receive(self) -> Any:
+        """Return the next message; `EOFError`: the other end is gone, or silent for longer than it may be."""
+        (size,) = SIZE.unpack(self._exactly(SIZE.size))
+        return pickle.loads(self._exactly(size))
+
+    def hang_up(self) -> None:
+        """Wake the thread that receives. Idempotent."""
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close it, with what has arrived and was not taken; in the thread that receives, or after it."""
+        self.sock.close()
+        while self.descriptors:
+            os.close(self.descriptors.popleft())
+
+    def _exactly(self, nbytes: int) -> bytearray:
+        data = bytearray(nbytes)
+        view, filled = memoryview(data), 0
+        while filled < nbytes:
+            try:
+                received = self._receive_into(view[filled:])
+            except OSError as error:
+                raise EOFError(str(error)) from error
+            if not received:
+                raise EOFError("it hung up")
+            filled += received
+        return data
+
+    def _receive_into(self, view: memoryview) -> int:
+        if not self._passes:
+            return self.sock.recv_into(view)
+        data, descriptors, _, _ = socket.recv_fds(self.sock, len(view), 1)
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        self.descriptors.extend(descriptors)
+        view[: len(data)] = data
+        return len(data)

@@ -1,0 +1,130 @@
+"""Jobs of several rank processes on this machine, for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PROGRAM = Path(__file__).with_name("shared_rank.py")
+
+
+class RankProcess:
+    """A rank; each method of `RankProgram` is one here, by `do`."""
+
+    def __init__(self, environ: dict[str, str]) -> None:
+        self.first: list[Any] = []
+        self._process = subprocess.Popen(
+            [sys.executable, os.fspath(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True
+        )
+
+    def ask(self, method: str, **arguments: Any) -> None:
+        """Send a command, without waiting for its answer."""
+        assert self._process.stdin is not None
+        print(json.dumps([method, arguments]), file=self._process.stdin, flush=True)
+
+    def answer(self) -> Any:
+        """Return the answer to a command; AssertionError: it has failed."""
+        assert self._process.stdout is not None
+        answer = json.loads(self._process.stdout.readline())
+        assert "error" not in answer, answer["error"]
+        return answer["result"]
+
+    def do(self, method: str, **arguments: Any) -> Any:
+        self.ask(method, **arguments)
+        return self.answer()
+
+    def open(self, pipe: str = "items", name: str = "s", **options: Any) -> None:
+        options.setdefault("backend", {"shared": "node"})
+        self.do("open", name=name, pipe=pipe, **options)
+
+    def take(self, items: int | None = None, name: str = "s", **options: Any) -> list[Any]:
+        taken: list[Any] = self.do("take", name=name, items=items, **options)
+        return taken
+
+    def hosts(self) -> list[int]:
+        pids: list[int] = self.do("hosts", name="s")
+        return pids
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+        if number == signal.SIGKILL:
+            self._process.wait()
+
+    def end(self) -> int:
+        """Let it end, with all that it has open."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self._process.wait()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+class RankJob:
+    """The ranks of one job, and what they have read.
+
+    Attributes:
+      directory: where they meet.
+    """
+
+    def __init__(self, folder: Path, **environ: str) -> None:
+        self.directory = folder / "job"
+        self._reads = folder / "reads"
+        self._environ = {**os.environ, "STREAMLINE_JOB": os.fspath(self.directory), "READS": os.fspath(self._reads)}
+        self._environ.update(environ)
+        self._ranks: list[RankProcess] = []
+        self._hosts: set[int] = set()
+
+    def start(self, count: int = 1) -> list[RankProcess]:
+        ranks = [RankProcess(self._environ) for _ in range(count)]
+        self._ranks += ranks
+        return ranks
+
+    def opened(self, count: int, pipe: str = "items", **options: Any) -> list[RankProcess]:
+        """Start ranks that open the same, of which the first owns the hosts, and take an item each."""
+        ranks = self.start(count)
+        for rank in ranks:
+            rank.open(pipe, **options)
+            rank.first = rank.take(1)
+            self._hosts.update(rank.hosts())
+        return ranks
+
+    @property
+    def reads(self) -> Counter[int]:
+        """How often each item was made."""
+        return Counter(map(int, self._reads.read_text().split())) if self._reads.exists() else Counter()
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            rank.close()
+
+    def check_nothing_left(self, seconds: float = 60.0) -> None:
+        """Insist that no host lives, and nothing is in the job's directory."""
+        deadline = time.monotonic() + seconds
+        while left := [pid for pid in self._hosts if Path(f"/proc/{pid}").exists()]:
+            assert time.monotonic() < deadline, f"hosts are left: {left}"
+            time.sleep(0.01)
+        assert not self.directory.exists() or not list(self.directory.iterdir())
+
+
+@contextmanager
+def job(folder: Path, **environ: str) -> Iterator[RankJob]:
+    """Yield a job; its processes are gone afterwards."""
+    made = RankJob(folder, **environ)
+    try:
+        yield made
+    finally:
+        made.close()
