@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import streamline as sl
 from streamline.backends.hosts.pool import HostPool
 
 os.environ |= {
-    "HOME": tempfile.mkdtemp(prefix="streamline-ray-"),  # Ray looks for a token there, and writes its own
+    "HOME": f"{tempfile.gettempdir()}/sl-ray-{os.getpid()}",  # Ray looks for a token there
     "RAY_AUTH_MODE": "disabled",
     "RAY_SCHEDULER_EVENTS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -26,7 +27,8 @@ from ray.cluster_utils import Cluster
 
 from tests.conftest import LOOKS
 
-SMALL: dict[str, Any] = {"object_store_memory": 80 << 20, "include_dashboard": False}
+FOLDER = os.environ["HOME"]
+SMALL: dict[str, Any] = {"object_store_memory": 80 << 20, "include_dashboard": False, "temp_dir": FOLDER}
 
 FILES = LOOKS["files"]
 
@@ -56,6 +58,7 @@ def cluster(_warm_up: None) -> Iterator[Cluster]:
     finally:
         ray.shutdown()
         cluster.shutdown()
+        shutil.rmtree(FOLDER)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import streamline as sl
 from streamline.pipeline import Pipeline
 from tests.ray.conftest import SMALL
 
-KILLS = ["host", "actor", "raylet", "frozen", "host", "actor", "raylet"]
+KILLS = ["host", "actor", "raylet", "frozen", "host", "actor"]
 
 Item = tuple[int, int, int]
 
@@ -53,7 +53,7 @@ class Nodes:
             self._cluster.remove_node(node, allow_graceful=False)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def nodes(cluster: Cluster) -> Iterator[Nodes]:
     nodes = Nodes(cluster, 2)
     yield nodes

@@ -34,7 +34,7 @@ def test_compositions_keep_the_laws_on_a_cluster(pool: HostPool) -> None:
     @given(compositions(most=10, stages=3), seeds)
     def check(composition: Composition, seed: int) -> None:
         DICE.seed(seed)
-        check_resume(composition.pipeline, seed=seed, backend=Changing([pool]), generations=2)
+        check_resume(composition.pipeline, seed=seed, backend=pool, generations=2)
 
     check()
 
