@@ -184,6 +184,7 @@ def test_what_is_refused_leaves_the_pipeline_as_it_was() -> None:
         ({"resume": {"version": 1}}, r"is a Snapshot, got dict .*Snapshot.from_json"),
         ({"backend": "inline"}, r"open\(backend=\) is a backend, such as sl.Inline\(\), .*, got str 'inline'"),
         ({"backend": sl.Inline}, r"got the class sl.Inline: backend=sl.Inline\(\)$"),
+        ({"backend": sl.Remote}, r"got the class sl.Remote: backend=sl.Remote\(4\)$"),
         ({"progress": 1}, r"open\(progress=\) is True or False, got int 1"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import asyncio
 import logging
 import sys
 import threading
@@ -20,8 +20,8 @@ from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.ipc.link import Link, PipeLink, pipe
 from streamline.core.options import check_int
 from streamline.core.tasks import Session
-from streamline.core.threads import hold_quietly, start_thread, waker
-from streamline.errors import ClosedError
+from streamline.core.threads import hold_quietly, new_event_loop, start_thread, waker
+from streamline.errors import ClosedError, HostError
 from streamline.plan.plan import Plan
 
 CRASH_TRACKING = CrashTracking(max_restarts=1)
@@ -89,9 +89,13 @@ class ThreadHost(Host):
                 raise ClosedError(f"{self.name} is closed, and runs no more workers")
             self._new_links.append((host_end, payload))
             if self._thread is None:
-                name = f"streamline host {self.number}"
-                thread = threading.Thread(target=self._main, name=name, daemon=True)
-                start_thread(thread)
+                name, loop = f"streamline host {self.number}", new_event_loop()  # here its failure comes out
+                thread = threading.Thread(target=self._main, args=(loop,), name=name, daemon=True)
+                try:
+                    start_thread(thread)
+                except HostError:
+                    loop.close()
+                    raise
                 self._thread = thread
             self._notify()
         return consumer_end
@@ -125,8 +129,8 @@ class ThreadHost(Host):
             except RuntimeError:
                 return  # the loop has ended
 
-    def _main(self) -> None:
-        anyio.run(self._serve, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
+    def _main(self, loop: asyncio.AbstractEventLoop) -> None:
+        anyio.run(self._serve, backend_options={"loop_factory": lambda: loop})
 
     async def _serve(self) -> None:
         hold_quietly()

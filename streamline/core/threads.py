@@ -8,6 +8,7 @@ exit.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import math
 import os
@@ -132,6 +133,23 @@ def start_thread(thread: threading.Thread) -> None:
         raise HostError(
             f"the thread {thread.name!r} can't be started: {error or 'out of memory'}. Raise the limits on threads "
             "(`ulimit -u`, a container's pids.max) and on memory (`ulimit -v`), or use fewer workers and calls at once"
+        ) from error
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop for a thread: uvloop's, where that is installed.
+
+    Raises:
+      HostError: the system has no room for another one.
+    """
+    make = asyncio.new_event_loop
+    if importlib.util.find_spec("uvloop") is not None:
+        from uvloop import new_event_loop as make
+    try:
+        return make()
+    except OSError as error:
+        raise HostError(
+            f"an event loop can't be made: {error.strerror}. Raise the limit on open files (`ulimit -n`), or close some"
         ) from error
 
 

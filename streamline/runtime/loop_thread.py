@@ -6,7 +6,6 @@ user's exception. Nothing here knows the stream: what drops it calls `stop`.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import threading
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import anyio
 from streamline.core.flow import Chunk, Flow
 from streamline.core.state import State
 from streamline.core.tasks import Session, Tasks, supervise
-from streamline.core.threads import hold_quietly, interruptible, start_thread, waker
+from streamline.core.threads import hold_quietly, interruptible, new_event_loop, start_thread, waker
 from streamline.errors import ClosedError
 from streamline.observe.watchdog import Patience
 from streamline.runtime.pause import RemoteGate
@@ -102,7 +101,7 @@ class LoopThread(Generic[T]):
 
     def _main(self) -> None:
         try:
-            anyio.run(self._serve, backend_options={"use_uvloop": importlib.util.find_spec("uvloop") is not None})
+            anyio.run(self._serve, backend_options={"loop_factory": new_event_loop})
         except BaseException as failure:
             self._begun.put(failure)
             self.border.queue.put(failure)

@@ -7,6 +7,7 @@ All is resolved at once, unless servers or stores have to be asked inside asynci
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import warnings
 from abc import ABC, abstractmethod
@@ -134,8 +135,9 @@ def _resolved(run: ResolvedRun, source: Source[Any], traffic: Traffic) -> Resolv
 def _check_types(backend: object, resume: object, progress: object) -> None:
     if isinstance(backend, type) and hasattr(backend, "begin"):
         name = f"sl.{backend.__name__}"
-        many = "" if name == "sl.Inline" else f", or {name}(4)"
-        raise PlanTypeError(f".open(backend=) is a backend, got the class {name}: backend={name}(){many}")
+        takes = inspect.signature(backend).parameters.values()
+        ways = [f"{name}()"] * all(one.default is not one.empty for one in takes) + [f"{name}(4)"] * bool(takes)
+        raise PlanTypeError(f".open(backend=) is a backend, got the class {name}: backend={', or '.join(ways)}")
     if not hasattr(backend, "begin"):
         raise PlanTypeError(
             f".open(backend=) is a backend, such as sl.Inline(), sl.Threads(4), sl.Processes(4), got {given(backend)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 import streamline as sl
 from streamline.errors import HostError
@@ -82,6 +85,24 @@ def test_out_of_memory_is_one_error_and_not_a_group_of_them(monkeypatch: pytest.
     monkeypatch.setattr(ThreadedPool, "_next_limit", out_of_memory)
     with pytest.raises(MemoryError, match=r"no memory is left for the calls at once of map\(double\) of shard \d"):
         list(numbers().map(double, executor="thread", concurrency=3))
+
+
+@pytest.mark.parametrize("loops", range(3))
+def test_event_loops_that_can_not_be_made_are_an_error_that_names_the_limit(
+    loops: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream's own, and those of its threads: it waited for one for ever."""
+    left = iter(range(loops))
+
+    def new_event_loop(make: Any = uvloop.new_event_loop) -> Any:
+        if next(left, None) is None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return make()
+
+    monkeypatch.setattr(uvloop, "new_event_loop", new_event_loop)
+    refused = pytest.raises(HostError, match=r"an event loop can't be made: Too many open files.*`ulimit -n`")
+    with refused, numbers().map(double).open(backend=sl.Threads(2)) as stream:
+        list(stream)
 
 
 def test_processes_without_room_in_files_are_an_error_that_names_the_limit() -> None:

@@ -23,6 +23,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import dropwhile
 from typing import Any, Protocol, TypeAlias
 
@@ -133,10 +134,35 @@ def ship(payload: object, *, alike: bool = False) -> Shipped:
       PlanError: it can't be pickled; the message names the part and its stage.
       HostError: no memory or descriptors are left.
     """
+    with _new_file() as fd:
+        nbytes = _write(payload, fd, alike=alike)
+    if nbytes > MOST_BYTES:
+        warnings.warn(
+            f"this plan holds {nbytes:,} bytes of data, which are sent to every process that runs it: give the source "
+            "a path instead, or an np.memmap (np.load(path, mmap_mode='r')), which costs nothing to send",
+            stacklevel=users_level(),
+        )
+    return Shipped(fd, nbytes)
+
+
+def keep(data: bytes) -> Shipped:
+    """Keep a payload that another machine has pickled, for any number of hosts here.
+
+    Raises:
+      HostError: no memory or descriptors are left.
+    """
+    with _new_file() as fd, open(fd, "wb", closefd=False) as file:
+        file.write(data)
+    return Shipped(fd, len(data))
+
+
+@contextmanager
+def _new_file() -> Iterator[int]:
+    """Give a nameless file for a payload, which is closed if that fails."""
     fd = None
     try:
         fd = memory_file("streamline plan")
-        nbytes = _write(payload, fd, alike=alike)
+        yield fd
     except BaseException as error:
         if fd is not None:
             os.close(fd)
@@ -147,13 +173,6 @@ def ship(payload: object, *, alike: bool = False) -> Shipped:
                 "descriptors)"
             ) from error
         raise
-    if nbytes > MOST_BYTES:
-        warnings.warn(
-            f"this plan holds {nbytes:,} bytes of data, which are sent to every process that runs it: give the source "
-            "a path instead, or an np.memmap (np.load(path, mmap_mode='r')), which costs nothing to send",
-            stacklevel=users_level(),
-        )
-    return Shipped(fd, nbytes)
 
 
 def load(fd: int) -> Any:

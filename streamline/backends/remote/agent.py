@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from streamline.backends.hosts.child_process import HostProcess
-from streamline.backends.hosts.plan_shipping import Shipped, memory_file
+from streamline.backends.hosts.plan_shipping import Shipped, keep
 from streamline.backends.hosts.process_env import ProcessEnv
 from streamline.backends.hosts.stdio_relay import OVER
 from streamline.backends.ipc.control_connection import ControlConnection
@@ -115,6 +115,7 @@ class Agent:
         self._offer = hosts
         self._hosts: dict[int, _Hosted] = {}
         self._payloads: dict[int, Shipped] = {}
+        self._not_kept: dict[int, str] = {}  # why
         self._lost_after_s = 0.0
         self._over = threading.Event()
         self._left = ""
@@ -190,17 +191,20 @@ class Agent:
         process.on_exit(partial(self._exited, message.host, hosted))
 
     def _keep(self, message: Payload) -> None:
-        fd = memory_file("streamline plan")
-        with open(fd, "wb", closefd=False) as file:
-            file.write(message.data)
-        self._payloads[message.payload] = Shipped(fd, len(message.data))
+        try:
+            self._payloads[message.payload] = keep(message.data)
+        except HostError as error:
+            self._not_kept[message.payload] = str(error)
 
     def _drop(self, message: DropPayload) -> None:
+        self._not_kept.pop(message.payload, None)
         if (payload := self._payloads.pop(message.payload, None)) is not None:
             payload.close()
 
     def _open(self, message: OpenLink) -> None:
         hosted, payload = self._hosts.get(message.host), self._payloads.get(message.payload)
+        if (why := self._not_kept.get(message.payload)) is not None:
+            self._control.send(LinkFailed(message.ticket, why))
         if hosted is None or payload is None:
             return  # the host has exited, which the trainer was told, or the run is over
         try:

@@ -232,7 +232,9 @@ class AttachedAgent:
             HostStarted: self._started,
             HostFrame: self._frame,
             HostStacks: lambda message: self._known(message.host, lambda host: bring(host.asked, message.text)),
-            LinkFailed: lambda message: agents.link_failed(message.ticket, f"{self.node}: {message.why}"),
+            LinkFailed: lambda message: agents.link_failed(
+                message.ticket, f"{self.node}: a host has no link: {message.why}"
+            ),
             HostExited: self._exited,
             Alive: self._alive,
             Leave: self._leave,
@@ -399,7 +401,7 @@ class Agents:
     def link_failed(self, ticket: str, why: str) -> None:
         """Fail a link that was expected."""
         if (future := self._links.pop(ticket, None)) is not None:
-            bring(future, HostError(f"a host can't reach this process: {why}"))
+            bring(future, HostError(why))
 
     def offered(self, agent: AttachedAgent) -> None:
         """Use an agent, which has said how many hosts it takes."""

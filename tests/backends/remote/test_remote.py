@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import re
+import resource
 import select
 import signal
 import socket
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn
@@ -443,6 +444,24 @@ def test_a_host_that_can_not_be_started_there_is_named_and_counts_against_nothin
         pytest.raises(HostError, match=r"trouble: .*: no room for an"),
     ):
         list(stream)
+
+
+def test_an_agent_without_room_for_the_plan_says_so_and_serves_the_next_run(tmp_path: Path) -> None:
+    """It ended with a traceback, and the trainer only saw that it had gone."""
+    address, key = free_address(), key_file(tmp_path)
+    whole, room = [item * item for item in range(LENGTH)], resource.RLIMIT_FSIZE
+    refused = pytest.raises(HostError, match=r"trouble: .*: a host has no link: .*File too large .*`ulimit -f`")
+    with agent_process(address, key) as agent, sl.Remote(1, listen=address, key_file=key, start_timeout_s=5.0) as pool:
+        while True:
+            with suppress(HostError), squares().open(backend=pool) as stream:  # it may be late
+                assert list(stream) == whole
+                break
+        before = resource.prlimit(agent.pid, room, (0, resource.RLIM_INFINITY))
+        with squares().open(backend=pool) as stream, refused:
+            list(stream)
+        resource.prlimit(agent.pid, room, before)
+        with squares().open(backend=pool) as stream:
+            assert list(stream) == whole
 
 
 def test_an_agent_that_talks_nonsense_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
