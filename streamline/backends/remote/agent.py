@@ -186,8 +186,8 @@ class Agent:
     def _keep(self, message: Payload) -> None:
         fd = memory_file("streamline plan")
         with open(fd, "wb", closefd=False) as file:
-            file.write(message.data)
-        self._payloads[message.payload] = Shipped(fd, len(message.data))
+            nbytes = file.write(message.data)
+        self._payloads[message.payload] = Shipped(fd, nbytes)
 
     def _drop(self, message: DropPayload) -> None:
         if (payload := self._payloads.pop(message.payload, None)) is not None:

@@ -14,11 +14,13 @@ import secrets
 import socket
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
+from pickle import PickleBuffer
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -88,14 +90,15 @@ class CarriedPlan:
         self._shipped = shipped
         self._lock = threading.Lock()
         self._agents: weakref.WeakSet[AttachedAgent] = weakref.WeakSet()
+        self._whole: mmap.mmap | None = None  # for all agents: a copy for each would be gigabytes
 
     def send(self, agent: AttachedAgent) -> None:
         """Send it to an agent, once."""
         with self._lock:
             if agent not in self._agents:
                 self._agents.add(agent)
-                with mmap.mmap(self._shipped.fileno(), 0, prot=mmap.PROT_READ) as whole:
-                    agent.send(Payload(self.number, whole[:]))
+                self._whole = self._whole or mmap.mmap(self._shipped.fileno(), 0, prot=mmap.PROT_READ)
+                agent.send(Payload(self.number, PickleBuffer(self._whole)))
 
     def close(self) -> None:
         """Let all agents drop it. Idempotent."""
@@ -351,7 +354,7 @@ class Agents:
         self._lost_after_s = lost_after_s
         self._lock = threading.RLock()
         self._agents: list[AttachedAgent] = []
-        self._wanted: list[_Wanted] = []
+        self._wanted: deque[_Wanted] = deque()
         self._links: dict[str, Future[socket.socket]] = {}
         self._closed = False
         self._listener = Listener(address, key, self._peer, tls)
@@ -443,11 +446,12 @@ class Agents:
         """Give hosts that wait the places that are free."""
         while True:
             with self._lock:
-                self._wanted = [wanted for wanted in self._wanted if not wanted.process.cancelled()]
-                agent = max(self._agents, key=lambda agent: agent.free, default=None)
-                if not self._wanted or agent is None or agent.free < 1:
+                while self._wanted and self._wanted[0].process.cancelled():
+                    self._wanted.popleft()
+                agent = max(self._agents, key=lambda agent: agent.free, default=None) if self._wanted else None
+                if agent is None or agent.free < 1:
                     return
-                wanted = self._wanted.pop(0)
+                wanted = self._wanted.popleft()
                 process = agent.start(wanted.number, wanted.env)
             agent.send(StartHost(process.host, wanted.number, wanted.env))
             if not _bring(wanted.process, process):  # it waits no more

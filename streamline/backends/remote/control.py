@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from streamline.backends.hosts.process_env import ProcessEnv
 
-SIZE = struct.Struct("<Q")
+SIZES = struct.Struct("<QQ")
+"""Bytes of a message, pickled, and of the one buffer that may follow it."""
 
 PIECE = 1 << 20
 """Bytes that the other end must take within the socket's timeout: a plan may be large, and a network slow."""
@@ -41,10 +42,10 @@ class StartHost(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """A shipped plan, for the links of a run to come; kept until `DropPayload`."""
+    """A shipped plan, a buffer, for the links of a run to come; kept until `DropPayload`."""
 
     payload: int
-    data: bytes
+    data: Any
 
 
 class DropPayload(NamedTuple):
@@ -167,19 +168,23 @@ class ControlConnection:
 
     def send(self, message: Any) -> None:
         """Send a message; drop it if the other end is gone. Blocks while it is slow."""
-        data = memoryview(pickle.dumps(message, 5))
+        buffers: list[pickle.PickleBuffer] = []
+        data = memoryview(pickle.dumps(message, 5, buffer_callback=buffers.append))
+        body = buffers[0].raw() if buffers else memoryview(b"")
         with self._sending:
             try:
-                self.sock.sendall(SIZE.pack(len(data)))
-                for begin in range(0, len(data), PIECE):
-                    self.sock.sendall(data[begin : begin + PIECE])
+                self.sock.sendall(SIZES.pack(len(data), len(body)))
+                for part in (data, body):
+                    for begin in range(0, len(part), PIECE):
+                        self.sock.sendall(part[begin : begin + PIECE])
             except OSError:
                 self.hang_up()  # a part of it may have left
 
     def receive(self) -> Any:
         """Return the next message; `EOFError`: the other end is gone, or silent for longer than it may be."""
-        (size,) = SIZE.unpack(self._exactly(SIZE.size))
-        return pickle.loads(self._exactly(size))
+        size, body = SIZES.unpack(self._exactly(SIZES.size))
+        data = self._exactly(size)
+        return pickle.loads(data, buffers=[self._exactly(body)] if body else None)
 
     def hang_up(self) -> None:
         """Wake the thread that receives. Idempotent."""
