@@ -33,6 +33,7 @@ from bench import (
     report,
     resume,
     resumed_samples,
+    scale,
     snapshot_cost,
     start_up,
     thread_decode,
@@ -76,7 +77,7 @@ SUITES: dict[str, tuple[Suite, ...]] = {
 }
 SERVED = "http_objects"
 """Those that need a server beside them; left out, with a word, where there is none."""
-NAMES = (*SUITES, SERVED, "resumed_samples")
+NAMES = (*SUITES, SERVED, "resumed_samples", "scale")
 PAGE = Path(__file__).parent.parent / "BENCHMARKS.md"
 
 INTRODUCTION = """\
@@ -112,6 +113,8 @@ def main() -> None:
         counts, exact = resumed_samples.run(smoke=arguments.smoke)
         print(counts)
         tables, sound = f"{tables}\n{counts}", sound and exact
+    if "scale" in names:
+        scale.run(scale.SMOKE if arguments.smoke else scale.Sizes())
     if arguments.write and sound:
         before = PAGE.read_text(encoding="utf-8") if arguments.names else ""
         text = "\n".join([INTRODUCTION.format(rounds=options.rounds), versions, tables])

@@ -91,7 +91,10 @@ def _send(n: int, address: tuple[str, int]) -> None:
     asyncio.run(send())
 
 
-CERTIFICATE = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=bench -keyout tls.key -out tls.crt"
+CERTIFICATE = (
+    "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=bench "
+    "-keyout tls.key -out tls.crt"
+)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from typing import Any
 from streamline.core.handshake import MISFIT, HandshakeError, refuse_shared
 from streamline.errors import HostError
 
-SEALED_BYTES = 1 << 18
+SEALED_BYTES = 1 << 16
 """Bytes that are encrypted, or received, at once."""
 
 GATHERED_BYTES = 1 << 12
@@ -33,8 +33,8 @@ CERTIFICATE, KEY, TRUSTED = "tls.crt", "tls.key", "ca.crt"
 
 HOW = (
     "tls= is a folder with tls.crt and tls.key where machines are listened for, and with ca.crt, or else that tls.crt, "
-    "where they dial: `openssl req -x509 -newkey rsa:3072 -nodes -days 365 -subj /CN=streamline -keyout tls/tls.key "
-    "-out tls/tls.crt`"
+    "where they dial: `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 365 "
+    "-subj /CN=streamline -keyout tls/tls.key -out tls/tls.crt`"
 )
 
 HEADER = 5

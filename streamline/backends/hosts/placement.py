@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from heapq import heapify, heapreplace
 from typing import Any, NamedTuple, Protocol
 
 import anyio
@@ -173,11 +174,14 @@ class Placement:
         for worker, home in self._homes.items():
             if home in loads and not worker.over:
                 loads[home].append(worker)
+        fewest = [(len(load), at, home) for at, (home, load) in enumerate(loads.items())]
+        heapify(fewest)
         for worker in homeless:
             if self.crash_report.waits(worker) and worker is not self.crash_report.turn:
                 self._homeless.append(worker)
             elif not worker.over:
-                home = min(loads, key=lambda home: len(loads[home]))
+                load, at, home = fewest[0]
+                heapreplace(fewest, (load + 1, at, home))
                 loads[home].append(worker)
                 self._homes[worker] = home
                 home.take(worker)

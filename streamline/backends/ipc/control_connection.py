@@ -14,7 +14,8 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-SIZE = struct.Struct("<Q")
+SIZES = struct.Struct("<QQ")
+"""Bytes of a message, pickled, and of the one buffer that may follow it."""
 
 PIECE = 1 << 20
 """Bytes that the other end must take within the socket's timeout: a plan may be large, and a network slow."""
@@ -39,22 +40,26 @@ class ControlConnection:
         Args:
           descriptor: sent with it, over a Unix socket; the caller may close it then.
         """
-        data = memoryview(pickle.dumps(message, 5))
+        buffers: list[pickle.PickleBuffer] = []
+        data = memoryview(pickle.dumps(message, 5, buffer_callback=buffers.append))
+        body = buffers[0].raw() if buffers else memoryview(b"")
         with self._sending:
             try:
-                size = SIZE.pack(len(data))
+                sizes = SIZES.pack(len(data), len(body))
                 if descriptor is not None:
-                    size = size[socket.send_fds(self.sock, [size], [descriptor]) :]
-                self.sock.sendall(size)
-                for begin in range(0, len(data), PIECE):
-                    self.sock.sendall(data[begin : begin + PIECE])
+                    sizes = sizes[socket.send_fds(self.sock, [sizes], [descriptor]) :]
+                self.sock.sendall(sizes)
+                for part in (data, body):
+                    for begin in range(0, len(part), PIECE):
+                        self.sock.sendall(part[begin : begin + PIECE])
             except OSError:
                 self.hang_up()  # a part of it may have left
 
     def receive(self) -> Any:
         """Return the next message; `EOFError`: the other end is gone, or silent for longer than it may be."""
-        (size,) = SIZE.unpack(self._exactly(SIZE.size))
-        return pickle.loads(self._exactly(size))
+        size, body = SIZES.unpack(self._exactly(SIZES.size))
+        data = self._exactly(size)
+        return pickle.loads(data, buffers=[self._exactly(body)] if body else None)
 
     def hang_up(self) -> None:
         """Wake the thread that receives. Idempotent."""

@@ -16,11 +16,13 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
+from pickle import PickleBuffer
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -76,14 +78,15 @@ class CarriedPlan:
         self.nbytes = shipped.nbytes
         self._lock = threading.Lock()
         self._agents: weakref.WeakSet[AttachedAgent] = weakref.WeakSet()
+        self._whole: mmap.mmap | None = None  # for all agents: a copy for each would be gigabytes
 
     def send(self, agent: AttachedAgent) -> None:
         """Send it to an agent, once."""
         with self._lock:
             if agent not in self._agents:
                 self._agents.add(agent)
-                with mmap.mmap(self._shipped.fileno(), 0, prot=mmap.PROT_READ) as whole:
-                    agent.send(Payload(self.number, whole[:]))
+                self._whole = self._whole or mmap.mmap(self._shipped.fileno(), 0, prot=mmap.PROT_READ)
+                agent.send(Payload(self.number, PickleBuffer(self._whole)))
 
     def fileno(self) -> int:
         """Return the descriptor of what was shipped."""
@@ -359,7 +362,7 @@ class Agents:
         self._lost_after_s = lost_after_s
         self._lock = threading.RLock()
         self._agents: list[AttachedAgent] = []
-        self._wanted: list[_Wanted] = []
+        self._wanted: dict[str, deque[_Wanted]] = {}  # by the ticket of the agent
         self._links: dict[str, Future[socket.socket]] = {}
         self._closed = False
         self._listener = Listener(address, key, self._peer, tls)
@@ -374,7 +377,7 @@ class Agents:
         """Return what brings a host, once an agent has a place for it. Cancel it, or fail it, to stop waiting."""
         wanted = _Wanted(number, env, ticket)
         with self._lock:
-            self._wanted.append(wanted)
+            self._wanted.setdefault(ticket, deque()).append(wanted)
         self._fill()
         return wanted.process
 
@@ -459,18 +462,27 @@ class Agents:
         """Give hosts that wait the places that are free."""
         while True:
             with self._lock:
-                self._wanted = [wanted for wanted in self._wanted if not wanted.process.done()]
-                agents = sorted(self._agents, key=lambda agent: agent.free)
-                free = {agent.ticket: agent for agent in agents if agent.free > 0}  # of equal tickets, the freest
-                wanted = next((wanted for wanted in self._wanted if wanted.ticket in free), None)
-                if wanted is None:
+                agent = max(
+                    (agent for agent in self._agents if agent.free > 0 and self._wanting(agent.ticket)),
+                    key=lambda agent: agent.free,
+                    default=None,
+                )
+                if agent is None:
                     return
-                self._wanted.remove(wanted)
-                agent = free[wanted.ticket]
+                wanted = self._wanted[agent.ticket].popleft()
                 process = agent.start(wanted.number, wanted.env)
             agent.send(StartHost(process.host, wanted.number, wanted.env))
             if not bring(wanted.process, process):  # it waits no more
                 agent.send(EndHost(process.host, 0.0))
+
+    def _wanting(self, ticket: str) -> bool:
+        """Whether a host waits for an agent with this ticket; under the lock."""
+        waiting = self._wanted.get(ticket)
+        while waiting and waiting[0].process.done():
+            waiting.popleft()
+        if waiting is not None and not waiting:
+            del self._wanted[ticket]
+        return bool(waiting)
 
     def _peer(self, sock: socket.socket, hello: PeerHello, address: str) -> None:
         """Take a connection whose handshake is done."""

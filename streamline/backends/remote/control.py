@@ -7,7 +7,7 @@ the trainer, anew for each that is started on an agent; payloads and questions a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from streamline.backends.hosts.process_env import ProcessEnv
 
@@ -31,10 +31,10 @@ class StartHost(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """A shipped plan, for the links of a run to come; kept until `DropPayload`."""
+    """A shipped plan, a buffer, for the links of a run to come; kept until `DropPayload`."""
 
     payload: int
-    data: bytes
+    data: Any
 
 
 class DropPayload(NamedTuple):

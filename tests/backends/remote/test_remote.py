@@ -30,8 +30,9 @@ import streamline.backends.remote.agent as agents_side
 import streamline.backends.remote.remote as trainers_side
 from streamline.backends.base import Backend
 from streamline.backends.hosts.child_process import HostProcess
+from streamline.backends.hosts.plan_shipping import ship
 from streamline.backends.ipc.control_connection import ControlConnection
-from streamline.backends.remote.agents import Agents, AttachedAgent
+from streamline.backends.remote.agents import Agents, AttachedAgent, CarriedPlan
 from streamline.backends.remote.control import Offer, Payload
 from streamline.cli import main
 from streamline.core.dial import dial
@@ -384,6 +385,24 @@ def test_a_plan_that_holds_much_is_sent_whole(tmp_path: Path, tls: Path | None) 
     ):
         for row, got in enumerate(stream):
             assert (got == data.reshape(24, -1)[row]).all()
+
+
+def test_a_plan_is_read_once_for_all_agents_and_copied_for_none() -> None:
+    plan = CarriedPlan(ship(bytes(1 << 20)))
+    sent: list[Payload] = []
+    agents: list[Any] = [type("Taking", (), {"send": lambda _, message: sent.append(message)})() for _ in range(3)]
+    for agent in agents * 2:
+        plan.send(agent)
+    assert len(sent) == 3
+    assert len({id(message.data.raw().obj) for message in sent}) == 1
+    here, there = socket.socketpair()
+    near, far = ControlConnection(here), ControlConnection(there)
+    with here, there:
+        writing = threading.Thread(target=lambda: list(map(near.send, (sent[0], Offer(5)))))
+        writing.start()
+        assert bytes(far.receive().data) == sent[0].data.raw()
+        assert far.receive() == Offer(5)
+        writing.join()
 
 
 def test_half_a_message_ends_the_connection_at_both_ends() -> None:

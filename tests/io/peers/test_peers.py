@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import threading
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -424,3 +425,62 @@ async def test_an_object_of_megabytes_comes_whole(group: list[Machine], store: S
         assert await content(storage) == store.objects[URL]
         assert (storage.cache.traffic.peer_hits, storage.cache.traffic.peer_misses) == (1, 0)
     assert len(store.log) == 1
+
+
+async def test_a_peer_that_drips_is_given_up_though_it_is_never_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before the store would be: here the limit for a piece is cut short, and the peer answers for ever."""
+    monkeypatch.setattr(asking, "PIECE_S", 0.3)
+    over = threading.Event()
+
+    def dripping(sock: socket.socket, *_: object) -> None:
+        def drip() -> None:
+            with sock, suppress(OSError):
+                sock.recv(65536)
+                for byte in answered():
+                    sock.sendall(bytes([byte]))
+                    if over.wait(0.01):
+                        break
+
+        threads.append(threading.Thread(target=drip))
+        threads[-1].start()
+
+    threads: list[threading.Thread] = []
+    (address,) = addresses(1)
+    listener = Listener(address, KEY, dripping)
+    storage = await beside(Store({URL: SMALL}), tmp_path, "{}:{}".format(*address))
+    assert await content(storage) == SMALL
+    assert (storage.cache.traffic.peer_hits, storage.cache.traffic.peer_misses) == (0, 1)
+    await closed(storage)
+    listener.close()
+    over.set()
+    for thread in threads:
+        thread.join()
+
+
+async def test_a_thousand_objects_at_once_leave_nothing_open(group: list[Machine], store: Store) -> None:
+    store.objects = {f"far://{number}": b"%d" % number * 200 for number in range(350)}
+    clients = [machine.client() for machine in group]
+    found = await asyncio.gather(*(content(client, path) for client in clients for path in store.objects))
+    assert found == [*store.objects.values()] * 3
+    assert sorted(path for path, _, _ in store.log) == sorted(store.objects)
+    for machine in group:
+        assert not nodes._nodes[machine.where]._server._pulls
+
+
+async def test_no_machine_asks_another_one_for_what_it_was_asked_for(
+    group: list[Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server asks its store only, so no two can wait for each other."""
+    asked: list[str] = []
+    original = asking.PeerClient._piece
+
+    async def piece(self: asking.PeerClient, wanted: Any) -> bytes | None:
+        asked.append(threading.current_thread().name)
+        return await original(self, wanted)
+
+    monkeypatch.setattr(asking.PeerClient, "_piece", piece)
+    clients = [machine.client() for machine in group]
+    assert await asyncio.gather(*map(content, clients)) == [DATA] * 3
+    assert set(asked) == {threading.current_thread().name}
