@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from tempfile import TemporaryDirectory
-from time import perf_counter, process_time, sleep
+from time import process_time, sleep
 from typing import Any
 
 import numpy as np
@@ -54,10 +54,10 @@ def expected(n: int) -> Tally:
     return Tally(n, float(n * (FLOATS // PAGE - 1) + sum(index % LEVELS for index in range(n))))
 
 
-Clock = Callable[[], float]
+Clock = Callable[[], float] | None
 
 
-async def by_hand(n: int, clock: Clock = perf_counter) -> Tally:
+async def by_hand(n: int, clock: Clock = None) -> Tally:
     """Receive arrays from a process over a TCP connection, into memory of their own."""
     server = socket.create_server(("127.0.0.1", 0))
     process = harness.SPAWN.Process(target=_send, args=(n, server.getsockname()))
@@ -164,12 +164,12 @@ def slowly(index: int) -> Array:
 Pipe = Callable[[int], sl.Pipeline[Any]]
 
 
-def plain_for(pipe: Pipe, take: steady.Read, n: int, clock: Clock = perf_counter, **where: Any) -> Tally:
+def plain_for(pipe: Pipe, take: steady.Read, n: int, clock: Clock = None, **where: Any) -> Tally:
     with machines(**where) as backend, pipe(n).open(backend=backend) as stream:
         return steady.consume(stream, take, clock)
 
 
-async def async_for(pipe: Pipe, take: steady.Read, n: int, clock: Clock = perf_counter) -> Tally:
+async def async_for(pipe: Pipe, take: steady.Read, n: int, clock: Clock = None) -> Tally:
     with machines() as backend:
         async with pipe(n).open(backend=backend) as stream:
             return await steady.consume_async(stream, take, clock)

@@ -34,8 +34,9 @@ from bench.harness import SPAWN
 from streamline.backends.hosts.placement import Elasticity, Placement
 from streamline.backends.hosts.plan_shipping import ship
 from streamline.backends.hosts.restarts import CrashTracking
+from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.backends.remote.agents import agents_at
-from streamline.backends.remote.control import Alive, ControlConnection, Offer
+from streamline.backends.remote.control import Alive, Offer
 from streamline.core.dial import UnreachableError, dial
 from streamline.core.handshake import PeerHello
 from streamline.core.listener import Listener

@@ -21,7 +21,8 @@ class Meter:
     """Counts deliveries, and knows when the first and the last one came."""
 
     read: Read
-    clock: Callable[[], float] = perf_counter
+    clock: Callable[[], float] | None = None
+    """None: `perf_counter`."""
     count: int = 0
     checksum: float = 0
     first_count: int = 0
@@ -30,7 +31,7 @@ class Meter:
 
     def see(self, delivery: Any) -> None:
         count, checksum = self.read(delivery)
-        self.last_at = self.clock()
+        self.last_at = (self.clock or perf_counter)()
         if not self.count:
             self.first_count, self.first_at = count, self.last_at
         self.count += count
@@ -52,14 +53,14 @@ def steady_tally(count: int, checksum: float, first_count: int, seconds: float) 
     return Tally(count, checksum, seconds * count / max(count - first_count, 1))
 
 
-def consume(deliveries: Iterable[Any], read: Read, clock: Callable[[], float] = perf_counter) -> Tally:
+def consume(deliveries: Iterable[Any], read: Read, clock: Callable[[], float] | None = None) -> Tally:
     meter = Meter(read, clock)
     for delivery in deliveries:
         meter.see(delivery)
     return meter.tally()
 
 
-async def consume_async(deliveries: AsyncIterable[Any], read: Read, clock: Callable[[], float] = perf_counter) -> Tally:
+async def consume_async(deliveries: AsyncIterable[Any], read: Read, clock: Callable[[], float] | None = None) -> Tally:
     meter = Meter(read, clock)
     async for delivery in deliveries:
         meter.see(delivery)

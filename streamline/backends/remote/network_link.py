@@ -1,22 +1,25 @@
 """The link to a host on another machine: a TCP connection, over which all of an item travels.
 
-Buffers of items are written from where they lie, and copied only where the socket doesn't take them: once `send` has
-returned, their owner may change them.
+Buffers of items are written from where they lie. What the socket doesn't take waits as it is, if nothing but the
+message refers to it, as to most arrays that user code makes; else it is copied: once `send` has returned, the owner of
+an item may change it.
 """
 
 from __future__ import annotations
 
 import mmap
 import socket
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import anyio
 import anyio.to_thread
 import numpy as np
 
 from streamline.backends.hosts.shared_runs import serve_link
-from streamline.backends.ipc.frames import Frames, head, padded
+from streamline.backends.ipc.frames import LARGE, Frames, head, padded
 from streamline.backends.ipc.pickling import PickledItems
 from streamline.backends.ipc.shared_socket import Gone
 from streamline.backends.ipc.socket_link import AT_ONCE, SharedItems, SocketLink
@@ -100,7 +103,8 @@ class NetworkLink(SocketLink):
         with self._sending:
             rest = pieces if self._unsent else self._write_pieces(pieces)
             if rest:
-                self._post(b"".join(rest))
+                self._unsent.extend((piece, None) for piece in _lasting(rest))
+                self._wake_flush()
 
     def _write_pieces(self, pieces: Sequence[memoryview]) -> Sequence[memoryview]:
         """Write what the socket takes; return what is left."""
@@ -121,6 +125,32 @@ class NetworkLink(SocketLink):
             self._stop_sending()
             return ()
         return ()
+
+
+def _lasting(pieces: Sequence[memoryview]) -> Iterator[memoryview]:
+    """Yield pieces of the same bytes, that nothing changes until they are sent."""
+    for copied, some in groupby(pieces, lambda piece: len(piece) < LARGE or _shared(piece)):
+        if copied:
+            yield memoryview(b"".join(some))
+        else:
+            yield from some
+
+
+def _shared(piece: memoryview) -> bool:
+    """Whether something else may change the memory of a piece."""
+    owner: object = piece.obj
+    if type(owner) is bytes:
+        return False
+    return type(owner) is not np.ndarray or owner.base is not None or _references(piece) > ALONE
+
+
+def _references(piece: memoryview) -> int:
+    owner: object = piece.obj
+    return sys.getrefcount(owner)
+
+
+ALONE = _references(memoryview(np.empty(1, np.uint8))) + 1
+"""References to an array that a piece alone holds, and `_shared`; versions of Python count them differently."""
 
 
 async def serve_network(sock: socket.socket, payload: int, introduction: Introduction | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -94,6 +94,45 @@ def test_what_was_sent_may_be_overwritten_at_once(loop: str) -> None:
             for value, message in enumerate(messages):
                 (got,) = near.unpack(message.packed)
                 assert (got == value).all()
+
+    run_on(loop, test)
+
+
+SIZE = 5 << 20
+
+
+@pytest.mark.parametrize(
+    ("waits", "make"),
+    [
+        (True, lambda kept: np.full(SIZE, 3, np.uint8)),
+        (True, lambda kept: b"3" * SIZE),
+        (False, lambda kept: kept),
+        (False, lambda kept: kept[1:]),
+        (False, lambda kept: np.frombuffer(bytearray(SIZE), np.uint8)),
+    ],
+    ids=["array", "bytes", "array that is kept", "view of it", "array over other memory"],
+)
+def test_what_nothing_else_refers_to_waits_uncopied(waits: bool, make: Callable[[Any], Any], loop: str) -> None:
+    async def test() -> None:
+        kept = np.full(SIZE, 3, np.uint8)
+        expected = bytes(make(kept))
+        with linked() as (near, far):
+            while not far._unsent:  # the socket has room
+                put(far, b"x" * (1 << 20))
+            blocked = len(far._unsent)
+            far.send(ItemsMessage(3, far.pack([make(kept)]), b"states"))
+            waiting: list[Any] = [piece.obj for piece, _ in list(far._unsent)[blocked:] if len(piece) > 1 << 20]
+            assert [type(owner) is np.ndarray or owner == expected for owner in waiting] == [waits]
+            del waiting
+            kept[:] = 9
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(far.flush)
+                got: Any = b""
+                while len(got) < SIZE - 1:
+                    for message in await near.receive():
+                        (got,) = near.unpack(cast("ItemsMessage", message).packed)
+                far.close()
+            assert bytes(got) == expected
 
     run_on(loop, test)
 

@@ -483,6 +483,16 @@ def test_an_agent_without_room_for_the_plan_says_so_and_serves_the_next_run(tmp_
             assert list(stream) == whole
 
 
+@pytest.mark.parametrize("role", ["link", "objects"])
+def test_who_knows_the_key_but_no_ticket_is_hung_up_on(role: Any, remote: sl.Remote, tmp_path: Path) -> None:
+    where, secret = parse_address("", remote.listen), read_key(tmp_path / "key")
+    with squares().open(backend=remote) as stream:
+        for ticket in ("", "0" * 32):
+            with dial(where, secret, PeerHello(role=role, node="mad", pid=1, ticket=ticket)) as sock:
+                assert sock.recv(1) == b""
+        assert list(stream) == [item * item for item in range(LENGTH)]
+
+
 def test_an_agent_that_talks_nonsense_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     address, key = free_address(), key_file(tmp_path)
     remote = sl.Remote(1, listen=address, key_file=key)
