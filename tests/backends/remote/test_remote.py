@@ -400,9 +400,10 @@ def test_an_agent_that_attaches_while_a_stream_closes_is_let_go(
         offered(self, agent)
 
     monkeypatch.setattr(Agents, "offered", late)
+    others = {*threading.enumerate()}
     with machines(tmp_path) as remote:
         with squares().open(backend=remote):
-            while not [thread for thread in threading.enumerate() if thread.name.startswith("streamline agent on")]:
+            while not any(one.name.startswith("streamline agent on") for one in {*threading.enumerate()} - others):
                 time.sleep(0.001)
         ended.set()  # `machines` waits for the agent's end
 
