@@ -29,8 +29,9 @@ import streamline.backends.remote.agent as agents_side
 import streamline.backends.remote.remote as trainers_side
 from streamline.backends.base import Backend
 from streamline.backends.hosts.child_process import HostProcess
+from streamline.backends.remote.agent import Agent
 from streamline.backends.remote.agents import Agents, AttachedAgent
-from streamline.backends.remote.control import ControlConnection, Offer, Payload
+from streamline.backends.remote.control import Alive, ControlConnection, Leave, Offer, Payload
 from streamline.cli import main
 from streamline.core.dial import dial
 from streamline.core.handshake import PeerHello, read_key
@@ -425,6 +426,25 @@ def test_a_host_that_can_not_be_started_there_is_named_and_counts_against_nothin
         pytest.raises(HostError, match=r"trouble, on .*: no room for an"),
     ):
         list(stream)
+
+
+def test_an_agent_leaves_whichever_of_its_threads_sigterm_interrupts() -> None:
+    here, there = socket.socketpair()
+    trainer, heard = ControlConnection(there), list[object]()
+
+    def strike() -> None:
+        trainer.receive()  # its offer: it waits from now on
+        while sys._current_frames()[threading.main_thread().ident or 0].f_code.co_name != "_exactly":
+            time.sleep(0.001)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        heard.extend(iter(trainer.receive, Leave("SIGTERM")))  # heartbeats, until it leaves
+
+    agent, thread = Agent(here, lambda _: here, 1), threading.Thread(target=strike)
+    with here, there, agents_side._on_sigterm(agent):
+        thread.start()
+        assert agent.serve() == "this machine was asked to leave: SIGTERM"
+        thread.join()
+    assert {type(message) for message in heard} <= {Alive}
 
 
 def test_an_agent_that_talks_nonsense_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
