@@ -18,8 +18,6 @@ from tests.copying_backend import Copying
 from tests.kit import AnyThreads, Changing
 from tests.laws.profile import examples
 
-pytestmark = pytest.mark.timeout(600)
-
 seeds = st.integers(0, 1000)
 
 
