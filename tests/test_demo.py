@@ -48,7 +48,6 @@ def wait_refused(url: str) -> None:
     pytest.fail("the server still answers")
 
 
-@pytest.mark.timeout(120)
 def test_a_killed_and_resumed_training_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     with start_demo(tmp_path) as process:
         out, _ = process.communicate()
@@ -61,7 +60,6 @@ def test_a_killed_and_resumed_training_equals_an_uninterrupted_one(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.timeout(120)
 def test_a_training_on_nodes_of_which_one_is_killed_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     with start_demo(tmp_path, cluster=True) as process:
         out, _ = process.communicate()
@@ -80,7 +78,6 @@ def test_nodes_of_which_none_was_lost_prove_nothing(tmp_path: Path, monkeypatch:
         demo.compare_with_nodes(tmp_path, demo.QUICK, Console(file=io.StringIO()))
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("number", "presses"), [(signal.SIGTERM, 1), (signal.SIGINT, 3)])
 def test_an_interrupted_demo_leaves_no_process_and_no_file(
     tmp_path: Path, number: signal.Signals, presses: int

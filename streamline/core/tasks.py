@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -153,7 +154,7 @@ class Session:
             work(state)
 
     def at_close(self, work: Callable[[], None]) -> None:
-        """Do `work` when the stream has ended, in whatever way and thread that comes about; it never raises."""
+        """Do `work` when the stream has ended, in whatever way and thread that comes about, perhaps twice."""
         self._at_close.append(work)
         if self._closed:
             self.close()
@@ -161,8 +162,10 @@ class Session:
     def close(self) -> None:
         """The stream has ended. Idempotent."""
         self._closed = True
-        while self._at_close:
-            self._at_close.pop()()
+        while last := self._at_close[-1:]:
+            last[0]()  # taken off after it is done: what Ctrl-C cuts off, the next close does
+            with suppress(ValueError):  # another thread closes this, too
+                self._at_close.remove(last[0])
 
 
 class Starter:

@@ -127,5 +127,6 @@ class PassHistory:
 
 
 def _end(shares: dict[str, Any], key: str) -> None:
-    history: PassHistory = shares.pop(key)
-    history.clear()
+    history: PassHistory | None = shares.pop(key, None)
+    if history is not None:
+        history.clear()

@@ -145,3 +145,20 @@ def test_coroutines_that_a_loop_never_began_are_closed_in_silence(loop: str, cap
     anyio.run(main, backend="asyncio", backend_options={"use_uvloop": loop == "uvloop"})
     gc.collect()  # a coroutine that was never awaited warns here, and a warning is an error
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_ctrl_c_cuts_off_at_the_close_of_a_session_is_done_by_the_next_close() -> None:
+    session, calls = Session(), list[str]()
+
+    def struck() -> None:
+        calls.append("struck")
+        if calls.count("struck") == 1:
+            raise KeyboardInterrupt
+
+    session.at_close(lambda: calls.append("first"))
+    session.at_close(struck)
+    with pytest.raises(KeyboardInterrupt):
+        session.close()
+    session.close()
+    session.close()
+    assert calls == ["struck", "struck", "first"]

@@ -170,7 +170,6 @@ def test_causes_lose_our_frames_and_members_of_a_group_too() -> None:
     assert names(group.value.exceptions[0]) == ["ainvert", "invert"]
 
 
-@pytest.mark.timeout(60)
 def test_exceptions_that_are_each_others_cause_are_trimmed_once() -> None:
     first, second = KeyError(1), KeyError(2)
     first.__cause__, second.__cause__ = second, first

@@ -20,7 +20,7 @@ import streamline.transforms.map
 
 FACTOR = float(os.environ.get("STREAMLINE_EXAMPLES", "1"))
 
-SHARE = 0.15
+SHARE = 0.12
 """Of the counts that tests are written with, so that the whole suite takes six minutes: `make laws` searches deeper."""
 
 SEEDS = range(max(2, int(2 * FACTOR)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -33,7 +32,6 @@ ANY: list[Backend] = [sl.Inline(), Copying(1), Copying(2), Copying(5), AnyThread
 HOSTED: list[Backend] = [Copying(2), AnyThreads(2)]
 
 
-@pytest.mark.timeout(600)
 @examples(25)
 @given(compositions(most=16, stages=3), seeds, st.sampled_from([1, 2, 4]))
 def test_compositions_keep_the_laws_on_hosts_that_copy(composition: Composition, seed: int, hosts: int) -> None:
@@ -41,7 +39,6 @@ def test_compositions_keep_the_laws_on_hosts_that_copy(composition: Composition,
     check_resume(composition.pipeline, seed=seed, backend=Copying(hosts))
 
 
-@pytest.mark.timeout(600)
 @examples(8)
 @given(compositions(most=12, stages=3), seeds)
 def test_compositions_keep_the_laws_on_hosts_that_copy_on_trio(composition: Composition, seed: int) -> None:
@@ -49,7 +46,6 @@ def test_compositions_keep_the_laws_on_hosts_that_copy_on_trio(composition: Comp
     check_resume(composition.pipeline, seed=seed, backend=Copying(2), loop="trio")
 
 
-@pytest.mark.timeout(600)
 def test_a_state_of_one_backend_resumes_on_any_other() -> None:
     with sl.Processes(2) as pool:
         anywhere = st.lists(st.sampled_from([*ANY, pool]), min_size=2, max_size=5).map(Changing)
@@ -63,7 +59,6 @@ def test_a_state_of_one_backend_resumes_on_any_other() -> None:
         check()
 
 
-@pytest.mark.timeout(600)
 def test_compositions_keep_the_laws_in_processes() -> None:
     with sl.Processes(2) as pool:
 
@@ -76,7 +71,6 @@ def test_compositions_keep_the_laws_in_processes() -> None:
         check()
 
 
-@pytest.mark.timeout(600)
 @examples(25)
 @given(compositions(most=16, stages=3, kinds=["script"]), seeds, st.data())
 def test_compositions_fail_on_hosts_that_copy_behind_what_came_before(

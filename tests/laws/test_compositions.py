@@ -9,7 +9,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -25,7 +24,6 @@ seeds = st.integers(0, 1000)
 lists = st.sampled_from([1, 2, 3, 256])
 
 
-@pytest.mark.timeout(600)
 @examples(60)
 @given(compositions(choosing=False), seeds, lists)
 def test_strict_compositions_equal_the_oracle_and_resume_exactly(
@@ -35,7 +33,6 @@ def test_strict_compositions_equal_the_oracle_and_resume_exactly(
         check_resume(composition.pipeline, seed=seed)
 
 
-@pytest.mark.timeout(600)
 @examples(60)
 @given(compositions(choosing=True), seeds, lists)
 def test_choosing_compositions_lose_and_double_nothing(composition: Composition, seed: int, most: int) -> None:
@@ -44,7 +41,6 @@ def test_choosing_compositions_lose_and_double_nothing(composition: Composition,
         check_resume(composition.pipeline, seed=seed)
 
 
-@pytest.mark.timeout(600)
 @examples(40)
 @given(compositions(choosing=True, stages=3), seeds, lists)
 def test_choosing_compositions_hold_where_segments_turn(composition: Composition, seed: int, most: int) -> None:
@@ -53,7 +49,6 @@ def test_choosing_compositions_hold_where_segments_turn(composition: Composition
         check_resume(composition.pipeline, seed=seed)
 
 
-@pytest.mark.timeout(600)
 @examples(30)
 @given(compositions(stages=3, most=40), seeds, st.sampled_from([0.0, math.inf]))
 def test_compositions_hold_where_channels_widen(composition: Composition, seed: int, quick_s: float) -> None:
@@ -63,7 +58,6 @@ def test_compositions_hold_where_channels_widen(composition: Composition, seed: 
         check_resume(composition.pipeline, seed=seed)
 
 
-@pytest.mark.timeout(600)
 @examples(15)
 @given(compositions(stages=3, most=12), seeds, st.sampled_from(["uvloop", "trio"]))
 def test_compositions_hold_on_other_event_loops(composition: Composition, seed: int, loop: str) -> None:
@@ -71,7 +65,6 @@ def test_compositions_hold_on_other_event_loops(composition: Composition, seed: 
     check_resume(composition.pipeline, seed=seed, loop=loop)
 
 
-@pytest.mark.timeout(600)
 @examples(40)
 @given(compositions(kinds=["script"]), seeds, st.data())
 def test_compositions_fail_behind_what_came_before(composition: Composition, seed: int, data: st.DataObject) -> None:

@@ -32,7 +32,6 @@ seeds = st.integers(0, 1000)
 lists = st.sampled_from([1, 2, 3, 256])
 
 
-@pytest.mark.timeout(600)
 @examples(6)
 @given(cases(choosing=False, most=12, stages=2), seeds, lists)
 def test_strict_pipelines_over_files_resume_exactly(case: Case, seed: int, most: int) -> None:
@@ -40,7 +39,6 @@ def test_strict_pipelines_over_files_resume_exactly(case: Case, seed: int, most:
         check_resume(pipe, expected=case.plain, seed=seed)
 
 
-@pytest.mark.timeout(600)
 @examples(3)
 @given(cases(choosing=True, most=12, stages=2), seeds, lists)
 def test_choosing_pipelines_over_files_lose_and_double_nothing(case: Case, seed: int, most: int) -> None:
@@ -49,7 +47,6 @@ def test_choosing_pipelines_over_files_lose_and_double_nothing(case: Case, seed:
         check_resume(pipe, expected=case.plain, seed=seed)
 
 
-@pytest.mark.timeout(600)
 @examples(2)
 @given(cases(most=10, stages=2), seeds, st.sampled_from([1, 2, 4]))
 def test_files_keep_the_laws_on_hosts_that_copy(case: Case, seed: int, hosts: int) -> None:
@@ -58,7 +55,6 @@ def test_files_keep_the_laws_on_hosts_that_copy(case: Case, seed: int, hosts: in
         check_resume(pipe, expected=case.plain, seed=seed, backend=Copying(hosts))
 
 
-@pytest.mark.timeout(600)
 @examples(2)
 @given(cases(most=10, stages=2), seeds)
 def test_files_keep_the_laws_on_threads(case: Case, seed: int) -> None:
@@ -67,7 +63,6 @@ def test_files_keep_the_laws_on_threads(case: Case, seed: int) -> None:
         check_resume(pipe, expected=case.plain, seed=seed, backend=sl.Threads(2))
 
 
-@pytest.mark.timeout(600)
 def test_files_keep_the_laws_in_processes() -> None:
     with sl.Processes(2) as pool:
 

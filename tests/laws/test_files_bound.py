@@ -89,7 +89,6 @@ async def check_bound(pipe: Pipeline[Any], limits: tuple[int, ...], backend: Bac
             assert taken.items
 
 
-@pytest.mark.timeout(600)
 @examples(8)
 @given(
     st.sampled_from(list(KINDS)),
@@ -158,7 +157,6 @@ class Held:
         patch.setattr(budget.Budget, "account", opening)
 
 
-@pytest.mark.timeout(600)
 @examples(15)
 @given(
     kind=st.sampled_from(["lines", "tar", "parquet", "npz", "arrow", "files"]),

@@ -61,7 +61,6 @@ def insist_same_failure(failure: Exception | None, expected: Exception | None, f
     assert (type(failure), str(failure)) == (type(expected), str(expected))
 
 
-@pytest.mark.timeout(600)
 @examples(25)
 @given(cases(choosing=False, most=20, stages=2, formats=BROKEN, before=False, step=any_step), lists, backends)
 def test_what_is_before_a_failure_comes_then_the_error_and_a_run_behind_it_goes_on(
@@ -92,7 +91,6 @@ def without(file: Written) -> Written:
     return replace(file, items=[item for item, _ in good], starts=file.starts and [at for _, at in good])
 
 
-@pytest.mark.timeout(600)
 @examples(25)
 @given(cases(choosing=False, most=20, stages=2, formats=BROKEN, before=False, step=all_through), seeds, lists, backends)
 def test_each_bad_record_is_skipped_and_counted_once_however_a_run_is_interrupted(
@@ -114,7 +112,6 @@ def test_each_bad_record_is_skipped_and_counted_once_however_a_run_is_interrupte
         insist(whole, parts, choosing=False)
 
 
-@pytest.mark.timeout(600)
 @examples(20)
 @given(cases(choosing=False, most=15, stages=2, before=False), seeds, lists, backends)
 def test_what_is_before_a_file_that_is_gone_comes_then_the_error(

@@ -35,7 +35,6 @@ def files(kind: str) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("hosts", HOSTS, ids=["threads", "processes"])
 def test_compressed_files_resume_exactly_on_hosts(tmp_path: Path, hosts: sl.Threads | sl.Processes) -> None:
     with hosts as pool:
@@ -48,7 +47,6 @@ def test_compressed_files_resume_exactly_on_hosts(tmp_path: Path, hosts: sl.Thre
             check_resume(pipe, backend=pool, generations=2)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("hosts", HOSTS, ids=["threads", "processes"])
 def test_files_on_a_server_resume_exactly_on_hosts(server: Server, hosts: sl.Threads | sl.Processes) -> None:
     with hosts as pool:

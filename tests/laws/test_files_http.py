@@ -61,7 +61,6 @@ def served(
         yield replace(pipe, source=replace(source, access=replace(source.access, http=PATIENT)))
 
 
-@pytest.mark.timeout(600)
 @examples(5)
 @given(case=cases(choosing=False, most=8, stages=2), seed=seeds, part_bytes=parts)
 def test_strict_pipelines_over_http_resume_exactly(
@@ -71,7 +70,6 @@ def test_strict_pipelines_over_http_resume_exactly(
         check_resume(pipe, expected=case.plain, seed=seed, generations=2)
 
 
-@pytest.mark.timeout(600)
 @examples(2)
 @given(case=cases(choosing=True, most=8, stages=2), seed=seeds, part_bytes=parts)
 def test_choosing_pipelines_over_http_lose_and_double_nothing(
@@ -82,7 +80,6 @@ def test_choosing_pipelines_over_http_lose_and_double_nothing(
         check_resume(pipe, expected=case.plain, seed=seed, generations=2)
 
 
-@pytest.mark.timeout(600)
 @examples(2)
 @given(case=cases(most=6, stages=1), seed=seeds, part_bytes=parts, backend=st.sampled_from([sl.Threads(2), Copying(2)]))
 def test_files_over_http_keep_the_laws_on_hosts(

@@ -73,7 +73,6 @@ def check(composition: Composition, seed: int, backend: Backend | None = None) -
             run(partial(law, subject=subject, dice=Random(seed)))
 
 
-@pytest.mark.timeout(600)
 @examples(12)
 @given(kept(choosing=False), seeds, blocks)
 def test_every_state_is_exact_whatever_is_in_the_folder(composition: Composition, seed: int, count: int) -> None:
@@ -81,7 +80,6 @@ def test_every_state_is_exact_whatever_is_in_the_folder(composition: Composition
         check(composition, seed)
 
 
-@pytest.mark.timeout(600)
 @examples(12)
 @given(kept(choosing=True), seeds, blocks)
 def test_behind_choices_nothing_is_lost_or_doubled_whatever_other_runs_have_written(
@@ -91,7 +89,6 @@ def test_behind_choices_nothing_is_lost_or_doubled_whatever_other_runs_have_writ
         check(composition, seed)
 
 
-@pytest.mark.timeout(600)
 @examples(12)
 @given(kept(choosing=True), seeds, blocks)
 def test_behind_choices_what_is_damaged_or_gone_is_drawn_again_exactly_or_an_error(
@@ -119,7 +116,6 @@ async def exact_or_refused(tasks: Tasks, subject: Subject, truth: ExpectedItems,
             truth.insist_part("Resume", where, [*whole.items[:k], *rest.items])
 
 
-@pytest.mark.timeout(600)
 @examples(12)
 @given(st.booleans().flatmap(lambda choosing: kept(choosing=choosing)), seeds, blocks, st.data())
 def test_a_failure_leaves_files_that_a_resume_behind_its_fix_goes_on_with(
@@ -151,7 +147,6 @@ def before_failure(pipe: Pipeline[Any]) -> int | None:
     return None
 
 
-@pytest.mark.timeout(600)
 @examples(6)
 @given(st.booleans().flatmap(lambda choosing: kept(choosing=choosing)), seeds, blocks)
 def test_threads_keep_passes_likewise(composition: Composition, seed: int, count: int) -> None:
@@ -159,7 +154,6 @@ def test_threads_keep_passes_likewise(composition: Composition, seed: int, count
         check(composition, seed, pool)
 
 
-@pytest.mark.timeout(600)
 def test_processes_keep_passes_likewise() -> None:
     with sl.Processes(2) as pool:
         with sl.from_items(range(2)).shard(2).map(of_two).merge().open(backend=pool) as stream:

@@ -23,8 +23,6 @@ from tests.laws.failing import Runs, insist, live_pipelines
 from tests.laws.profile import examples
 from tests.sources.live_kit import Tape
 
-pytestmark = pytest.mark.timeout(600)
-
 seeds = st.integers(0, 1000)
 
 

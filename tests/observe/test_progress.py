@@ -73,6 +73,7 @@ class Told:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw often, as a terminal that exists would be drawn on, whatever the tests run under."""
     monkeypatch.setattr(progress, "REFRESH_S", 0.005)
+    monkeypatch.setattr(progress, "EXIT_S", LONGEST_S)  # however busy the machine is
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)

@@ -33,7 +33,6 @@ def same(run: Any, composition: Composition) -> Any:
     return sorted(leaves(list(run))) if composition.chooses else list(map(repr, run))
 
 
-@pytest.mark.timeout(300)
 @examples(40)
 @given(compositions(), st.integers(0, 40), st.integers(0, 1000), st.booleans())
 def test_items_order_and_states_are_those_of_open_and_snapshots_go_both_ways(

@@ -89,7 +89,6 @@ BACKENDS: list[Backend] = [sl.Inline(), Copying(2), AnyThreads(2)]
 backends = st.sampled_from(BACKENDS)
 
 
-@pytest.mark.timeout(300)
 @examples(40)
 @given(compositions(), points, st.integers(0, 1000), backends)
 def test_a_plain_stream_pauses_anywhere_and_delivers_the_same(
@@ -114,7 +113,6 @@ def test_a_plain_stream_pauses_anywhere_and_delivers_the_same(
     assert moved(found, composition) == expected
 
 
-@pytest.mark.timeout(300)
 @examples(40)
 @given(compositions(), points, st.integers(0, 1000), st.sampled_from(["asyncio", "uvloop", "trio"]))
 def test_an_async_stream_pauses_anywhere_and_delivers_the_same(

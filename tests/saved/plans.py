@@ -29,6 +29,10 @@ def plus(item: int) -> int:
     return item + 1000
 
 
+def plus_each(some: list[int]) -> list[int]:
+    return [plus(item) for item in some]
+
+
 def noisy(item: int, *, rng: np.random.Generator) -> int:
     return item + 1000 * int(rng.integers(1000))
 
@@ -141,6 +145,7 @@ STAGES: dict[str, Plan] = {
     "map ordered": lambda: items().map(erratic, concurrency=3),
     "map unordered": lambda: items().map(erratic, concurrency=3, ordered=False),
     "map threads": lambda: items().map(plus, executor="thread", concurrency=2),
+    "map of lists": lambda: items().map(plus_each, batched=3),
     "map with rng": lambda: items().map(noisy, seed=1),
     "filter": lambda: items().filter(third),
     "flat_map": lambda: items().flat_map(fan),

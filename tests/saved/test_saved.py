@@ -22,9 +22,14 @@ HERE = Path(__file__).parent
 
 FORMATS = range(1, FORMAT_VERSION + 1)
 
+NEWER = {"map of lists": 2}
+"""Plans that earlier formats don't have, and the first that does."""
 
-@pytest.mark.parametrize("saved_format", FORMATS)
-@pytest.mark.parametrize("name", PLANS)
+
+@pytest.mark.parametrize(
+    ("name", "saved_format"),
+    [(name, saved_format) for name in PLANS for saved_format in FORMATS if saved_format >= NEWER.get(name, 1)],
+)
 def test_a_run_that_an_earlier_version_saved_is_resumed(
     name: str, saved_format: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,6 @@ def mixtures(draw: st.DrawFn) -> Composition:
     return draw(continued(Composition(pipe, f"{pipe!r} {schedule} {stop}", 40), choosing=False, stages=2))
 
 
-@pytest.mark.timeout(600)
 @examples(15)
 @given(mixtures(), st.integers(0, 99))
 def test_random_mixtures_are_the_oracles_and_resume_exactly_after_each_item(made: Composition, seed: int) -> None:

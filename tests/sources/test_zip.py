@@ -34,7 +34,6 @@ def zips(draw: st.DrawFn) -> Pipeline[Any]:
     return sl.zip(*parts).map(str)
 
 
-@pytest.mark.timeout(600)
 @examples(10)
 @given(zips(), st.integers(0, 99))
 def test_random_zips_are_the_oracles_and_resume_exactly_after_each_tuple(pipe: Pipeline[Any], seed: int) -> None:

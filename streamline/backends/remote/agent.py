@@ -151,14 +151,10 @@ class Agent:
         return bool(self._left)
 
     def leave(self, why: str) -> None:
-        """Let the trainer know that this machine is taken away, and end; in a signal's handler, too."""
+        """Let the trainer know that this machine is taken away, and end; in any thread but that of `serve`."""
         self._left = f"this machine was asked to leave: {why}"
-
-        def leave() -> None:
-            self._control.send(Leave(why))
-            self._control.hang_up()
-
-        _apart("leave", leave)
+        self._control.send(Leave(why))
+        self._control.hang_up()
 
     def close(self) -> None:
         """Kill all hosts, and hang up. Idempotent; in any thread."""
@@ -331,15 +327,31 @@ def run_agent(
 
 @contextmanager
 def _on_sigterm(agent: Agent) -> Iterator[None]:
-    """Let a preemption of this machine be no surprise to the trainer; not where a thread of a program is the agent."""
+    """Let a preemption of this machine be no surprise to the trainer; not where a thread of a program is the agent.
+
+    The system may interrupt any thread for a signal, and the main one waits for the trainer: another one hears of it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: agent.leave("SIGTERM"))
+    here, there = socket.socketpair()
+    there.setblocking(False)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    told_before = signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
+    _apart("signals", partial(_leave_at_sigterm, agent, here))
     try:
         yield
     finally:
+        signal.set_wakeup_fd(told_before)
         signal.signal(signal.SIGTERM, before)
+        there.close()
+
+
+def _leave_at_sigterm(agent: Agent, signals: socket.socket) -> None:
+    with signals:
+        while numbers := signals.recv(64):
+            if signal.SIGTERM in numbers:
+                agent.leave("SIGTERM")
 
 
 DIAL_S = 10.0

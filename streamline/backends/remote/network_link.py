@@ -149,7 +149,7 @@ def _references(piece: memoryview) -> int:
     return sys.getrefcount(owner)
 
 
-ALONE = _references(memoryview(np.empty(1, np.uint8))) + 1
+ALONE = _references(np.empty(1, np.uint8).data) + 1
 """References to an array that a piece alone holds, and `_shared`; versions of Python count them differently."""
 
 

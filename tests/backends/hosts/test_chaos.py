@@ -75,7 +75,7 @@ def remote(folder: Path) -> AbstractContextManager[Backend]:
     return machines(folder, agents=2, hosts=1)
 
 
-@pytest.mark.timeout(CHAOS_S * 10 + 60)
+@pytest.mark.timeout(CHAOS_S * 10 + 600)
 @pytest.mark.parametrize("where", [processes, remote], ids=lambda where: where.__name__)
 @pytest.mark.parametrize("make", [shuffled, freely], ids=lambda make: make.__name__)
 def test_chaos_changes_nothing(

@@ -9,7 +9,6 @@ from functools import partial
 from random import Random
 from typing import Any
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -100,7 +99,6 @@ async def compare(tasks: Tasks, composition: Composition, dice: Random) -> None:
             assert its.json(there) == mark.json(now)
 
 
-@pytest.mark.timeout(600)
 @examples(120)
 @given(compositions(most=60) | choosing_workers(), seeds, lists)
 def test_what_has_crossed_says_what_it_said_before(composition: Composition, seed: int, most: int) -> None:
@@ -109,7 +107,6 @@ def test_what_has_crossed_says_what_it_said_before(composition: Composition, see
         run(partial(compare, composition=composition, dice=Random(seed)))
 
 
-@pytest.mark.timeout(600)
 @examples(20)
 @given(choosing_workers(), seeds, lists, st.sampled_from([0, 1, 3]))
 def test_choices_are_known_in_the_consumer_also_when_hosts_die(

@@ -32,8 +32,9 @@ from streamline.backends.base import Backend
 from streamline.backends.hosts.child_process import HostProcess
 from streamline.backends.hosts.plan_shipping import ship
 from streamline.backends.ipc.control_connection import ControlConnection
+from streamline.backends.remote.agent import Agent, Dialler
 from streamline.backends.remote.agents import Agents, AttachedAgent, CarriedPlan
-from streamline.backends.remote.control import Offer, Payload
+from streamline.backends.remote.control import Alive, Leave, Offer, Payload
 from streamline.cli import main
 from streamline.core.dial import dial
 from streamline.core.handshake import PeerHello, read_key
@@ -439,9 +440,10 @@ def test_an_agent_that_attaches_while_a_stream_closes_is_let_go(
         offered(self, agent)
 
     monkeypatch.setattr(Agents, "offered", late)
+    others = {*threading.enumerate()}
     with machines(tmp_path) as remote:
         with squares().open(backend=remote):
-            while not [thread for thread in threading.enumerate() if thread.name.startswith("streamline agent on")]:
+            while not any(one.name.startswith("streamline agent on") for one in {*threading.enumerate()} - others):
                 time.sleep(0.001)
         ended.set()  # `machines` waits for the agent's end
 
@@ -491,6 +493,25 @@ def test_who_knows_the_key_but_no_ticket_is_hung_up_on(role: Any, remote: sl.Rem
             with dial(where, secret, PeerHello(role=role, node="mad", pid=1, ticket=ticket)) as sock:
                 assert sock.recv(1) == b""
         assert list(stream) == [item * item for item in range(LENGTH)]
+
+
+def test_an_agent_leaves_whichever_of_its_threads_sigterm_interrupts() -> None:
+    here, there = socket.socketpair()
+    trainer, heard = ControlConnection(there), list[object]()
+
+    def strike() -> None:
+        trainer.receive()  # its offer: it waits from now on
+        while sys._current_frames()[threading.main_thread().ident or 0].f_code.co_name != "_receive_into":
+            time.sleep(0.001)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        heard.extend(iter(trainer.receive, Leave("SIGTERM")))  # heartbeats, until it leaves
+
+    agent, thread = Agent(here, Dialler(("", 0), b"", None, ""), 1), threading.Thread(target=strike)
+    with here, there, agents_side._on_sigterm(agent):
+        thread.start()
+        assert agent.serve() == "this machine was asked to leave: SIGTERM"
+        thread.join()
+    assert {type(message) for message in heard} <= {Alive}
 
 
 def test_an_agent_that_talks_nonsense_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
