@@ -220,3 +220,24 @@ def test_batched_may_be_added_at_any_item_and_changed_between_lists_only(at: int
             assert first + list(stream) == list(range(0, 20, 2))
         with one.open(resume=snapshot, accept=["both.removed"]) as stream:
             assert first + list(stream) == list(range(0, 20, 2))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_list_that_is_delivered_is_not_computed_again(size: int) -> None:
+    """A batch that ends where a list does, or within one."""
+    called = []
+
+    def counted(items: list[int]) -> list[int]:
+        called.append(items)
+        return items
+
+    pipe = sl.from_items(range(12)).map(counted, batched=4).batch(size, collate=None)
+    for taken in range(size, 12, size):
+        with pipe.debug() as stream:
+            for _ in range(taken // size):
+                next(stream)
+            snapshot = stream.snapshot()
+        called.clear()
+        with pipe.debug(resume=snapshot) as stream:
+            assert next(stream)[0] == taken
+        assert called[0][0] == taken - taken % 4
