@@ -53,7 +53,7 @@ class Nodes:
             self._cluster.remove_node(node, allow_graceful=False)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def nodes(cluster: Cluster) -> Iterator[Nodes]:
     nodes = Nodes(cluster, 2)
     yield nodes
