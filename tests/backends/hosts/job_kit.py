@@ -128,3 +128,16 @@ def job(folder: Path, **environ: str) -> Iterator[RankJob]:
         yield made
     finally:
         made.close()
+
+
+def rest_of(*ranks: RankProcess, **options: Any) -> list[list[Any]]:
+    """Let ranks read on to the end at the same time; return all that each of them has read."""
+    for rank in ranks:
+        rank.ask("take", name="s", **options)
+    return [rank.first + rank.answer() for rank in ranks]
+
+
+def end(made: RankJob, *ranks: RankProcess) -> None:
+    for rank in ranks:
+        assert rank.end() == 0
+    made.check_nothing_left()

@@ -16,24 +16,11 @@ import pytest
 import streamline as sl
 from streamline.backends.hosts.pool import spread
 from streamline.errors import HostError, PlanError, PlanTypeError
-from tests.backends.hosts.job_kit import RankJob, RankProcess, job
+from tests.backends.hosts.job_kit import end, job, rest_of
 from tests.backends.hosts.shared_rank import LENGTH, PIPES
 
 ALL = list(range(LENGTH))
 ONCE = Counter(ALL)
-
-
-def rest_of(*ranks: RankProcess, **options: Any) -> list[list[Any]]:
-    """Let ranks read on to the end at the same time; return all that each of them has read."""
-    for rank in ranks:
-        rank.ask("take", name="s", **options)
-    return [rank.first + rank.answer() for rank in ranks]
-
-
-def end(made: RankJob, *ranks: RankProcess) -> None:
-    for rank in ranks:
-        assert rank.end() == 0
-    made.check_nothing_left()
 
 
 # What is shared -------------------------------------------------------------------------------------------------------

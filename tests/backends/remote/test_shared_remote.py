@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.backends.hosts.job_kit import job
+from tests.backends.hosts.job_kit import end, job, rest_of
 from tests.backends.hosts.shared_rank import LENGTH
-from tests.backends.hosts.test_shared_hosts import end, rest_of
 from tests.backends.remote.machines import agent_process, free_address, key_file
 
 ALL = list(range(LENGTH))
