@@ -105,7 +105,9 @@ def machines_of_a_network(names: Sequence[str]) -> Iterator[list[Machine]]:
         absent("network namespaces need Linux, root, and `ip`: apt-get install iproute2")
     of_this = f"sl{os.getpid()}-{next(_numbers)}"
     switch, made = f"{of_this}-switch", list[Machine]()
-    _ip("netns", "add", switch)
+    added = subprocess.run(["ip", "netns", "add", switch], capture_output=True, text=True)
+    if added.returncode:  # root of a container, say
+        absent(f"network namespaces can't be made here: {added.stderr}")
     try:
         _ip("-n", switch, "link", "add", "br0", "type", "bridge")
         _ip("-n", switch, "link", "set", "br0", "up")
