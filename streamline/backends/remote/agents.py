@@ -97,6 +97,7 @@ class CarriedPlan:
         self._shipped.close()
         with self._lock:
             agents, self._agents = list(self._agents), weakref.WeakSet()
+            self._whole = None  # it has a descriptor of its own
         for agent in agents:
             agent.send(DropPayload(self.number))
 
