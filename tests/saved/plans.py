@@ -54,6 +54,14 @@ def document(item: int) -> list[int]:
     return [item + 100 * copy for copy in range(item % 5)]
 
 
+def tens(item: int) -> int:
+    return item // 10
+
+
+def running(total: int, item: int) -> tuple[int, int]:
+    return total + item, total + item
+
+
 def length(item: int) -> int:
     return item % 7
 
@@ -137,6 +145,8 @@ SOURCES: dict[str, Plan] = {
     "read_npy of npz": lambda: sl.read_npy("a.npz"),
     "read_files": lambda: sl.read_files("*.txt").shard(2),
     "mix": lambda: sl.mix({"a": sl.from_items(range(12)), "b": rows(name="b")}, {"a": 2, "b": 1}, seed=1).shard(2),
+    "concat": lambda: sl.concat(sl.from_items(range(8)), sl.from_items(range(100, 120), name="b")).shard(2),
+    "sample": lambda: sl.from_items(range(20)).sample(30, weights=range(20), seed=2).shard(2),
     "zip": lambda: sl.zip(sl.from_items(range(20)), sl.from_items(range(100, 120), name="b")).shard(2),
 }
 
@@ -148,10 +158,15 @@ STAGES: dict[str, Plan] = {
     "map of lists": lambda: items().map(plus_each, batched=3),
     "map with rng": lambda: items().map(noisy, seed=1),
     "filter": lambda: items().filter(third),
+    "enumerate": lambda: items().enumerate(5),
     "flat_map": lambda: items().flat_map(fan),
+    "groups": lambda: items().group_by(tens),
     "batch": lambda: items().batch(3, collate=None),
     "batch after the merge": lambda: items().merge().batch(3),
     "unbatch": lambda: items().batch(5).unbatch(),
+    "batch by cost": lambda: items().batch(max_cost=9, cost=length, collate=None),
+    "scan": lambda: items().scan(running, 0),
+    "window": lambda: items().window(4, 3),
     "shuffle": lambda: items().shuffle(window=4, seed=1),
     "shuffle after the merge": lambda: items().merge().shuffle(window=4, seed=1),
     "take": lambda: items().take(9),

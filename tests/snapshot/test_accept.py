@@ -87,6 +87,30 @@ async def negated(items: AsyncIterator[int], *, state: dict[str, Any]) -> AsyncI
         yield -state["sum"]
 
 
+def one(x: int) -> int:
+    return 1
+
+
+def two(x: int) -> int:
+    return 2
+
+
+def half(x: int) -> int:
+    return x // 2
+
+
+def third(x: int) -> int:
+    return x // 3
+
+
+def added(total: int, x: int) -> tuple[int, int]:
+    return total + x, total + x
+
+
+def taken(total: int, x: int) -> tuple[int, int]:
+    return total - x, total - x
+
+
 def items(n: int = 10) -> Pipeline[int]:
     return sl.from_items(list(range(n)))
 
@@ -198,6 +222,36 @@ ROWS: dict[str, Row] = {
     "map: a renamed function": plain(
         items(6).map(double), items(6).map(triple), 3, [9, 12, 15], "triple.name", "triple.fn"
     ),
+    "batch(max_cost=): another cost, or function of it": plain(
+        items().shard(1).batch(max_cost=2, cost=one, collate=None),
+        items().shard(1).batch(max_cost=6, cost=two, collate=None),
+        1,
+        [[2, 3, 4], [5, 6, 7], [8, 9]],
+        "batch.max_cost",
+        "batch.cost",
+    ),
+    "group_by: another key": plain(
+        items().shard(1).group_by(half),
+        items().shard(1).group_by(third),
+        2,
+        [(1, [4, 5]), (2, [6, 7, 8]), (3, [9])],
+        "group_by.key",
+    ),
+    "window: another size or stride": plain(
+        items().shard(1).window(2, 2),
+        items().shard(1).window(3, 3),
+        1,
+        [[2, 3, 4], [5, 6, 7]],
+        "window.size",
+        "window.stride",
+    ),
+    "scan: another function": plain(
+        items(5).shard(1).scan(added, 0, name="s"), items(5).shard(1).scan(taken, 0, name="s"), 3, [0, -4], "s.fn"
+    ),
+    "enumerate: another start": plain(
+        items(5).shard(1).enumerate(), items(5).shard(1).enumerate(10), 3, [(13, 3), (14, 4)], "enumerate.start"
+    ),
+    "sample: anything": refused(items().sample(), items().sample(seed=1), "another place"),
     "filter: another function": plain(
         items().filter(odd, name="keep"), items().filter(big, name="keep"), 1, [5, 6, 7, 8, 9], "keep.fn"
     ),

@@ -39,6 +39,7 @@ from streamline.cli import main
 from streamline.core.dial import dial
 from streamline.core.handshake import PeerHello, read_key
 from streamline.core.options import parse_address
+from streamline.core.tls import Certificates
 from streamline.errors import HostError, PlanError
 from streamline.pipeline import Pipeline
 from tests.backends.remote.machines import KEY, agent_process, free_address, key_file, machines
@@ -486,11 +487,13 @@ def test_an_agent_without_room_for_the_plan_says_so_and_serves_the_next_run(tmp_
 
 
 @pytest.mark.parametrize("role", ["link", "objects"])
-def test_who_knows_the_key_but_no_ticket_is_hung_up_on(role: Any, remote: sl.Remote, tmp_path: Path) -> None:
-    where, secret = parse_address("", remote.listen), read_key(tmp_path / "key")
+def test_who_knows_the_key_but_no_ticket_is_hung_up_on(
+    role: Any, remote: sl.Remote, tmp_path: Path, tls: Path | None
+) -> None:
+    where, secret, certificates = parse_address("", remote.listen), read_key(tmp_path / "key"), Certificates.of(tls)
     with squares().open(backend=remote) as stream:
         for ticket in ("", "0" * 32):
-            with dial(where, secret, PeerHello(role=role, node="mad", pid=1, ticket=ticket)) as sock:
+            with dial(where, secret, PeerHello(role=role, node="mad", pid=1, ticket=ticket), tls=certificates) as sock:
                 assert sock.recv(1) == b""
         assert list(stream) == [item * item for item in range(LENGTH)]
 
@@ -501,7 +504,7 @@ def test_an_agent_leaves_whichever_of_its_threads_sigterm_interrupts() -> None:
 
     def strike() -> None:
         trainer.receive()  # its offer: it waits from now on
-        while sys._current_frames()[threading.main_thread().ident or 0].f_code.co_name != "_receive_into":
+        while sys._current_frames()[threading.main_thread().ident or 0].f_code.co_name != "recv_fds":
             time.sleep(0.001)
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         heard.extend(iter(trainer.receive, Leave("SIGTERM")))  # heartbeats, until it leaves
