@@ -27,7 +27,7 @@ def dial(
 
     Args:
       tls: None: not encrypted.
-      timeout_s: for all of it, but for the look-up of a name.
+      timeout_s: for all of it, at each address of the name.
 
     Raises:
       UnreachableError: nothing listens there, or not in time.
