@@ -144,7 +144,7 @@ class JobDirectory:
     def remove(self) -> None:
         """Remove all that is there of this kind, and the directory if nothing else is in it; under the lock."""
         self.clear()
-        self._lock.unlink(missing_ok=True)  # whoever waits for it sees that it isn't this file any more
+        self._lock.unlink(missing_ok=True)  # a process that waits for it sees that this file is gone
         if not self._given:
             with suppress(OSError):  # another kind is in it
                 self.directory.rmdir()
