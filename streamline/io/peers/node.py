@@ -72,6 +72,7 @@ class PeerNode:
         self._server = ObjectServer()
         self._sockets: set[socket.socket] = set()
         self._lock: int | None = None
+        self._listener: Listener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Event | None = None
         self._closed = threading.Event()
@@ -82,7 +83,7 @@ class PeerNode:
 
     def serves(self) -> bool:
         """Whether it is this process that serves the machine's folder."""
-        return self._lock is not None
+        return self._listener is not None
 
     def add(self, origin: Origin) -> None:
         """Serve what `origin` fetches, too."""
@@ -127,17 +128,17 @@ class PeerNode:
         self._over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         http = web.Server(self._server.answer, access_log=None, handler_cancellation=True)
-        listener: Listener | None = None
         try:
             while not self._closed.is_set():
-                listener = listener or self._listening(peers, http)
+                self._listener = self._listener or self._listening(peers, http)
                 if not self.ready.done():
                     self.ready.set_result(peers)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._over.wait(), None if listener else RETRY_S)
+                    await asyncio.wait_for(self._over.wait(), None if self._listener else RETRY_S)
         finally:
-            if listener is not None:
-                listener.close()
+            if self._listener is not None:
+                self._listener.close()
+                self._listener = None
             with anyio.CancelScope(shield=True):
                 await http.shutdown(SHUTDOWN_S)
                 await self._server.aclose()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from streamline.core.dial import dial
 from streamline.core.handshake import PeerHello
+from streamline.core.listener import Listener
 from streamline.io.peers import node as nodes
 from streamline.io.peers.peer import PeerRequest
 from streamline.io.storage.base import FoundObject
@@ -179,7 +181,12 @@ def started(script: str) -> Any:
 async def test_another_process_of_the_machine_takes_over_when_the_server_is_killed(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def listener(*args: Any) -> Listener:
+        time.sleep(0.1)  # the folder is locked, and nothing listens yet
+        return Listener(*args)
+
     monkeypatch.setattr(nodes, "RETRY_S", 0.02)
+    monkeypatch.setattr(nodes, "Listener", listener)
     machine = Machine(store, tmp_path / "cache", address())
     root = str(Path(__file__).parents[3])
     script = HOLDER.format(root=root, folder=machine.where[0], listed=machine.where[1])
