@@ -135,14 +135,14 @@ def _check_savable(body: dict[str, Json]) -> None:
 
 def _unsavable(value: Json) -> str | None:
     """Say what in a tree JSON would lose or change, and where: "['a'][0] is of type tuple"; None if nothing."""
-    if value is None or isinstance(value, str | int):
-        return None
-    if isinstance(value, float):
-        return None if math.isfinite(value) else f" is {value}, which JSON has no word for"
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
                 return f" has the key {key!r}, which would come back as a string"
+    elif value is None or isinstance(value, str | int):
+        return None
+    elif isinstance(value, float):
+        return None if math.isfinite(value) else f" is {value}, which JSON has no word for"
     elif not isinstance(value, list):
         return f" is of type {type(value).__name__}; keep dicts, lists, strings, numbers, booleans and None"
     for key, child in value.items() if isinstance(value, dict) else enumerate(value):

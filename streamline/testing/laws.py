@@ -24,7 +24,7 @@ async def resume_law(tasks: Tasks, subject: Subject, truth: ExpectedItems, gener
     whole = await _read(tasks, subject, None, dice)
     truth.insist_whole("Order", f"an uninterrupted run of {subject}", [], _sound(whole, "Order"))
     for text, k in {text: k for k, _, text in whole.states}.items():
-        rest = await _read(tasks, subject, text, dice)
+        rest = await _read(tasks, subject, text, dice, noting=False)
         where = f"from the state after item {k}, {text}, of {subject}"
         truth.insist_whole("Resume", where, whole.items[:k], _sound(rest, f"Resume: {where}"))
     for _ in range(3):
@@ -51,7 +51,7 @@ async def _resume_in_a_row(
         items += part.items[:k]
         points.append(len(items))
     now = subject.changed(dice)
-    rest = await _read(tasks, now, text, dice, same=False)
+    rest = await _read(tasks, now, text, dice, same=False, noting=False)
     where = f"in a row, at items {points}, then from {text}, of {now}, begun as {subject}"
     truth.insist_whole("Resume", where, items, _sound(rest, f"Resume: {where}"))
 
@@ -119,7 +119,7 @@ async def failure_law(
     if len(found.items) < least:
         raise AssertionError(f"Failure: {where}: expected the {least} items before it, got {found.items}")
     for text, k in {text: k for k, _, text in found.states}.items():
-        rest = await _read(tasks, mended, text, dice)
+        rest = await _read(tasks, mended, text, dice, noting=False)
         after = f"mended, from the state after item {k}, {text}, of {mended}"
         truth.insist_whole("Failure", after, found.items[:k], _sound(rest, f"Failure: {after}"))
 
@@ -168,12 +168,19 @@ async def _insist_fails(flow: Flow[Any], error: BaseException, where: str) -> No
 
 
 async def _read(
-    tasks: Tasks, subject: Subject, text: str | None, dice: Random, limit: int | None = None, *, same: bool = True
+    tasks: Tasks,
+    subject: Subject,
+    text: str | None,
+    dice: Random,
+    limit: int | None = None,
+    *,
+    same: bool = True,
+    noting: bool = True,
 ) -> Read:
     """Read a subject from a state on, and insist that it begins there: at the `same` text, if it has written that."""
     async with opened(tasks, subject, text) as flow:
         try:
-            found = await read(dice.choice((flow, FlowReader(flow))), subject.write, dice, limit)
+            found = await read(dice.choice((flow, FlowReader(flow))), subject.write, dice, limit, noting=noting)
         except TimeoutError:
             begin = "the beginning" if text is None else f"the state {text}"
             raise AssertionError(f"Liveness: nothing more came from {subject}, opened at {begin}") from None

@@ -145,9 +145,17 @@ class Read:
 
 
 async def read(
-    flow: Flow[Any] | FlowReader[Any], write: Callable[[State], str], pulls: Random, limit: int | None = None
+    flow: Flow[Any] | FlowReader[Any],
+    write: Callable[[State], str],
+    pulls: Random,
+    limit: int | None = None,
+    *,
+    noting: bool = True,
 ) -> Read:
     """Read to the end, the failure, or `limit` items; of a flow, now by item, now by list, as `pulls` says.
+
+    Args:
+      noting: the states on the way, too; False: only the first one, since writing them is much of the work.
 
     Raises:
       AssertionError: a list's last state is not its flow's.
@@ -156,29 +164,30 @@ async def read(
     found = Read(flow.state, write(flow.state))
 
     def note(state: State) -> None:
-        found.states.append((len(found.items), state, write(state)))
+        if noting:
+            found.states.append((len(found.items), state, write(state)))
 
     try:
-        while limit is None or len(found.items) < limit:
-            if isinstance(flow, FlowReader) or pulls.random() < 0.5:
-                with anyio.fail_after(TIMEOUT_S):
+        with anyio.fail_after(TIMEOUT_S) as timeout:
+            while limit is None or len(found.items) < limit:
+                timeout.deadline = anyio.current_time() + TIMEOUT_S
+                if isinstance(flow, FlowReader) or pulls.random() < 0.5:
                     item = await anext(flow)
-                found.items.append(item)
-                note(flow.state)
-                continue
-            room = 256 if limit is None else limit - len(found.items)
-            with anyio.fail_after(TIMEOUT_S):
+                    found.items.append(item)
+                    note(flow.state)
+                    continue
+                room = 256 if limit is None else limit - len(found.items)
                 chunk = await flow.pull(min(room, pulls.choice((1, 2, 3, 5, 256))))
-            if chunk is None:
-                break
-            for index, item in enumerate(chunk.items):
-                found.items.append(item)
-                note(chunk.states[index])
-            note(flow.state)
-            if found.last != (end := write(chunk.end)):
-                raise AssertionError(
-                    f"Quiescence: expected the flow to stand at its list's end, {end}, got {found.last}"
-                )
+                if chunk is None:
+                    break
+                for index, item in enumerate(chunk.items):
+                    found.items.append(item)
+                    note(chunk.states[index])
+                note(flow.state)
+                if noting and found.last != (end := write(chunk.end)):
+                    raise AssertionError(
+                        f"Quiescence: expected the flow to stand at its list's end, {end}, got {found.last}"
+                    )
     except StopAsyncIteration:
         pass
     except anyio.get_cancelled_exc_class():

@@ -144,9 +144,13 @@ def alternating(index: int) -> int:
 SIZES: dict[str, tuple[Callable[[int], int], int]] = {
     "constant": (constant, 0),
     "growing": (growing, SHARDS * 256 * ITEM),
-    "alternating": (alternating, SHARDS * 10 * ITEM),
+    "alternating": (alternating, SHARDS * 41 * ITEM),
 }
-"""Sizes of items, and the bytes of the lists that were asked for before anybody knew how large they would be."""
+"""Sizes of items, and the bytes of the lists that were asked for before anybody knew how large they would be.
+
+Of alternating ones, a list of an odd number says that an item has up to 4.5 `ITEM` less than it has; the next list of
+the shard is up to 8 times as long, and may begin and end with a large one.
+"""
 
 
 @pytest.mark.usefixtures("few_bytes")
