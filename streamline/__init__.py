@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         read_npy,
         read_parquet,
         read_tar,
+        read_tfrecord,
         stream_http,
     )
     from streamline.runtime.check_report import Report
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from streamline.sources.framing import ServerSentEvent
     from streamline.training.loader import Loader
     from streamline.training.stream_dataset import StreamDataset
+    from streamline.transforms import decode
     from streamline.transforms.custom import stage
 
 __all__ = [
@@ -95,6 +97,7 @@ __all__ = [
     "Verdict",
     "__version__",
     "concat",
+    "decode",
     "empty",
     "errors",
     "from_items",
@@ -109,6 +112,7 @@ __all__ = [
     "read_npy",
     "read_parquet",
     "read_tar",
+    "read_tfrecord",
     "replay",
     "source",
     "stage",
@@ -135,7 +139,7 @@ _NAMES = {
     "streamline.pipeline": "Pipeline",
     "streamline.plan.draw": "Drawing",
     "streamline.readers": "read_arrow read_csv read_files read_jsonl read_lines "
-    "read_npy read_parquet read_tar stream_http",
+    "read_npy read_parquet read_tar read_tfrecord stream_http",
     "streamline.runtime.check_report": "Report",
     "streamline.runtime.debug": "DebugStream",
     "streamline.runtime.open": "Opened",
@@ -151,6 +155,9 @@ _NAMES = {
 }
 """What each module gives: it is imported when a name of it is first used, so that a process that runs workers, which
 needs few of them, starts in a third of the time."""
+
+_SUBMODULES = {"decode": "streamline.transforms.decode", "errors": "streamline.errors"}
+"""What is itself a module."""
 
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -201,8 +208,8 @@ sys.meta_path.append(_MovedModules)
 if not TYPE_CHECKING:  # a checker that saw this would take any name for granted
 
     def __getattr__(name: str) -> Any:
-        if name == "errors":
-            return import_module("streamline.errors")
+        if name in _SUBMODULES:
+            return import_module(_SUBMODULES[name])
         if name not in _MODULES:
             raise AttributeError(f"module 'streamline' has no attribute {name!r}")
         found = globals()[name] = getattr(import_module(_MODULES[name]), name)

@@ -6,17 +6,19 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
-from streamline.core.options import check_int, given
+from streamline.core.options import check_installed, check_int, given
 from streamline.errors import PlanError, PlanTypeError
 from streamline.io.formats.arrow import ArrowFormat
 from streamline.io.formats.base import Format
-from streamline.io.formats.columnar import Predicate, require_pyarrow
+from streamline.io.formats.columnar import Predicate
 from streamline.io.formats.csv import MAX_RECORD_BYTES, CsvFormat, Dialect, Header
 from streamline.io.formats.line_decoding import MAX_LINE_BYTES, Decode, decode_json, decode_text
 from streamline.io.formats.lines import LineFormat
 from streamline.io.formats.npy import NpyFormat
 from streamline.io.formats.parquet import ParquetFormat
 from streamline.io.formats.tar import MAX_SAMPLE_BYTES, Member, TarFormat
+from streamline.io.formats.tfrecord import MAX_RECORD_BYTES as MAX_TFRECORD_BYTES
+from streamline.io.formats.tfrecord import TFRecordFormat
 from streamline.io.formats.whole_files import WholeFile, WholeFormat
 from streamline.io.storage.options import Access, AccessOptions, HttpOptions
 from streamline.io.storage.paths import Paths, given_paths
@@ -261,7 +263,7 @@ def read_parquet(
 
 def selecting(function: str, columns: object, filter: object, batch_rows: object) -> dict[str, Any]:
     """Return the options of a `Columnar` format, checked."""
-    require_pyarrow(function)
+    check_installed(function, "pyarrow", "pyarrow", "arrow")
     if batch_rows is not None:
         batch_rows = check_int(f"{function}(batch_rows=)", batch_rows, 1)
     return {
@@ -341,6 +343,34 @@ def read_tar(
         raise PlanTypeError(f"expected read_tar(group=) as True or False, got {given(group)}")
     max_sample_bytes = check_int("read_tar(max_sample_bytes=)", max_sample_bytes, 1)
     return pipeline_of(TarFormat(group=group, max_sample_bytes=max_sample_bytes), paths, name, **access)
+
+
+def read_tfrecord(
+    paths: Paths,
+    *,
+    max_record_bytes: int = MAX_TFRECORD_BYTES,
+    name: str = "read_tfrecord",
+    **access: Unpack[AccessOptions],
+) -> Pipeline[bytes]:
+    """Read the records of TFRecord files, as bytes; `.map(sl.decode.example())` parses them.
+
+    Both checksums of each record are checked. A resume goes on at the byte; in a compressed file, it decompresses what
+    is before it once more. Nothing in a file says where its records begin, so one file can't be split over shards.
+    Needs `pip install 'streamline[tfrecord]'`.
+
+    Args:
+      paths: as `read_lines`.
+      max_record_bytes: a longer record is an error; >= 1.
+      name, access: as `read_lines`.
+
+    Raises:
+      As `read_lines`; a DataError has file, record and byte. Where a length is damaged, `on_error="skip"` leaves out
+      the rest of the file, since nothing in it can be found.
+      PlanError: google-crc32c isn't installed.
+    """
+    check_installed("read_tfrecord", "google_crc32c", "google-crc32c", "tfrecord")
+    max_record_bytes = check_int("read_tfrecord(max_record_bytes=)", max_record_bytes, 1)
+    return pipeline_of(TFRecordFormat(max_record_bytes=max_record_bytes), paths, name, **access)
 
 
 def read_files(paths: Paths, *, name: str = "read_files", **access: Unpack[AccessOptions]) -> Pipeline[WholeFile]:

@@ -268,9 +268,9 @@ def test_what_users_import_is_where_it_is_said_to_be() -> None:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("streamline")
         for alias in node.names
     }
-    assert guarded.pop("errors") == "streamline"
+    assert {name: f"{guarded.pop(name)}.{name}" for name in streamline._SUBMODULES} == streamline._SUBMODULES
     assert guarded == streamline._MODULES
-    assert set(streamline.__all__) == {*guarded, "errors", "__version__"}
+    assert set(streamline.__all__) == {*guarded, *streamline._SUBMODULES, "__version__"}
     assert set(streamline.__all__) <= set(dir(streamline))
     assert all(getattr(streamline, name).__name__ == name for name in guarded)
     with pytest.raises(AttributeError, match="module 'streamline' has no attribute 'from_item'"):

@@ -103,6 +103,7 @@ def sources() -> None:
     assert_type(sl.read_parquet("a.parquet"), sl.Pipeline[dict[str, Any]])
     assert_type(sl.read_arrow("a.arrow", columns=["a"]), sl.Pipeline[dict[str, Any]])
     assert_type(sl.read_tar("a.tar"), sl.Pipeline[dict[str, Any]])
+    assert_type(sl.read_tfrecord("a.tfrecord"), sl.Pipeline[bytes])
     assert_type(sl.read_npy("a.npy"), sl.Pipeline[Any])
     assert_type(sl.read_files("*.png").map(lambda file: file.data), sl.Pipeline[bytes])
     assert_type(sl.from_items([1]).map(lambda _: sl.empty((2, 3), np.float32)), sl.Pipeline[npt.NDArray[Any]])

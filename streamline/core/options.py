@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from importlib.util import find_spec
 from types import FunctionType
 from typing import Any
 
@@ -52,6 +53,12 @@ def parse_address(option: str, text: str) -> tuple[str, int]:
     if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
         raise PlanError(f'{option} is an address such as "0.0.0.0:7077", got {text!r}')
     return host.strip("[]"), int(port)
+
+
+def check_installed(function: str, module: str, package: str, extra: str) -> None:
+    """Check that a package which streamline doesn't bring is installed, without importing it."""
+    if find_spec(module) is None:
+        raise PlanError(f"{function} needs {package}, which is not installed: pip install 'streamline[{extra}]'")
 
 
 def check_function(option: str, value: object) -> None:

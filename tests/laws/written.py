@@ -24,6 +24,7 @@ from streamline.pipeline import Pipeline
 from streamline.sharding.split import byte_range, contiguous
 from tests.file_kit import PACK
 from tests.io.formats.archives import archive
+from tests.io.formats.records import record_file
 
 __all__ = ["BROKEN", "FORMATS", "Broken", "Format", "Written", "numbered"]
 
@@ -276,6 +277,12 @@ def tar_file(draw: st.DrawFn, numbers: range) -> Written:
     return Written(".tar" if suffix == ".txt" else f".tar{suffix}", data, samples, starts if plain else None)
 
 
+def tfrecord_file(draw: st.DrawFn, numbers: range) -> Written:
+    records = [b"%d" % number + draw(CONTENT) for number in numbers]
+    suffix, data, _ = packed(draw, record_file(records))
+    return Written(".tfrecord" if suffix == ".txt" else f".tfrecord{suffix}", data, records)
+
+
 def whole_file(draw: st.DrawFn, numbers: range) -> Written:
     data = b"" if not numbers else f"{numbers[0]}".encode() * draw(st.sampled_from([1, 100]))
     return Written(".bin", data, [WholeFile("", data)])
@@ -290,6 +297,7 @@ FORMATS: Sequence[Format] = (
     Format("read_arrow", sl.read_arrow, arrow_file),
     Format("read_npy", sl.read_npy, npy_file),
     Format("read_tar", sl.read_tar, tar_file),
+    Format("read_tfrecord", sl.read_tfrecord, tfrecord_file),
     Format("read_files", sl.read_files, whole_file),
 )
 
@@ -333,6 +341,10 @@ def packed_lines(values: list[int], pack: Callable[[bytes], bytes]) -> bytes:
     return pack(as_lines(values))
 
 
+def as_text(value: int) -> bytes:
+    return b"%d" % value
+
+
 def as_lines(values: list[int]) -> bytes:
     return b"".join(b"%d\n" % value for value in values)
 
@@ -343,6 +355,7 @@ ENDS: dict[str, tuple[Any, Callable[[list[int]], bytes]]] = {
     "csv, gzip": (partial(sl.read_csv, header=["id"]), lambda values: gzip.compress(as_lines(values))),
     "tar": (sl.read_tar, as_tar),
     "tar, gzip": (sl.read_tar, lambda values: gzip.compress(as_tar(values))),
+    "tfrecord, gzip": (sl.read_tfrecord, lambda values: gzip.compress(record_file(map(as_text, values)))),
     "npz": (sl.read_npy, as_npz),
     "parquet": (sl.read_parquet, partial(as_table, parquet=True)),
     "arrow": (sl.read_arrow, as_table),

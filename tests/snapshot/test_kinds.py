@@ -26,6 +26,7 @@ from streamline.plan.fingerprint import fingerprint
 from streamline.snapshot.inspection import report
 from streamline.sources.base import Source
 from streamline.transforms.base import Stage
+from tests.io.formats.records import record_file
 from tests.snapshot.functions import later, noisy, size_of, tokens, twice
 
 Pipe = Pipeline[Any]
@@ -98,6 +99,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (path / f"{name}.txt").write_text("".join(f"{n}\n" for n in range(8)))
         (path / f"{name}.csv").write_text("n\n" + "".join(f"{n}\n" for n in range(8)))
         np.save(path / f"{name}.npy", np.arange(8))
+        (path / f"{name}.tfrecord").write_bytes(record_file([b"x"] * 8))
         parquet.write_table(table, path / f"{name}.parquet", row_group_size=3)
         feather.write_feather(table, path / f"{name}.arrow", chunksize=3)
         with tarfile.open(path / f"{name}.tar", "w") as archive:
@@ -132,6 +134,7 @@ SOURCES: dict[str, Callable[[Path], Pipe]] = {
     "read_jsonl": files_of(sl.read_jsonl, "txt"),
     "read_csv": files_of(sl.read_csv, "csv"),
     "read_tar": files_of(sl.read_tar, "tar"),
+    "read_tfrecord": files_of(sl.read_tfrecord, "tfrecord"),
     "read_parquet": files_of(sl.read_parquet, "parquet"),
     "read_arrow": files_of(sl.read_arrow, "arrow"),
     "read_npy": files_of(sl.read_npy, "npy"),

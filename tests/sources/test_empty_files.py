@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamline as sl
+from tests.io.formats.records import record_file
 
 Dump = Callable[[Sequence[int]], bytes]
 
@@ -63,6 +64,10 @@ def tar(values: Sequence[int]) -> bytes:
     return file.getvalue()
 
 
+def records(values: Sequence[int]) -> bytes:
+    return record_file(b"%d" % value for value in values)
+
+
 FORMATS: dict[str, tuple[Any, Dump, Callable[[Any], int]]] = {
     "lines": (sl.read_lines, lines, int),
     "lines, gzip": (sl.read_lines, lambda values: gzip.compress(lines(values)), int),
@@ -82,6 +87,8 @@ FORMATS: dict[str, tuple[Any, Dump, Callable[[Any], int]]] = {
     "npz": (sl.read_npy, partial(array, packed=True), lambda item: int(item["id"])),
     "tar": (sl.read_tar, tar, lambda item: int(item["__key__"])),
     "tar, gzip": (sl.read_tar, lambda values: gzip.compress(tar(values)), lambda item: int(item["__key__"])),
+    "tfrecord": (sl.read_tfrecord, records, int),
+    "tfrecord, gzip": (sl.read_tfrecord, lambda values: gzip.compress(records(values)), int),
 }
 
 

@@ -12,7 +12,6 @@ import pickle
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from time import perf_counter
 from typing import Any, ClassVar, Protocol
 
@@ -346,12 +345,6 @@ def _rows(batch: Any) -> tuple[list[Any], Exception | None]:
             except Exception as error:
                 return rows, error
         return rows, None
-
-
-def require_pyarrow(function: str) -> None:
-    """Check that pyarrow is installed, without importing it."""
-    if find_spec("pyarrow") is None:
-        raise PlanError(f"{function} needs pyarrow, which is not installed: pip install 'streamline[arrow]'")
 
 
 @dataclass(frozen=True)

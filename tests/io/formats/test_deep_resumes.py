@@ -26,6 +26,7 @@ from streamline.io.storage import local
 from streamline.io.storage.local import LocalStorage
 from streamline.sources.base import Part
 from tests.io.formats.archives import archive
+from tests.io.formats.records import record_file
 from tests.serving import Server, named
 
 SIZE, DEEP = 1_000_000_000, 900_000_064
@@ -76,6 +77,12 @@ LARGE: dict[str, tuple[Any, Sparse, dict[str, Any], Any]] = {
         Sparse(archive([("0.x", b"0")])[:1024], archive([("7.x", b"seven"), ("8.x", b"")])),
         {"byte": DEEP, "sample": 7},
         {"__key__": "7", "x": b"seven"},
+    ),
+    "tfrecord": (
+        sl.read_tfrecord,
+        Sparse(record_file([b"first"]), record_file([b"seventh", b"eighth"])),
+        {"byte": DEEP, "record": 7},
+        b"seventh",
     ),
     "npy": (sl.read_npy, Sparse(npy_head(), (4711).to_bytes(8, "little")), {"row": (DEEP - 128) // 8}, 4711),
 }
