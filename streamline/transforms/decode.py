@@ -1,4 +1,4 @@
-"""Functions for `.map` that turn bytes into arrays, by the libraries of each field: images, audio, Examples.
+"""Functions for `.map` that turn bytes into arrays, by the libraries of each field: images, audio, video, Examples.
 
 Each is made by a call that says how, is plain data (it pickles, and prints as it was written), and may be called from
 several threads: their libraries release the GIL, so `.map(decode.image(), executor="thread", concurrency=8)` decodes on
@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from streamline.core.options import check_installed, check_int, given
 from streamline.errors import PlanError, PlanTypeError
+
+if TYPE_CHECKING:
+    from av import VideoFrame
+    from av.container import InputContainer
 
 Data: TypeAlias = "bytes | bytearray | memoryview | Any"
 """Bytes, or what has them as `data`: an item of `read_files`, or of `read_tar(group=False)`."""
@@ -35,6 +40,13 @@ class Audio(NamedTuple):
 
     samples: npt.NDArray[np.float32]
     rate: int
+
+
+class VideoFrames(NamedTuple):
+    """Parts of a video: `frames`, uint8 (frames, height, width, 3), and `times`, float64 (frames,), in seconds."""
+
+    frames: npt.NDArray[np.uint8]
+    times: npt.NDArray[np.float64]
 
 
 def image(mode: Mode = "RGB") -> Callable[[Data], npt.NDArray[np.uint8]]:
@@ -66,6 +78,31 @@ def audio() -> Callable[[Data], Audio]:
     """
     check_installed("sl.decode.audio", "soundfile", "soundfile", "media")
     return _AudioDecoder()
+
+
+def video(times: Sequence[float] | int) -> Callable[[Data], VideoFrames]:
+    """Return a function that decodes frames of a video, by PyAV. Needs `pip install 'streamline[media]'`.
+
+    Only what lies between the key frame before a time and that time is decoded, where the container can be searched.
+
+    Args:
+      times: in seconds from the first frame, rising: for each, the frame that is shown then; after the end, the last
+        one. A number: so many frames, in the middles of as many equal parts of the video.
+
+    Raises:
+      PlanTypeError, PlanError: no such times; PyAV isn't installed.
+      When an item is decoded: ValueError if it has no frames, PyAV's FFmpegError if it is damaged, or no video.
+    """
+    check_installed("sl.decode.video", "av", "PyAV", "media")
+    if isinstance(times, int | np.integer):
+        return _VideoDecoder(check_int("sl.decode.video(times=)", times, 1))
+    try:
+        found = tuple(map(float, times))
+    except (TypeError, ValueError):
+        raise PlanTypeError(f"sl.decode.video(times=) is seconds, or how many frames, got {given(times)}") from None
+    if not found or not all(0 <= one <= other for one, other in zip(found, [*found[1:], math.inf], strict=True)):
+        raise PlanError(f"sl.decode.video(times=) is seconds of 0 or more, rising, got {given(times)}")
+    return _VideoDecoder(found)
 
 
 def example(features: Mapping[str, Sequence[int]] | None = None) -> Callable[[Data], dict[str, Any]]:
@@ -166,6 +203,74 @@ class _AudioDecoder:
 
         samples, rate = soundfile.read(io.BytesIO(data_of(item)), dtype="float32", always_2d=True)
         return Audio(samples, rate)
+
+
+@dataclass(frozen=True)
+class _VideoDecoder:
+    times: tuple[float, ...] | int
+
+    def __call__(self, item: Data) -> VideoFrames:
+        import av
+
+        with av.open(io.BytesIO(data_of(item)), "r") as container:
+            reader = _FrameReader(container)
+            shown = [reader.at(time_s) for time_s in self._wanted(reader)]
+            frames = [frame.to_ndarray(format="rgb24") for frame in shown]
+            return VideoFrames(np.stack(frames), np.array([reader.time_s(frame) for frame in shown]))
+
+    def _wanted(self, reader: _FrameReader) -> Sequence[float]:
+        if isinstance(self.times, tuple):
+            return self.times
+        return [reader.duration_s * (part + 0.5) / self.times for part in range(self.times)]
+
+
+SEEK_S = 1.0
+"""Seconds of a video that are decoded rather than looked for another key frame."""
+
+
+class _FrameReader:
+    """The frames of a video, asked for at rising times, in seconds after the first one."""
+
+    def __init__(self, container: InputContainer) -> None:
+        if not container.streams.video:
+            raise ValueError("it has no video: expected a stream of frames")
+        self._container, self._stream = container, container.streams.video[0]
+        self._stream.codec_context.thread_count = 1  # calls run at a time, parts of one needn't
+        self._frames = container.decode(self._stream)
+        first = next(self._frames, None)
+        if first is None:
+            raise ValueError("it has no frames: expected at least one")
+        self._begin_s: float = first.time or 0.0
+        self._shown, self._next = first, next(self._frames, None)
+
+    @property
+    def duration_s(self) -> float:
+        if self._container.duration is None:
+            raise ValueError("it doesn't say how long it is: give times in seconds")
+        return self._container.duration / 1e6
+
+    def time_s(self, frame: VideoFrame) -> float:
+        return (frame.time or 0.0) - self._begin_s
+
+    def at(self, time_s: float) -> VideoFrame:
+        """Return the frame that is shown at a time."""
+        if time_s - self.time_s(self._shown) > SEEK_S and not self._sought(time_s):
+            self._sought(0)
+        while self._next is not None and self.time_s(self._next) <= time_s:
+            self._shown, self._next = self._next, next(self._frames, None)
+        return self._shown
+
+    def _sought(self, time_s: float) -> bool:
+        """Go to the key frame before a time; return whether one was found there: some containers only guess."""
+        stream = self._stream
+        assert stream.time_base is not None
+        self._container.seek(int((self._begin_s + time_s) / stream.time_base), stream=stream)
+        self._frames = self._container.decode(stream)
+        found = next(self._frames, None)
+        if found is None:
+            return False
+        self._shown, self._next = found, next(self._frames, None)
+        return self.time_s(found) <= time_s
 
 
 @dataclass(frozen=True)

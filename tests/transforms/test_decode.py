@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import pickle
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
+import av
 import numpy as np
 import pytest
 import simplejpeg
@@ -112,6 +114,88 @@ def test_audio_is_as_it_was_written(kind: str, channels: int) -> None:
 def test_what_is_no_audio_fails_as_in_soundfile() -> None:
     with pytest.raises(soundfile.LibsndfileError):
         sl.decode.audio()(b"no audio")
+
+
+# Video ----------------------------------------------------------------------------------------------------------------
+
+FPS, LENGTH = 20, 90
+
+
+@cache
+def video(codec: str, container: str) -> bytes:
+    """Return 4.5 s of video with a key frame every 12 frames; frame n is 2 n grey."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as output:
+        stream: Any = output.add_stream(codec, rate=FPS)
+        stream.width = stream.height = 64
+        stream.pix_fmt = "yuv420p"
+        stream.codec_context.gop_size, stream.codec_context.max_b_frames = 12, 2
+        for number in range(LENGTH):
+            grey = np.full((64, 64, 3), 2 * number, np.uint8)
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="rgb24")))
+        output.mux(stream.encode(None))
+    return file.getvalue()
+
+
+@cache
+def all_frames(codec: str, container: str) -> list[Any]:
+    with av.open(io.BytesIO(video(codec, container)), "r") as opened:
+        return [frame.to_ndarray(format="rgb24") for frame in opened.decode(video=0)]
+
+
+KINDS = [("mpeg4", "mp4"), ("libx264", "mp4"), ("libx264", "matroska"), ("mpeg4", "avi"), ("mpeg4", "mpegts")]
+
+
+@pytest.mark.parametrize(("codec", "container"), KINDS)
+@pytest.mark.parametrize("times", [[0], [0.024, 0.05, 0.051, 4.44], [1.53], [0.3, 3.99, 3.99, 99], 7])
+def test_frames_are_those_that_are_shown_at_a_time(codec: str, container: str, times: Any) -> None:
+    found = sl.decode.video(times)(video(codec, container))
+    seconds = times if isinstance(times, list) else [LENGTH / FPS * (part + 0.5) / times for part in range(times)]
+    numbers = [min(LENGTH - 1, int(time_s * FPS + 1e-6)) for time_s in seconds]
+    assert np.allclose(found.times, [number / FPS for number in numbers], atol=1e-3)
+    whole = all_frames(codec, container)
+    assert len(whole) == LENGTH
+    assert all(np.array_equal(frame, whole[number]) for frame, number in zip(found.frames, numbers, strict=True))
+
+
+def test_what_lies_far_before_a_time_is_not_decoded() -> None:
+    decoded = 0
+
+    class Counting(decode._FrameReader):
+        def time_s(self, frame: Any) -> float:
+            nonlocal decoded
+            decoded += 1
+            return super().time_s(frame)
+
+    with av.open(io.BytesIO(video("libx264", "mp4")), "r") as container:
+        assert Counting(container).at(4.0).time == 4.0
+    assert decoded < 20
+
+
+def test_what_is_no_video_is_said_to_be_none() -> None:
+    with pytest.raises(av.error.FFmpegError):
+        sl.decode.video(1)(b"no video")
+    tones = io.BytesIO()
+    soundfile.write(tones, np.zeros((4, 1), np.float32), 8000, format="WAV")
+    with pytest.raises(ValueError, match="it has no video"):
+        sl.decode.video(1)(tones.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("times", "error", "why"),
+    [
+        (0, PlanError, "at least 1"),
+        ([], PlanError, "rising"),
+        ([2, 1], PlanError, "rising"),
+        ([-1], PlanError, "0 or more"),
+        ([float("nan")], PlanError, "0 or more"),
+        ("ab", PlanTypeError, "is seconds, or how many frames"),
+        (None, PlanTypeError, "is seconds"),
+    ],
+)
+def test_times_are_checked(times: Any, error: type[Exception], why: str) -> None:
+    with pytest.raises(error, match=why):
+        sl.decode.video(times)
 
 
 # Examples -------------------------------------------------------------------------------------------------------------
@@ -254,6 +338,7 @@ def test_options_are_checked() -> None:
     ("make", "needs"),
     [
         (sl.decode.image, r"Pillow.*streamline\[media\]"),
+        (partial(sl.decode.video, 1), r"PyAV.*streamline\[media\]"),
         (sl.decode.audio, r"soundfile.*streamline\[media\]"),
         (sl.decode.example, r"protobuf.*streamline\[tfrecord\]"),
     ],
@@ -264,8 +349,16 @@ def test_a_library_that_is_not_there_is_named(make: Any, needs: str, monkeypatch
         make()
 
 
-def test_they_are_plain_data() -> None:
-    for one in (sl.decode.image("L"), sl.decode.audio(), sl.decode.example({"a": ()}), sl.decode.auto(png=len)):
-        assert pickle.loads(pickle.dumps(one)) == one
-        assert repr(one)
-    assert sl.decode.image() != sl.decode.image("L")
+PLAIN = [
+    sl.decode.image("L"),
+    sl.decode.audio(),
+    sl.decode.video([1, 2]),
+    sl.decode.example({"a": ()}),
+    sl.decode.auto(png=len),
+]
+
+
+@pytest.mark.parametrize("one", PLAIN, ids=str)
+def test_they_are_plain_data(one: Any) -> None:
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert one != sl.decode.image()
