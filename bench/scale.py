@@ -195,11 +195,21 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Log no warnings: played agents hang up. Elsewhere they say why a connection was refused."""
+    logger = logging.getLogger("streamline.hosts")
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(logging.NOTSET)
+
+
 def agents(of: Sizes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
-    logging.getLogger("streamline.hosts").setLevel(logging.ERROR)  # played agents hang up
-    with agents_at(address, KEY, 60.0) as registry:
+    with quiet(), agents_at(address, KEY, 60.0) as registry:
         before = resident(), threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
         begun = time.perf_counter()
         waiting = [registry.place(number, {}) for number in range(of.agents)]

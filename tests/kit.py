@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import count, cycle
 from typing import Any, TypeAlias
 
 import anyio
@@ -70,6 +72,18 @@ async def gone(look: Callable[[], set[Any]], limit_s: float = LONGEST_S) -> None
 def streamline_tasks() -> set[asyncio.Task[Any]]:
     """Return the tasks of this loop that streamline started."""
     return {task for task in asyncio.all_tasks() if task.get_name().startswith("streamline")}
+
+
+@contextmanager
+def counted_calls(counts: list[int]) -> Iterator[None]:
+    """Append how many functions of Python are called in the block, which is a measure of work that no load changes."""
+    calls = count()
+    sys.setprofile(lambda frame, event, argument: next(calls) if event == "call" else None)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        counts.append(next(calls))
 
 
 @dataclass

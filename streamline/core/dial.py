@@ -22,12 +22,14 @@ def dial(
     *,
     tls: Certificates | None = None,
     timeout_s: float = 10.0,
+    connect_s: float | None = None,
 ) -> socket.socket:
     """Return a connection to a listener, whose handshake is done. Blocks.
 
     Args:
       tls: None: not encrypted.
       timeout_s: for all of it, at each address of the name.
+      connect_s: of these, for the connection, which something that listens accepts at once; None: as long.
 
     Raises:
       UnreachableError: nothing listens there, or not in time.
@@ -36,7 +38,7 @@ def dial(
     """
     deadline = time.monotonic() + timeout_s
     try:
-        sock = socket.create_connection(address, timeout_s)
+        sock = socket.create_connection(address, timeout_s if connect_s is None else connect_s)
     except (OSError, UnicodeError) as error:  # the latter: no name of a host
         raise _unreachable(address, error) from error
     return Introduction(address, key, hello, tls).introduced(sock, deadline)

@@ -1,8 +1,10 @@
 """The end that listens: accepts connections, and passes on those whose handshake succeeds. One thread.
 
 A connection that has not proved itself costs a descriptor and at most some kilobytes, with TLS some tens; for at most
-`HANDSHAKE_S` seconds; there are at most `MOST_PENDING`, and a further one takes the place of the oldest:
-connections that say nothing don't lock others out.
+`HANDSHAKE_S` seconds; there are at most `MOST_PENDING`, and a further one takes the place of one that has said nothing,
+or else of the oldest, once that has had `TURN_S`: connections that say nothing don't lock others out, and many peers
+that dial at once don't push each other out. Time counts in which this thread looks at what has come: where it was held
+up, by user code that holds the interpreter's lock, no peer is to blame.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from streamline.core.forks import disowned_in_copies
@@ -32,6 +35,15 @@ HANDSHAKE_S = 10.0
 
 MOST_PENDING = 256
 
+TURN_S = 1.0
+"""Seconds for a peer that has begun its handshake, until a further one may take its place: a slow round trip."""
+
+CROWDED_S = 0.05
+"""Seconds until the next attempt to accept one, where all that are pending have begun, and none has had `TURN_S`."""
+
+LOOK_S = 1.0
+"""Seconds from one look at what has come to the next, at the most; a look that is late counts for no more."""
+
 MOST_LOGGED = 1024
 """Addresses and reasons that are remembered, to log each once."""
 
@@ -44,11 +56,12 @@ _FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 class _Pending:
     """A connection whose handshake is not done."""
 
-    def __init__(self, sock: socket.socket, address: str, key: bytes) -> None:
+    def __init__(self, sock: socket.socket, address: str, key: bytes, accepted_at: float) -> None:
         self.sock = sock
         self.address = address
         self.handshake = ListenerHandshake(key)
-        self.deadline = time.monotonic() + HANDSHAKE_S
+        self.accepted_at = accepted_at
+        self.begun = False  # it has said something
         self._to_send = b""
 
     def go_on(self) -> int:
@@ -58,6 +71,7 @@ class _Pending:
           HandshakeError: it is refused.
           OSError: it has hung up.
         """
+        self.begun = True
         try:
             if isinstance(self.sock, TlsSocket) and not self.handshake.channel:
                 self.sock.shake_hands()
@@ -113,7 +127,8 @@ class Listener:
         self.port: int = 0 if isinstance(address, str) else self._server.getsockname()[1]
         self._pending: OrderedDict[socket.socket, _Pending] = OrderedDict()
         self._logged: OrderedDict[tuple[str, str], None] = OrderedDict()
-        self._full_until: float | None = None
+        self._closed_until: float | None = None  # for what would be accepted
+        self._now, self._looked_at = 0.0, time.monotonic()  # the seconds that count
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
         self._selector.register(self._server, selectors.EVENT_READ)
@@ -148,7 +163,11 @@ class Listener:
 
     def _turn(self) -> bool:
         """Wait, and serve whatever has come; return whether to go on."""
-        for key, _ in self._selector.select(self._wait_s()):
+        ready = self._selector.select(self._wait_s())
+        looked_at = time.monotonic()
+        self._now += min(looked_at - self._looked_at, LOOK_S)
+        self._looked_at = looked_at
+        for key, _ in ready:
             if key.fileobj is self._woken:
                 return False
             if key.fileobj is self._server:
@@ -158,12 +177,15 @@ class Listener:
         return True
 
     def _wait_s(self) -> float | None:
-        times = [pending.deadline for pending in self._pending.values()][:1]
-        if self._full_until is not None:
-            times.append(self._full_until)
-        return max(0.0, min(times) - time.monotonic()) if times else None
+        times = [pending.accepted_at + HANDSHAKE_S for pending in islice(self._pending.values(), 1)]
+        if self._closed_until is not None:
+            times.append(self._closed_until)
+        return max(0.0, min(min(times) - self._now, LOOK_S)) if times else None
 
     def _accept(self) -> None:
+        if len(self._pending) >= MOST_PENDING and not self._make_room():
+            self._accept_none_for(CROWDED_S)
+            return
         try:
             sock, peer = self._server.accept()
         except OSError as error:  # it has hung up already, or there is no descriptor for it
@@ -178,12 +200,23 @@ class Listener:
             sock.close()
             return
         host = "this machine" if sock.family == socket.AF_UNIX else peer[0]
-        if len(self._pending) >= MOST_PENDING:
-            self._refuse(self._oldest(), f"{MOST_PENDING} later ones aren't done with their handshakes either")
         if self._encrypts is not None:
             sock = self._encrypts(sock)
-        pending = self._pending[sock] = _Pending(sock, str(host), self._key)
+        pending = self._pending[sock] = _Pending(sock, str(host), self._key, self._now)
         self._selector.register(sock, selectors.EVENT_READ, pending)
+
+    def _make_room(self) -> bool:
+        """Drop one that has had its time; return whether there was one."""
+        silent = (pending for pending in self._pending.values() if not pending.begun)
+        found = next(silent, self._oldest())
+        if found.begun and found.accepted_at + TURN_S > self._now:
+            return False
+        self._refuse(found, f"{MOST_PENDING} others aren't done with their handshakes either")
+        return True
+
+    def _accept_none_for(self, seconds: float) -> None:
+        self._selector.unregister(self._server)
+        self._closed_until = self._now + seconds
 
     def _full(self, error: OSError) -> None:
         """Make room by dropping the oldest; without any, accept nothing for a while: the selector would spin."""
@@ -191,8 +224,7 @@ class Listener:
             self._refuse(self._oldest(), f"there is no room for it: {error.strerror}")
             return
         self._log("", f"connections can't be accepted: {error.strerror} (`ulimit -n`)")
-        self._selector.unregister(self._server)
-        self._full_until = time.monotonic() + FULL_S
+        self._accept_none_for(FULL_S)
 
     def _go_on(self, pending: _Pending) -> None:
         try:
@@ -237,11 +269,10 @@ class Listener:
             logger.warning("%s", printable(line))
 
     def _expire(self) -> None:
-        now = time.monotonic()
-        while self._pending and self._oldest().deadline <= now:
+        while self._pending and self._oldest().accepted_at + HANDSHAKE_S <= self._now:
             self._refuse(self._oldest(), f"no handshake within {HANDSHAKE_S:g} s")
-        if self._full_until is not None and self._full_until <= now:
-            self._full_until = None
+        if self._closed_until is not None and self._closed_until <= self._now:
+            self._closed_until = None
             self._selector.register(self._server, selectors.EVENT_READ)
 
     def _oldest(self) -> _Pending:

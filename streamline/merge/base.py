@@ -14,6 +14,7 @@ to repeat first, in a merge of either kind; of a tail in strict order, only the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast
@@ -73,10 +74,12 @@ class MergeFlow(Flow[T]):
         self._log = Log(made, self._replay[::-1], made + len(self._replay))
         self._references = [Reference.to(inbox.state) for inbox in inboxes]
         self._active = list(range(len(inboxes)))
+        self._finished: set[int] = set()  # all others
         self._started = False
         self.on_wait: Callable[[Sequence[int]], None] | None = None
         self.on_ended: Callable[[int, int], None] | None = None
         self._began = list(self._produced)
+        self._untold = False  # of flush points, since a worker has ended
         self._batch = 1  # items that the reader needs to go on, from where this began
         self._left: dict[int, int] = {}  # by worker looked at in this pull: items not chosen yet
         super().__init__(self._now())
@@ -109,6 +112,9 @@ class MergeFlow(Flow[T]):
             chunk = self._rounds(limit)
             if chunk is None and (self.held or not all(self._inboxes[worker].idle for worker in self._active)):
                 chunk = self._steps(limit)
+            if self._untold:
+                self._untold = False
+                self._tell_flush_points()
             if chunk is not None:
                 return chunk
             if self._active:
@@ -184,8 +190,8 @@ class MergeFlow(Flow[T]):
     def _take_picked(self, taking: Taking) -> list[T]:
         """Take the chosen items, a list from each worker, and return them in the order of the choices."""
         queues: dict[int, Iterator[T]] = {}
-        for worker in set(taking.picks):
-            chunk = cast("Chunk[T]", self._inboxes[worker].take(taking.picks.count(worker)))
+        for worker, count in Counter(taking.picks).items():
+            chunk = cast("Chunk[T]", self._inboxes[worker].take(count))
             self._references[worker] = taking.add(worker, chunk, self.held)
             queues[worker] = iter(chunk.items)
         return [next(queues[worker]) for worker in taking.picks]
@@ -213,7 +219,8 @@ class MergeFlow(Flow[T]):
                 self._adopt_progress(worker, taking, its_turn=True)
                 if inbox.over:
                     self._active.remove(worker)
-                    self._tell_flush_points()
+                    self._finished.add(worker)
+                    self._untold = True
                     if self.on_ended is not None:
                         self.on_ended(worker, self._produced[worker])
         return left > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 from typing import TypeVar
 
 from streamline.core.channel import FlushPoints, Inbox
@@ -15,6 +16,13 @@ T = TypeVar("T")
 
 class StrictMerge(MergeFlow[T]):
     """Always the active worker with the smallest (produced, index)."""
+
+    def __init__(self, name: str, inboxes: Sequence[Inbox[T]], own: Json | None = None) -> None:
+        super().__init__(name, inboxes, own)
+        self._turns = [
+            self._turn(worker) for worker in self._active
+        ]  # a heap, where counts may be out of date: smaller
+        heapify(self._turns)
 
     def _rounds_of(self, ready: Collection[int]) -> int:
         if len(ready) < len(self._active):
@@ -47,7 +55,13 @@ class StrictMerge(MergeFlow[T]):
         return None
 
     def _smallest(self) -> int:
-        return min(self._active, key=self._turn)
+        turns = self._turns
+        while (turn := turns[0]) != (now := self._turn(turn[1])) or turn[1] in self._finished:
+            if turn[1] in self._finished:
+                heappop(turns)
+            else:
+                heapreplace(turns, now)
+        return turn[1]
 
     def _turn(self, worker: int) -> tuple[int, int]:
         return self._produced[worker], worker

@@ -251,13 +251,12 @@ class Files(Source[T]):
 
     def _shares(self, part: Part, shard: int, num_shards: int, epoch: tuple[int, ...]) -> list[FoundObject]:
         """Return the files of which a shard reads all or a part, in order, with those that are gone."""
-        files = list(self.files)
-        if part.shuffle_seed is not None and len(files) > 1:
-            order = Bijection(len(files), (part.shuffle_seed, *epoch))(np.arange(len(files)))
-            files = [files[index] for index in order.tolist()]
-        if part.mode == "file" and num_shards > 1:
-            return [files[index] for index in files_of(len(files), num_shards, shard)]
-        return files
+        files = self.files
+        mine = files_of(len(files), num_shards, shard) if part.mode == "file" else range(len(files))
+        if part.shuffle_seed is None or len(files) < 2:
+            return [files[index] for index in mine]
+        order = Bijection(len(files), (part.shuffle_seed, *epoch))(np.asarray(mine))
+        return [files[index] for index in order.tolist()]
 
     def _parts(self, site: Site, part: Part) -> list[FilePart]:
         """Return what shard `site.shard` reads, in order, with files that are gone."""

@@ -218,9 +218,9 @@ def test_what_a_fork_lets_go_of_is_still_held_here() -> None:
     pool = slabs.SlabPool(1 << 20)
     slab = pool.take(1 << 16)
     assert slab is not None
-    assert slab.fd is not None
-    views = [slabs.SlabLease(slab.fd, slab.size).lend(1 << 16)]
-    slab.sent()
+    assert slab.descriptor.fd is not None
+    views = [slabs.SlabLease(slab.descriptor.fd, slab.size).lend(1 << 16)]
+    slab.descriptor.close()
     in_a_fork(views.clear)
     before = slab.free
     views.clear()

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamline.core import listener as listening
-from streamline.core.dial import UnreachableError, dial
+from streamline.core.dial import UnreachableError, dial, greeted
 from streamline.core.handshake import MAGIC, NONCE, DialerHandshake, HandshakeError, PeerHello
 from streamline.core.listener import Listener
 from streamline.errors import HostError
@@ -208,7 +208,7 @@ def test_thousands_of_idle_connections_cost_a_bounded_number_of_descriptors(
         record.getMessage().removeprefix("a connection from 127.0.0.1 is refused: ") for record in caplog.records
     ]
     assert sorted(reasons) == [
-        f"{listening.MOST_PENDING} later ones aren't done with their handshakes either",
+        f"{listening.MOST_PENDING} others aren't done with their handshakes either",
         "it hung up in its handshake: it may have another key",
     ]
 
@@ -217,9 +217,9 @@ def test_a_peer_that_sends_a_byte_at_a_time_has_no_more_time(port: Port, monkeyp
     clock = Clock(monkeypatch)
     slow = port.connect()
     assert port.lets_in()  # it is accepted
-    for byte in MAGIC:
+    for byte in MAGIC + bytes(NONCE):
         slow.sendall(bytes([byte]))
-        clock.now += 1.9
+        clock.now += 0.9
         assert port.lets_in()  # the listener has looked at its clock since
         if clock.now > listening.HANDSHAKE_S:
             break
@@ -233,6 +233,48 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         monkeypatch.setattr(listening, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+
+def test_a_listener_that_was_held_up_hangs_up_on_no_peer(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By user code that holds the interpreter's lock, or since it was stopped: what has come meanwhile counts."""
+    clock = Clock(monkeypatch)
+    with port.connect() as late:
+        assert port.lets_in()  # the other one is accepted
+        clock.now += 2 * listening.HANDSHAKE_S
+        with greeted(late, KEY, HELLO, "there"), port.peers.get(timeout=200)[0] as there:
+            assert there.fileno() >= 0
+
+
+def test_peers_that_dial_at_once_push_none_of_them_out(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than may be pending, and all have begun: each further one waits to be accepted. Silent ones give way."""
+    monkeypatch.setattr(listening, "MOST_PENDING", 4)
+    monkeypatch.setattr(listening, "TURN_S", 1e9)
+    silent, begun = [port.connect() for _ in range(4)], [port.connect() for _ in range(4)]
+    for sock in begun:
+        sock.sendall(MAGIC + bytes(NONCE))
+    assert all(map(ended, silent))
+    for sock in begun:
+        assert sock.recv(len(MAGIC)) == MAGIC  # it is answered
+    crowded, accept_none_for = threading.Event(), port.listener._accept_none_for
+
+    def noted(seconds: float) -> None:
+        accept_none_for(seconds)
+        crowded.set()
+
+    monkeypatch.setattr(port.listener, "_accept_none_for", noted)
+    further: SimpleQueue[bool] = SimpleQueue()
+    thread = threading.Thread(target=lambda: further.put(port.lets_in()))
+    thread.start()
+    assert crowded.wait(200)
+    begun.pop().close()  # now there is room for it
+    assert further.get(timeout=200)
+    thread.join()
+    for sock in begun:
+        sock.setblocking(False)
+        assert len(sock.recv(4096)) == NONCE + 32  # and nobody has hung up
+        with pytest.raises(BlockingIOError):
+            sock.recv(1)
+        sock.close()
 
 
 def test_an_agent_that_dials_during_a_flood_gets_in(port: Port) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from streamline.core.gate import Phase
 from streamline.core.tasks import Session, Starter, Tasks, supervise
-from tests.kit import LOOPS, AsyncTest, gone, streamline_tasks
+from tests.kit import LOOPS, AsyncTest, counted_calls, gone, streamline_tasks
 
 Run = Callable[[AsyncTest], None]
 
@@ -86,6 +86,34 @@ def test_stopping_a_job_waits_until_it_has_cleaned_up(run: Run) -> None:
         await tasks.stop(job)
 
     run(lambda: supervised(test))
+
+
+def test_ending_many_jobs_that_clean_up_one_by_one_costs_no_more_for_each() -> None:
+    """As shards do that read files: one thread closes them."""
+
+    async def end(jobs: int) -> None:
+        thread = anyio.Lock()
+
+        async def work() -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    async with thread:
+                        await anyio.lowlevel.checkpoint()
+
+        async def begun(tasks: Tasks) -> None:
+            for _ in range(jobs):
+                tasks.start(work, "work", lambda: None)
+            await anyio.wait_all_tasks_blocked()
+
+        with counted_calls(counts):
+            await supervised(begun)
+
+    counts: list[int] = []
+    for jobs in (40, 320):
+        anyio.run(end, jobs)
+    assert counts[1] < 10 * counts[0]
 
 
 def test_a_job_stopped_before_it_begins_never_runs_and_blocks_no_waiter(run: Run) -> None:

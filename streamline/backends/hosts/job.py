@@ -11,8 +11,8 @@ Else nothing says which processes belong together, and this one shares with none
 
 The directory is this user's alone: a symbolic link, one of another user, or one that others may write to or look into
 is refused. In it each kind of backend has a socket, the key for it, and a lock, held for the moment in which a process
-connects, or finds that nothing listens and takes over. What a dead job has left is used again by the next one of its
-name; the last process removes it all.
+connects, or finds that nothing listens and takes over. The last process removes it all. What a job has left whose
+processes were all killed at once, the next one of its name uses again, or the next one of another name removes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,29 @@ def job_directory(environ: Mapping[str, str]) -> tuple[Path, bool]:
         return Path(given), True
     name = ["STREAMLINE_JOB", given] if given else _launched_as(environ)
     digest = hashlib.sha256("\0".join(name).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir(), f"streamline-{os.getuid()}-{digest}"), False
+    return Path(tempfile.gettempdir(), f"{_prefix()}{digest}"), False
+
+
+def _prefix() -> str:
+    return f"streamline-{os.getuid()}-"
+
+
+def _machine() -> str:
+    """Return how the names of this machine's files begin: the directory may be on a file server."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:5]
+
+
+def remove_dead_jobs() -> None:
+    """Remove what other jobs of this user on this machine have left, if their processes were killed.
+
+    Not those that were given a path, which nothing lists.
+    """
+    for directory in Path(tempfile.gettempdir()).glob(f"{_prefix()}*"):
+        for lock in directory.glob(f"{_machine()}*.lock"):
+            with suppress(OSError, HostError):  # it is in use, or unsafe
+                JobDirectory.found(lock).remove_if_dead(wait=False)
+        with suppress(OSError):  # something else is in it
+            directory.rmdir()
 
 
 class JobDirectory:
@@ -94,9 +116,19 @@ class JobDirectory:
     """
 
     def __init__(self, kind: str, environ: Mapping[str, str]) -> None:
-        self.directory, self._given = job_directory(environ)
-        stem = hashlib.sha256(f"{socket.gethostname()}\0{kind}".encode()).hexdigest()[:8]  # it may be on a file server
-        self.socket = self.directory / f"{stem}.socket"
+        directory, given = job_directory(environ)
+        self._set(directory, _machine() + hashlib.sha256(kind.encode()).hexdigest()[:5], given=given)
+
+    @classmethod
+    def found(cls, lock: Path) -> JobDirectory:
+        """Return the one whose lock a file is."""
+        job = cls.__new__(cls)
+        job._set(lock.parent, lock.stem, given=False)
+        return job
+
+    def _set(self, directory: Path, stem: str, *, given: bool) -> None:
+        self.directory, self._given = directory, given
+        self.socket = self.directory / f"{stem}.sock"
         self._key, self._lock = self.directory / f"{stem}.key", self.directory / f"{stem}.lock"
         if len(os.fsencode(self.socket)) > MOST_PATH:
             raise HostError(
@@ -104,9 +136,13 @@ class JobDirectory:
             )
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Make the directory, if it isn't there, and hold its lock: for moments. Raises `HostError`."""
-        descriptor = self._locked()
+    def locked(self, *, wait: bool = True) -> Iterator[None]:
+        """Make the directory, if it isn't there, and hold its lock: for moments.
+
+        Raises:
+          HostError: it is unsafe. BlockingIOError: another process has the lock, if this one doesn't wait.
+        """
+        descriptor = self._locked(fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             yield
         finally:
@@ -123,9 +159,14 @@ class JobDirectory:
         """Return the key of the process that listens; `HostError`: it can't be read, or isn't one."""
         return read_key(self._key)
 
-    def connected(self) -> socket.socket | None:
-        """Return a connection to the process that listens; None: none does. Under the lock."""
+    def connected(self, *, wait: bool = True) -> socket.socket | None:
+        """Return a connection to the process that listens; None: none does. Under the lock.
+
+        Raises:
+          BlockingIOError: one does, but is stopped, and has no room for a connection, if this one doesn't wait.
+        """
         sock = socket.socket(socket.AF_UNIX)
+        sock.setblocking(wait)
         try:
             sock.connect(os.fspath(self.socket))
         except (FileNotFoundError, ConnectionRefusedError):
@@ -149,16 +190,16 @@ class JobDirectory:
             with suppress(OSError):  # another kind is in it
                 self.directory.rmdir()
 
-    def remove_if_dead(self) -> None:
-        """Remove all, if no process listens."""
-        with self.locked():
-            sock = self.connected()
+    def remove_if_dead(self, *, wait: bool = True) -> None:
+        """Remove all, if no process listens; raises what `locked` and `connected` do."""
+        with self.locked(wait=wait):
+            sock = self.connected(wait=wait)
             if sock is None:
                 self.remove()
             else:
                 sock.close()
 
-    def _locked(self) -> int:
+    def _locked(self, operation: int) -> int:
         while True:
             self._check_directory()
             try:
@@ -168,7 +209,7 @@ class JobDirectory:
             except OSError as error:
                 raise HostError(f"{self._lock} can't be used: {error.strerror or error}") from error
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                fcntl.flock(descriptor, operation)
                 if is_open_as(descriptor, self._lock):
                     return descriptor
             except BaseException:

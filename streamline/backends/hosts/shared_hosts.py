@@ -30,7 +30,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import anyio
 
 from streamline.backends.hosts.host import Host, HostExit, SocketHost
-from streamline.backends.hosts.job import JobDirectory
+from streamline.backends.hosts.job import JobDirectory, remove_dead_jobs
 from streamline.backends.hosts.plan_shipping import HasFileno, Shipped
 from streamline.backends.hosts.process_env import ProcessEnv, process_env
 from streamline.backends.hosts.stdio_relay import Answer, Relay, reply_to
@@ -483,6 +483,7 @@ class _Node:
         with job.locked():
             sock = job.connected()
             if sock is None:
+                remove_dead_jobs()
                 return HostOwner(self._sharing, job, self.release)
             key = job.key()
         pid = _peer_pid(sock)

@@ -145,21 +145,39 @@ def _unlinked() -> int:
         return fd
 
 
+class Descriptor:
+    """A descriptor, `fd`, that is closed once it is sent, or never will be: at the latest with this object."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd: int | None = fd
+
+    def close(self, close: Callable[[int], None] = os.close) -> None:
+        """Close it. Idempotent; also as the interpreter exits, when `os` is gone."""
+        if self.fd is not None:
+            fd, self.fd = self.fd, None
+            close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
 # The sender's side ----------------------------------------------------------------------------------------------------
 class Slab:
-    """Memory that this end fills and the other reads: `size` bytes with the head, `memory` without; `fd` until sent.
+    """Memory that this end fills and the other reads: `size` bytes with the head, `memory` without.
 
     Its `number` is the same at both ends; `ONCE` if it isn't reused. `address` is where it begins at this end.
     """
 
-    __slots__ = ("_claim", "_flag", "_lease", "_whole", "address", "fd", "memory", "number", "size")
+    __slots__ = ("_claim", "_flag", "_lease", "_whole", "address", "descriptor", "memory", "number", "size")
 
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = size
-        self.fd: int | None = None
-        self.fd = make_shared(size)
-        self._whole = map_shared(self.fd, size)
+        fd = make_shared(size)
+        self.descriptor = Descriptor(fd)
+        self._whole = map_shared(fd, size)
         self._flag = self._whole.data[:1]
         self.memory = self._whole.data[HEAD:]
         self.address: int = self._whole.ctypes.data
@@ -198,15 +216,6 @@ class Slab:
         part = SlabPart(self, start, nbytes)
         self._claim = weakref.ref(part)
         return part
-
-    def sent(self, close: Callable[[int], None] = os.close) -> None:
-        """Close the descriptor, once it is sent or never will be; also as the interpreter exits, when `os` is gone."""
-        if self.fd is not None:
-            fd, self.fd = self.fd, None
-            close(fd)
-
-    def __del__(self) -> None:
-        self.sent()
 
 
 class SlabPart:
@@ -334,7 +343,7 @@ class SlabPool:
         with self._lock:
             for slabs in (*self._free.values(), *self._out.values(), self._lent):
                 for slab in slabs:
-                    slab.sent()
+                    slab.descriptor.close()
             self._free.clear()
             self._out.clear()
             self._lent.clear()

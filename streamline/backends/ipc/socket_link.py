@@ -29,6 +29,7 @@ from streamline.backends.ipc.shared_memory import (
     ONCE,
     SHARED,
     SLAB_BYTES,
+    Descriptor,
     Slab,
     SlabLease,
     SlabPart,
@@ -170,22 +171,6 @@ SHARED_BYTES = 1 << 17
 less than two copies."""
 
 
-class _Descriptor:
-    """A descriptor of its own of a slab that goes to several processes, until it is sent."""
-
-    def __init__(self, slab: Slab) -> None:
-        assert slab.fd is not None
-        self.fd: int | None = os.dup(slab.fd)
-
-    def sent(self, close: Callable[[int], None] = os.close) -> None:
-        if self.fd is not None:
-            fd, self.fd = self.fd, None
-            close(fd)
-
-    def __del__(self) -> None:
-        self.sent()
-
-
 class SharedItems:
     """A list of items that is packed and written once, and sent over several links.
 
@@ -260,7 +245,7 @@ class SocketLink(Link):
         self._socket = SharedSocket(sock, self._stop)
         self._pickling = Pickling()
         self.place = self._pool = SlabPool(pool_bytes, self._announce)
-        self._unsent: deque[tuple[memoryview, Slab | _Descriptor | None]] = deque()
+        self._unsent: deque[tuple[memoryview, Descriptor | None]] = deque()
         self._sending = threading.RLock()  # for `send_threadsafe`; seldom contended
         self._loop_thread: tuple[int, Callable[[Callable[[], None]], object]] | None = None  # its id, its waker
         self._wrote: anyio.Event | None = None  # while a task waits at the socket, to write more
@@ -329,8 +314,9 @@ class SocketLink(Link):
         if slab is None:
             self._post(head(message, shared.count, shared.sizes) + bytes(shared.memory))
         else:
+            assert slab.descriptor.fd is not None  # each link sends one of its own
             frame = head(message, shared.count, shared.sizes, SHARED, slab.size, 1)
-            self._post(frame, _Descriptor(slab))
+            self._post(frame, Descriptor(os.dup(slab.descriptor.fd)))
 
     def _send_items(self, message: bytes, count: int, sizes: list[int], pickled: PickledItems) -> None:
         whole = offsets(sizes)[-1]
@@ -343,16 +329,16 @@ class SocketLink(Link):
         if dropped := self._pool.dropped():
             self._post(head(pickle.dumps(_Between({}, dropped), 5)))
         lay_out(*pickled, slab.memory)
-        new = slab if slab.number == ONCE else None  # others are announced
+        new = slab.descriptor if slab.number == ONCE else None  # others are announced
         self._post(head(message, count, sizes, slab.number, slab.size, new is not None), new)
 
     def _announce(self, slab: Slab) -> None:
         """Send a new slab's descriptor; from any thread."""
         if self._write_closed or self._socket.closed:
-            slab.sent()
+            slab.descriptor.close()
         else:
             between = _Between({}, self._pool.dropped())
-            self._post(head(pickle.dumps(between, 5), 0, (), slab.number, slab.size, 1), slab)
+            self._post(head(pickle.dumps(between, 5), 0, (), slab.number, slab.size, 1), slab.descriptor)
 
     def send_threadsafe(self, message: Message) -> None:
         if not (self._write_closed or self._socket.closed):
@@ -392,10 +378,10 @@ class SocketLink(Link):
             self._wrote.set()
             self._wrote = None
 
-    def _post(self, frame: bytes, slab: Slab | _Descriptor | None = None) -> None:
-        """Write a frame, and queue what the socket doesn't take. A slab's descriptor goes with the first byte."""
+    def _post(self, frame: bytes, descriptor: Descriptor | None = None) -> None:
+        """Write a frame, and queue what the socket doesn't take. A descriptor goes with the first byte."""
         with self._sending:
-            self._unsent.append((memoryview(frame), slab))
+            self._unsent.append((memoryview(frame), descriptor))
             if len(self._unsent) == 1:
                 self._write()
             if self._unsent:
@@ -426,9 +412,9 @@ class SocketLink(Link):
 
     def _send_first(self) -> int:
         """Write the first pieces; those with a descriptor alone."""
-        first, slab = self._unsent[0]
-        if slab is not None and slab.fd is not None:
-            return self._socket.write([first], slab.fd)
+        first, descriptor = self._unsent[0]
+        if descriptor is not None and descriptor.fd is not None:
+            return self._socket.write([first], descriptor.fd)
         if len(self._unsent) == 1:
             return self._socket.write([first])
         bare = takewhile(lambda piece: piece[1] is None, islice(self._unsent, AT_ONCE))
@@ -436,11 +422,11 @@ class SocketLink(Link):
 
     def _written(self, nbytes: int) -> None:
         while self._unsent:
-            piece, slab = self._unsent[0]
-            if nbytes and slab is not None:
-                slab.sent()
+            piece, descriptor = self._unsent[0]
+            if nbytes and descriptor is not None:
+                descriptor.close()
             if nbytes < len(piece):
-                self._unsent[0] = piece[nbytes:], None if nbytes else slab
+                self._unsent[0] = piece[nbytes:], None if nbytes else descriptor
                 return
             nbytes -= len(piece)
             self._unsent.popleft()
@@ -448,9 +434,9 @@ class SocketLink(Link):
     def _stop_sending(self) -> None:
         with self._sending:
             self._write_closed = True
-            for _, slab in self._unsent:
-                if slab is not None:
-                    slab.sent()
+            for _, descriptor in self._unsent:
+                if descriptor is not None:
+                    descriptor.close()
             self._unsent.clear()
             self._pool.close()
             self._wake_flush()

@@ -3,8 +3,9 @@
 The agent dials the trainer, once for control and once more for each link of a host, and hands the connected socket of a
 link to its host: items don't pass through the agent, and it answers though user code in a host holds that interpreter's
 lock. TLS can't be handed over: for an encrypted link, the host gets a socket that isn't connected, and dials itself.
-Its hosts are those of `Processes`, and end with it. Success: the trainer detaches. Failure: without the trainer all
-hosts are killed at once; then the agent dials again, for as long as `run_agent` is told to.
+Its hosts are those of `Processes`, and end with it. Success: the trainer detaches; then the agent dials again, for as
+long as `run_agent` is told to. Failure: without the trainer all hosts are killed at once; then the agent dials for
+`REDIAL_S` more, and ends.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +49,7 @@ from streamline.backends.remote.control import (
     StacksOf,
     StartHost,
 )
-from streamline.backends.remote.network_link import watch_peer
+from streamline.backends.remote.network_link import LOST_AFTER_S, watch_peer
 from streamline.core.dial import Introduction, UnreachableError, dial
 from streamline.core.handshake import PeerHello
 from streamline.core.threads import start_thread
@@ -59,6 +60,15 @@ logger = logging.getLogger("streamline.agent")
 
 BEAT_S = 1.0
 """Seconds between two `Alive`; precedent: Ray's heartbeats."""
+
+REDIAL_S = 1.5
+"""Seconds to dial again after the trainer is lost: a connection may have broken, and the trainer be there."""
+
+ENDING_S = 3.5
+"""Of `lost_after_s`, what an agent needs beside the wait for an acknowledgement to have ended by then, where the
+trainer's machine is silent: up to `BEAT_S` until it sends anything, 0.2 s until the kernel sends that again and begins
+to count, `REDIAL_S`, and the end of an interpreter. The kernel sends again after 0.2, 0.6, 1.4, 3, 6.2, 12.6 s, so of
+the default 10 s no attempt is lost."""
 
 ENTRY_POINT = "streamline.backends.remote.network_link:serve_network"
 
@@ -85,9 +95,17 @@ class Dialler(NamedTuple):
     tls: Certificates | None
     ticket: str
 
-    def control(self, timeout_s: float) -> socket.socket:
+    def control(self, connect_s: float) -> socket.socket:
         """Return a connection whose handshake is done. Raises what `dial` does."""
-        return dial(self.address, self.key, self._hello("control", self.ticket), tls=self.tls, timeout_s=timeout_s)
+        return dial(self.address, self.key, self._hello("control", self.ticket), tls=self.tls, connect_s=connect_s)
+
+    def where_connected(self, control: socket.socket) -> Dialler:
+        """Return one that dials where a connection has led, without asking for an address: no server may answer."""
+        try:
+            host, port, *_ = control.getpeername()
+        except OSError:  # it is lost already
+            return self
+        return self._replace(address=(host, port))
 
     def link(self, control: socket.socket, ticket: str) -> tuple[socket.socket, Introduction | None]:
         """Return such a connection; or a socket, and how the process that uses it connects it."""
@@ -133,6 +151,7 @@ class Agent:
 
     def serve(self) -> str | None:
         """Serve the trainer until it detaches: None; else why it is lost. All hosts have ended then."""
+        self._watch(LOST_AFTER_S)  # until it says how long
         _apart("heartbeat", self._beat)
         self._control.send(Offer(self._offer))
         try:
@@ -172,7 +191,12 @@ class Agent:
 
     def _attach(self, message: Attach) -> None:
         self._lost_after_s = message.lost_after_s
-        watch_peer(self._control.sock, message.lost_after_s, busy=True)
+        self._watch(message.lost_after_s)
+
+    def _watch(self, lost_after_s: float) -> None:
+        """Notice a silent trainer early enough to have ended after `lost_after_s`, unless that is short."""
+        with suppress(OSError):  # it has gone already
+            watch_peer(self._control.sock, max(lost_after_s - ENDING_S, lost_after_s / 2), busy=True)
 
     def _start(self, message: StartHost) -> None:
         output = partial(self._frame, message.host)
@@ -298,23 +322,26 @@ def run_agent(
       hosts: that may run here at once.
       tls: None: nothing is encrypted.
       wait_s: seconds to wait for the trainer to listen.
-      rejoin_s: seconds to dial again after it has gone: another of its runs may begin, or the network come back; None:
-        not at all.
+      rejoin_s: seconds to dial again after it has detached: another of its runs may begin; `REDIAL_S` if it was lost.
+        None: not at all.
       ticket: of the host that it was started for; it runs no other.
 
     Raises:
       HostError: it can't be reached, or refuses this agent.
     """
-    dialler = Dialler(address, key, tls, ticket)
+    first = dialler = Dialler(address, key, tls, ticket)
     patience_s, lost = wait_s, None
+    attached = False
     while True:
         try:
             sock = _reached(dialler, patience_s)
         except UnreachableError:
-            if patience_s == wait_s:
+            if not attached:
                 raise
             return lost
+        attached = True
         logger.info("attached to the trainer at %s:%d, for up to %d hosts", *address, hosts)
+        again = dialler.where_connected(sock)
         agent = Agent(sock, dialler, hosts)
         with _on_sigterm(agent):
             lost = agent.serve()
@@ -322,7 +349,7 @@ def run_agent(
         if agent.left or rejoin_s is None:
             return lost
         logger.info("the trainer %s", "has detached" if lost is None else f"is lost: {lost}")
-        patience_s = rejoin_s
+        dialler, patience_s = (first, rejoin_s) if lost is None else (again, REDIAL_S)
 
 
 @contextmanager
@@ -354,20 +381,20 @@ def _leave_at_sigterm(agent: Agent, signals: socket.socket) -> None:
                 agent.leave("SIGTERM")
 
 
-DIAL_S = 10.0
-"""Seconds for one attempt at the most; `LEAST_DIAL_S`: of the last ones, before the patience is over."""
+CONNECT_S = 10.0
+"""Seconds for one attempt to connect, at the most; `LEAST_CONNECT_S`: of the last one, before the patience is over."""
 
-LEAST_DIAL_S = 2.0
+LEAST_CONNECT_S = 0.5
 
 
 def _reached(dialler: Dialler, patience_s: float) -> socket.socket:
-    """Dial until the trainer listens; no attempt outlasts the patience by much, where nothing answers at all."""
+    """Dial until the trainer listens; no attempt outlasts the patience where nothing answers at all."""
     deadline = time.monotonic() + patience_s
     while True:
         left_s = deadline - time.monotonic()
         try:
-            return dialler.control(min(DIAL_S, max(LEAST_DIAL_S, left_s)))
+            return dialler.control(min(CONNECT_S, max(LEAST_CONNECT_S, left_s)))
         except UnreachableError:
-            if time.monotonic() > deadline:
+            if time.monotonic() + RETRY_S > deadline:
                 raise
             time.sleep(RETRY_S)

@@ -27,6 +27,9 @@ from streamline.backends.remote.needs import load_here
 from streamline.core.dial import Introduction
 from streamline.core.place import Bytes, Memory
 
+LOST_AFTER_S = 10.0
+"""Seconds of silence after which a machine counts as lost, if nothing else is said."""
+
 PROBES = 3
 """Keep-alive probes before a silent connection counts as lost."""
 

@@ -23,7 +23,7 @@ from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.hosts.stdio_relay import Relay
 from streamline.backends.ipc.link import Link
 from streamline.backends.remote.agents import Agents, CarriedPlan, HostGone, RemoteProcess, agents_at
-from streamline.backends.remote.network_link import NetworkLink, watch_peer
+from streamline.backends.remote.network_link import LOST_AFTER_S, NetworkLink, watch_peer
 from streamline.core.counters import HostKind, host_label
 from streamline.core.handshake import read_key
 from streamline.core.options import check_int, given, parse_address
@@ -50,7 +50,7 @@ class AgentsBackend(HostingBackend):
     hosts: int | tuple[int, int]
     env: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     start_timeout_s: float = field(default=300.0, kw_only=True)
-    lost_after_s: float = field(default=10.0, kw_only=True)
+    lost_after_s: float = field(default=LOST_AFTER_S, kw_only=True)
 
     def __post_init__(self) -> None:
         name = type(self).__name__

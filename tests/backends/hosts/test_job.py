@@ -93,6 +93,44 @@ def test_another_kind_of_backend_in_it_stays(temporary: Path) -> None:
     assert not list(temporary.iterdir())
 
 
+def left_by_a_dead_process(name: str, kind: str = "kind") -> JobDirectory:
+    made = JobDirectory(kind, {"STREAMLINE_JOB": name})
+    with made.locked(), socket.socket(socket.AF_UNIX) as server:
+        made.new_key()
+        server.bind(os.fspath(made.socket))
+    return made
+
+
+def test_what_dead_jobs_have_left_is_removed_and_what_others_use_stays(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_by_a_dead_process("dead")
+    left_by_a_dead_process("dead", "another kind")
+    locked, listening, half = (left_by_a_dead_process(name) for name in ("locked", "listening", "half"))
+    left_by_a_dead_process("half", "another kind")
+    half.socket.unlink()
+    listening.socket.unlink()
+    (temporary / f"streamline-{os.getuid()}-made just now").mkdir()
+    monkeypatch.setattr(socket, "gethostname", lambda: "another machine")
+    elsewhere = left_by_a_dead_process("elsewhere")
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: os.fspath(temporary))
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as waiting, locked.locked():
+        server.bind(os.fspath(listening.socket))
+        server.listen(0)
+        waiting.connect(os.fspath(listening.socket))  # it is stopped: there is no room for another
+        job.remove_dead_jobs()
+        assert set(temporary.iterdir()) == {at.directory for at in (locked, listening, elsewhere)}
+        assert all(len(list(at.directory.iterdir())) == 3 for at in (locked, listening, elsewhere))
+
+
+def test_a_link_in_the_place_of_a_dead_jobs_directory_is_left_alone(temporary: Path) -> None:
+    precious = left_by_a_dead_process("job").directory.rename(temporary / "precious")
+    (temporary / f"streamline-{os.getuid()}-link").symlink_to(precious)
+    job.remove_dead_jobs()
+    assert len(list(precious.iterdir())) == 3
+
+
 @pytest.mark.parametrize("unsafe", ["link", "file", "open", "foreign"])
 def test_a_directory_that_is_not_this_users_alone_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsafe: str

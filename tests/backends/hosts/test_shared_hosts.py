@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -279,10 +280,24 @@ def test_what_a_dead_job_has_left_is_taken_over(tmp_path: Path) -> None:
     with job(tmp_path) as made:
         (killed,) = made.opened(1)
         killed.send_signal(signal.SIGKILL)
-        assert {path.suffix for path in made.directory.iterdir()} == {".socket", ".key", ".lock"}
+        assert {path.suffix for path in made.directory.iterdir()} == {".sock", ".key", ".lock"}
         ranks = made.opened(2)
         assert rest_of(*ranks) == [ALL] * 2
         end(made, *ranks)
+
+
+def test_what_ranks_that_were_killed_at_once_have_left_the_next_job_removes(tmp_path: Path) -> None:
+    with TemporaryDirectory() as folder, job(tmp_path, STREAMLINE_JOB="one", TMPDIR=folder) as made:
+        killed = made.opened(2)
+        for rank in killed:
+            rank.send_signal(signal.SIGKILL)
+        (left,) = Path(folder).iterdir()
+        with job(tmp_path, STREAMLINE_JOB="another", TMPDIR=folder) as following:
+            (rank,) = following.opened(1)
+            assert not left.exists()
+            end(following, rank)
+        made.check_nothing_left()
+        assert not list(Path(folder).iterdir())
 
 
 # In one process -------------------------------------------------------------------------------------------------------

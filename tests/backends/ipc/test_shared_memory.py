@@ -23,9 +23,9 @@ def descriptors() -> set[str]:
 
 
 def lent(slab: Slab) -> SlabLease:
-    assert slab.fd is not None
-    there = SlabLease(slab.fd, slab.size)
-    slab.sent()
+    assert slab.descriptor.fd is not None
+    there = SlabLease(slab.descriptor.fd, slab.size)
+    slab.descriptor.close()
     return there
 
 
@@ -161,7 +161,7 @@ def test_a_slab_has_room_for_what_was_asked_and_little_more(nbytes: int) -> None
     slab = taken(SlabPool(1 << 30), nbytes)
     assert len(slab.memory) >= nbytes
     assert slab.size <= max(SMALLEST, nbytes * 1.25 + 64)
-    slab.sent()
+    slab.descriptor.close()
 
 
 @pytest.mark.parametrize("nbytes", [2 * SMALLEST, MIB, 8 * MIB])

@@ -1,7 +1,7 @@
 """A trainer that writes each item to a file, saves snapshots, and goes on after the last of them when it was killed.
 
-Run as a program: FOLDER KIND BACKEND, and for `Remote` ADDRESS FEWEST MOST. It ends when there is a file `stop` in the
-folder.
+Run as a program: FOLDER KIND BACKEND, and for `Remote` ADDRESS FEWEST MOST LOST_AFTER_S. It ends when there is a file
+`stop` in the folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from streamline.backends.base import Backend
 
 LENGTH = 10**9
 SHARDS = 4
-LOST_AFTER_S = 2.0
 ITEM = np.dtype(np.int64)
 
 Kind = Literal["strict", "best_effort", "live"]
@@ -57,9 +56,9 @@ def pipeline(kind: Kind, fn: Any = made) -> sl.Pipeline[Any]:
 def backend(folder: Path, name: str, *options: str) -> Backend:
     if name != "Remote":
         return sl.Inline() if name == "Inline" else sl.Processes(2)
-    address, fewest, most = options[0], int(options[1]), int(options[2])
+    address, fewest, most, lost_after_s = options[0], int(options[1]), int(options[2]), float(options[3])
     hosts = most if fewest == most else (fewest, most)
-    return sl.Remote(hosts, listen=address, key_file=folder / "key", lost_after_s=LOST_AFTER_S)
+    return sl.Remote(hosts, listen=address, key_file=folder / "key", lost_after_s=lost_after_s)
 
 
 def main(folder: Path, kind: Kind, where: Backend) -> None:

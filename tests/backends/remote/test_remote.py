@@ -247,6 +247,27 @@ def test_a_trainer_that_is_killed_leaves_nothing_on_other_machines(tmp_path: Pat
     assert codes == [1]
 
 
+def test_a_trainer_that_falls_silent_before_it_says_how_long_it_may_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[tuple[float, bool]] = []
+    monkeypatch.setattr(agents_side, "watch_peer", lambda _, after_s, *, busy: watched.append((after_s, busy)))
+    here, there = socket.socketpair()
+    with here, there:
+        there.shutdown(socket.SHUT_RDWR)
+        lost = agents_side.Agent(here, agents_side.Dialler(("localhost", 1), b"", None, ""), 1).serve()
+    assert lost is not None
+    assert watched == [(sl.Remote(1).lost_after_s - agents_side.ENDING_S, True)]
+
+
+def test_after_a_loss_no_name_is_asked_for() -> None:
+    """A server of names may not answer either; then an agent would stay."""
+    dialler = agents_side.Dialler(("localhost", 1), b"", None, "")
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
+        again = dialler.where_connected(sock)
+        assert again == dialler._replace(address=server.getsockname())
+    with socket.socket() as unconnected:
+        assert dialler.where_connected(unconnected) == dialler
+
+
 def test_an_agent_ends_well_some_time_after_its_trainer_has(tmp_path: Path) -> None:
     address, key = free_address(), key_file(tmp_path)
     with exit_of_worker(address, key) as codes:
