@@ -107,10 +107,15 @@ class Frames:
 
     def __init__(self, memory: Callable[[int], Bytes] = lambda nbytes: np.empty(nbytes, np.uint8)) -> None:
         self._memory = memory
-        self._buffer = memoryview(bytearray(BUFFER))
+        self._buffer = np.empty(BUFFER, np.uint8).data  # of which small messages touch a page or two
         self._start = self._end = 0  # of what is unparsed in the buffer
         self._large: memoryview | None = None
         self._received = 0  # of the large one
+
+    @property
+    def missing(self) -> int:
+        """Bytes of a large frame that have yet to come; 0: none is on its way."""
+        return 0 if self._large is None else len(self._large) - self._received
 
     def spaces(self) -> list[memoryview]:
         """Return where to read to, in this order."""

@@ -52,6 +52,7 @@ class SharedSocket:
         self._lock = threading.Lock()
         self._users = 0
         self._closed = False
+        self._least = 1
         disowned_in_copies(self)
 
     @property
@@ -118,6 +119,12 @@ class SharedSocket:
                 "this process has as many files open as it may (`ulimit -n`): what its workers send is lost"
             )
         return nbytes
+
+    def readable_from(self, nbytes: int) -> None:
+        """Let an event loop find it readable once `nbytes` are there, or the other end is gone; not before."""
+        if nbytes != self._least:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+            self._least = nbytes
 
     def drop_descriptors(self) -> None:
         """Close those that were not popped."""

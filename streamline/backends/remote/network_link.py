@@ -20,12 +20,14 @@ import numpy as np
 
 from streamline.backends.hosts.shared_runs import serve_link
 from streamline.backends.ipc.frames import LARGE, Frames, head, padded
+from streamline.backends.ipc.messages import Message
 from streamline.backends.ipc.pickling import PickledItems
 from streamline.backends.ipc.shared_socket import Gone
 from streamline.backends.ipc.socket_link import AT_ONCE, SharedItems, SocketLink
 from streamline.backends.remote.needs import load_here
 from streamline.core.dial import Introduction
 from streamline.core.place import Bytes, Memory
+from streamline.core.tls import TlsSocket
 
 LOST_AFTER_S = 10.0
 """Seconds of silence after which a machine counts as lost, if nothing else is said."""
@@ -86,6 +88,15 @@ class ReceiveBuffers:
         return lease
 
 
+WAKE_BYTES = 1 << 19
+"""Bytes of a large frame for which the event loop is woken, unless its end comes before.
+
+Woken for each packet of 64 KiB, as they come from a sender that is no faster than the receiver, it took 1.6 times the
+CPU time for 1 MiB: 14 wake-ups of 25 µs each instead of 2. What comes in larger pieces is less often in the cache when
+it is copied.
+"""
+
+
 class NetworkLink(SocketLink):
     """One end of a link between two machines. The ends trust each other; see `SocketLink`."""
 
@@ -95,6 +106,14 @@ class NetworkLink(SocketLink):
         super().__init__(sock, pool_bytes=0)
         self.place = None  # no memory is shared
         self._frames = Frames(ReceiveBuffers().take)
+        # TLS may have a part of a record already; other kernels may wait for more bytes than they have room for
+        self._woken_late = sys.platform == "linux" and not isinstance(sock, TlsSocket)
+
+    def _messages(self) -> list[Message]:
+        messages = super()._messages()
+        if self._woken_late and self._read_closed is None:
+            self._socket.readable_from(min(max(1, self._frames.missing), WAKE_BYTES))
+        return messages
 
     def _send_items(self, message: bytes, count: int, sizes: list[int], pickled: PickledItems) -> None:
         self._send_pieces([memoryview(head(message, count, sizes)), *padded(*pickled)])

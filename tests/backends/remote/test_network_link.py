@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import mmap
+import pickle
 import random
+import select
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, cast
 
 import anyio
 import numpy as np
 import pytest
 
+from streamline.backends.ipc.frames import head
 from streamline.backends.ipc.link import LinkClosed
 from streamline.backends.ipc.messages import Credit, ItemsMessage, Message
 from streamline.backends.ipc.shared_socket import SharedSocket
+from streamline.backends.remote import network_link
 from streamline.backends.remote.network_link import BUFFERS_BYTES, NetworkLink, ReceiveBuffers
 from tests.kit import LOOPS, run_on
 
@@ -195,6 +200,43 @@ def test_what_a_link_keeps_to_receive_into_is_bounded(loop: str) -> None:
     for size in [1 << 24] * 9 + [1 << 27]:
         buffers.take(size)
         assert sum(block.nbytes for block, _ in buffers._blocks) <= max(BUFFERS_BYTES, size + mmap.PAGESIZE)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux wakes late")
+def test_a_loop_is_woken_for_much_of_a_large_frame_or_its_end(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = 1 << 13  # a new connection has room for little
+    monkeypatch.setattr(network_link, "WAKE_BYTES", some)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = socket.create_connection(server.getsockname())
+        here, _ = server.accept()
+    there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    near = NetworkLink(here)
+
+    def comes(sent: bytes | memoryview, *, wakes: bool = True) -> Sequence[Message]:
+        there.sendall(sent)
+        assert bool(select.select([here], [], [], 10 if wakes else 0)[0]) == wakes
+        if wakes:
+            near._read()
+        messages, near._arrived = near._arrived, []
+        return messages
+
+    items: Any = ItemsMessage(3, cast("Any", None), b"states")
+    frame = memoryview(head(pickle.dumps(items, 5), 1, [64, 5 * some]) + bytes(64 + 5 * some))
+    with closing(near), there:
+        for _ in range(2):
+            assert comes(frame[:1000]) == []
+            for at in range(1000, len(frame) - some, some):
+                assert comes(frame[at : at + some - 1], wakes=False) == []
+                assert comes(frame[at + some - 1 : at + some]) == []
+            assert comes(frame[at + some : -1], wakes=False) == []
+            assert len(comes(frame[-1:])) == 1
+            assert comes(head(pickle.dumps(Credit(1, 2, 3), 5))) == [Credit(1, 2, 3)]
+        assert comes(frame[:1000]) == []
+        assert comes(frame[1000:2000], wakes=False) == []
+        there.shutdown(socket.SHUT_WR)
+        assert select.select([here], [], [], 10)[0]
+        near._read()
+        assert near._read_closed
 
 
 def test_a_lost_connection_is_the_end_of_the_link_after_what_came(loop: str) -> None:
