@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         zip,
     )
     from streamline.core.error_policy import ErrorReport, Failure
+    from streamline.core.limits import Limit
     from streamline.core.place import empty
     from streamline.core.replay import replay
     from streamline.io.storage.options import HttpOptions
@@ -76,6 +77,7 @@ __all__ = [
     "Failure",
     "HttpOptions",
     "Inline",
+    "Limit",
     "Loader",
     "Opened",
     "Pipeline",
@@ -126,6 +128,7 @@ _NAMES = {
     "streamline.backends.threads": "Threads",
     "streamline.constructors": "StreamReplicator concat from_items from_iterable from_stream mix source zip",
     "streamline.core.error_policy": "ErrorReport Failure",
+    "streamline.core.limits": "Limit",
     "streamline.core.place": "empty",
     "streamline.core.replay": "replay",
     "streamline.io.storage.options": "HttpOptions",
