@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     from streamline.constructors import (
         StreamReplicator,
         concat,
+        from_huggingface,
         from_items,
         from_iterable,
+        from_pandas,
+        from_polars,
         from_stream,
+        from_torch,
         mix,
         source,
         zip,
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from streamline.pipeline import Pipeline
     from streamline.plan.draw import Drawing
     from streamline.readers import (
+        from_arrow,
         read_arrow,
         read_csv,
         read_files,
@@ -99,9 +104,14 @@ __all__ = [
     "concat",
     "empty",
     "errors",
+    "from_arrow",
+    "from_huggingface",
     "from_items",
     "from_iterable",
+    "from_pandas",
+    "from_polars",
     "from_stream",
+    "from_torch",
     "mix",
     "read_arrow",
     "read_csv",
@@ -126,7 +136,8 @@ _NAMES = {
     "streamline.backends.ray": "Ray",
     "streamline.backends.remote.remote": "Remote",
     "streamline.backends.threads": "Threads",
-    "streamline.constructors": "StreamReplicator concat from_items from_iterable from_stream mix source zip",
+    "streamline.constructors": "StreamReplicator concat from_huggingface from_items from_iterable "
+    "from_pandas from_polars from_stream from_torch mix source zip",
     "streamline.core.error_policy": "ErrorReport Failure",
     "streamline.core.limits": "Limit",
     "streamline.core.place": "empty",
@@ -137,7 +148,7 @@ _NAMES = {
     "streamline.observe.verdict": "Verdict",
     "streamline.pipeline": "Pipeline",
     "streamline.plan.draw": "Drawing",
-    "streamline.readers": "read_arrow read_csv read_files read_jsonl read_lines "
+    "streamline.readers": "from_arrow read_arrow read_csv read_files read_jsonl read_lines "
     "read_npy read_parquet read_tar stream_http",
     "streamline.runtime.check_report": "Report",
     "streamline.runtime.debug": "DebugStream",

@@ -90,6 +90,13 @@ def sources() -> None:
     assert_type(sl.from_items(Dataset()), sl.Pipeline[bytes])
     assert_type(sl.from_iterable(lambda: iter([1, 2])), sl.Pipeline[int])
     assert_type(sl.from_iterable(numbers), sl.Pipeline[int])
+    assert_type(sl.from_torch(Dataset()), sl.Pipeline[bytes])
+    assert_type(sl.from_torch(iter([1])), sl.Pipeline[int])
+    frame: Any = None
+    assert_type(sl.from_pandas(frame), sl.Pipeline[dict[Any, Any]])
+    assert_type(sl.from_polars(frame), sl.Pipeline[dict[str, Any]])
+    assert_type(sl.from_arrow(frame), sl.Pipeline[Any])
+    assert_type(sl.from_huggingface(frame), sl.Pipeline[Any])
     assert_type(rows(url="a"), sl.Pipeline[bytes])
     assert_type(rows(name="mine", url="a").shard(4, "custom").map(len), sl.Pipeline[int])
     assert_type(plain_rows(), sl.Pipeline[int])

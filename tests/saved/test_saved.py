@@ -22,7 +22,13 @@ HERE = Path(__file__).parent
 
 FORMATS = range(1, FORMAT_VERSION + 1)
 
-NEWER = dict.fromkeys(["batch by cost", "concat", "enumerate", "groups", "map of lists", "sample", "scan", "window"], 2)
+NEWER = dict.fromkeys(
+    [
+        *("batch by cost", "concat", "enumerate", "from_huggingface", "from_torch", "groups", "map of lists", "sample"),
+        *("scan", "window"),
+    ],
+    2,
+)
 """Plans that earlier formats don't have, and the first that does."""
 
 
