@@ -26,14 +26,19 @@ if TYPE_CHECKING:
     from streamline.constructors import (
         StreamReplicator,
         concat,
+        from_huggingface,
         from_items,
         from_iterable,
+        from_pandas,
+        from_polars,
         from_stream,
+        from_torch,
         mix,
         source,
         zip,
     )
     from streamline.core.error_policy import ErrorReport, Failure
+    from streamline.core.limits import Limit
     from streamline.core.place import empty
     from streamline.core.replay import replay
     from streamline.io.storage.options import HttpOptions
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
     from streamline.pipeline import Pipeline
     from streamline.plan.draw import Drawing
     from streamline.readers import (
+        from_arrow,
         read_arrow,
         read_csv,
         read_files,
@@ -78,6 +84,7 @@ __all__ = [
     "Failure",
     "HttpOptions",
     "Inline",
+    "Limit",
     "Loader",
     "Opened",
     "Pipeline",
@@ -100,9 +107,14 @@ __all__ = [
     "decode",
     "empty",
     "errors",
+    "from_arrow",
+    "from_huggingface",
     "from_items",
     "from_iterable",
+    "from_pandas",
+    "from_polars",
     "from_stream",
+    "from_torch",
     "mix",
     "read_arrow",
     "read_csv",
@@ -128,8 +140,10 @@ _NAMES = {
     "streamline.backends.ray": "Ray",
     "streamline.backends.remote.remote": "Remote",
     "streamline.backends.threads": "Threads",
-    "streamline.constructors": "StreamReplicator concat from_items from_iterable from_stream mix source zip",
+    "streamline.constructors": "StreamReplicator concat from_huggingface from_items from_iterable "
+    "from_pandas from_polars from_stream from_torch mix source zip",
     "streamline.core.error_policy": "ErrorReport Failure",
+    "streamline.core.limits": "Limit",
     "streamline.core.place": "empty",
     "streamline.core.replay": "replay",
     "streamline.io.storage.options": "HttpOptions",
@@ -138,7 +152,7 @@ _NAMES = {
     "streamline.observe.verdict": "Verdict",
     "streamline.pipeline": "Pipeline",
     "streamline.plan.draw": "Drawing",
-    "streamline.readers": "read_arrow read_csv read_files read_jsonl read_lines "
+    "streamline.readers": "from_arrow read_arrow read_csv read_files read_jsonl read_lines "
     "read_npy read_parquet read_tar read_tfrecord stream_http",
     "streamline.runtime.check_report": "Report",
     "streamline.runtime.debug": "DebugStream",

@@ -22,6 +22,13 @@ from streamline.plan.component import PlanComponent
 from streamline.sources.composite import named
 from streamline.sources.concat import Concat
 from streamline.sources.custom import CustomSource
+from streamline.sources.foreign_datasets import (
+    HuggingFaceSource,
+    TorchSource,
+    is_huggingface_iterable,
+    is_torch_iterable,
+    library_of,
+)
 from streamline.sources.items import Indexable, Items
 from streamline.sources.iterable import IterableSource
 from streamline.sources.live import MAX_AHEAD, MAX_AHEAD_BYTES, live_of
@@ -84,6 +91,121 @@ def _not_indexed(items: object) -> PlanTypeError:
     else:
         hint = "of an iterable, use from_iterable(lambda: ...)"
     return PlanTypeError(f"from_items needs __len__ and __getitem__, and {kind} has not both: {hint}")
+
+
+def from_pandas(frame: Any, *, name: str = "items") -> Pipeline[dict[Any, Any]]:
+    """Read the rows of a pandas DataFrame, by position: dicts of Python values, as `to_dict("records")` gives them.
+
+    As `from_items` reads them: shuffled by index, split, and resumed by it.
+
+    Args:
+      frame: read, never changed.
+      name: its part of a state is kept under it.
+
+    Raises:
+      PlanTypeError: it is something else.
+      PlanError: it has two columns of one name.
+    """
+    return _from_frame("from_pandas", "pandas", frame, name)
+
+
+def from_polars(frame: Any, *, name: str = "items") -> Pipeline[dict[str, Any]]:
+    """Read the rows of a polars DataFrame, by position: dicts of Python values, as `to_dicts()` gives them.
+
+    As `from_items` reads them: shuffled by index, split, and resumed by it.
+
+    Args:
+      frame: read, never changed.
+      name: its part of a state is kept under it.
+
+    Raises:
+      PlanTypeError: it is something else: a LazyFrame, which has not run.
+    """
+    return _from_frame("from_polars", "polars", frame, name)
+
+
+def _from_frame(function: str, library: str, frame: object, name: str) -> Pipeline[Any]:
+    if library_of(frame, "DataFrame") != library:
+        raise PlanTypeError(f"{function} reads a {library} DataFrame, got {_shown(frame)}: {_reader_of(frame)}")
+    return from_items(frame, name=name)  # type: ignore[arg-type]
+
+
+def _shown(data: object) -> str:
+    return given(data) if type(data).__module__ == "builtins" else f"{_library(data)} {type(data).__name__}"
+
+
+def _library(data: object) -> str:
+    return type(data).__module__.partition(".")[0]
+
+
+def _reader_of(data: object) -> str:
+    """Return the line that reads what a constructor was given by mistake."""
+    library, kind = _library(data), type(data).__name__
+    if kind == "LazyFrame":
+        return "it has no rows yet, sl.from_polars(frame.collect())"
+    if kind == "DataFrame" and library in ("pandas", "polars"):
+        return f"sl.from_{library}(frame)"
+    if library == "pyarrow":
+        return "sl.from_arrow(table)"
+    return "sl.from_items(data) reads what has an index"
+
+
+@overload
+def from_torch(dataset: Indexable[T], *, name: str = "items") -> Pipeline[T]: ...
+
+
+@overload
+def from_torch(dataset: Iterable[T], *, name: str = "items") -> Pipeline[T]: ...
+
+
+@overload
+def from_torch(dataset: Any, *, name: str = "items") -> Pipeline[Any]: ...
+
+
+def from_torch(dataset: Any, *, name: str = "items") -> Pipeline[Any]:
+    """Read a dataset of torch.
+
+    A map-style one is read by index, as by `from_items`: `.shuffle(seed=)` and `.shard(n)` take the place of samplers,
+    `DistributedSampler` included.
+
+    An `IterableDataset` splits itself, as it does in a `DataLoader`: under `.shard(n)` it is iterated n times, and
+    `torch.utils.data.get_worker_info()` says of shard s that it is worker s of n, over all ranks. So it must not split
+    itself by ranks, too. Of one that ignores this each item comes n times, and a DuplicateWarning says so:
+    `sl.from_iterable(lambda: dataset)` keeps each worker's stride. A resume iterates up to its place, or loads its
+    state, if it has `state_dict` and `load_state_dict`. Each pass iterates a copy, which is told the epoch by
+    `set_epoch`, if it has that.
+
+    Args:
+      dataset: an instance of `torch.utils.data.Dataset`.
+      name: its part of a state is kept under it.
+
+    Raises:
+      PlanTypeError: it is something else: a DataLoader, a sampler.
+    """
+    if is_torch_iterable(dataset):
+        return Pipeline(TorchSource(name=name, dataset=dataset))
+    return from_items(dataset, name=name)
+
+
+def from_huggingface(dataset: Any, *, name: str = "items") -> Pipeline[Any]:
+    """Read a `Dataset` or an `IterableDataset` of Hugging Face's datasets.
+
+    A `Dataset` is read by index, as by `from_items`, in slices of its Arrow table; items are in its format. An
+    `IterableDataset` is iterated: a resume loads its state, and iterates up to 32 items. `.shard(n)` splits it by its
+    own shards, if n divides their number; else each worker reads everything, and keeps its part. Each pass iterates a
+    copy, which is told the epoch.
+
+    Args:
+      dataset: one split; in a format other than "arrow" and "polars", if it is a `Dataset`.
+      name: its part of a state is kept under it.
+
+    Raises:
+      PlanTypeError: it is something else: a DatasetDict, a name.
+      PlanError: while it runs: it shuffles in a buffer, which its state leaves out. `.shuffle(window=)` doesn't.
+    """
+    if is_huggingface_iterable(dataset):
+        return Pipeline(HuggingFaceSource(name=name, dataset=dataset))
+    return from_items(dataset, name=name)
 
 
 def from_iterable(

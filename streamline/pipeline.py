@@ -17,6 +17,7 @@ from streamline.backends.base import Backend
 from streamline.backends.inline import Inline
 from streamline.core.blame import stage_name
 from streamline.core.error_policy import MAX_ERRORS, OnError, Policy
+from streamline.core.limits import Limit, check_limit
 from streamline.core.options import (
     OF_OTHERS,
     check_function,
@@ -89,7 +90,7 @@ K = TypeVar("K")
 INLINE = Inline()
 
 OPTIONS = {**RunOptions.__annotations__, "resume": Snapshot, "epoch": int}
-MAP_OPTIONS = ("batched", "concurrency", "ordered", "executor", "seed", "seed_globals", "name")
+MAP_OPTIONS = ("batched", "concurrency", "ordered", "executor", "seed", "seed_globals", "limit", "name")
 RETRY = tuple(RetryOptions.__annotations__)
 LOADER_OPTIONS = ("steps_per_epoch", "fixed_epoch", "persistent")
 
@@ -229,39 +230,45 @@ class Pipeline(Openable[T]):
     @overload
     def map(
         self, fn: Callable[[list[T]], Awaitable[list[U]]], *, batched: int, concurrency: int | None = None,
-        ordered: bool = True, name: str | None = None, **retry: Unpack[RetryOptions],
+        ordered: bool = True, limit: Limit | None = None, name: str | None = None,
+        **retry: Unpack[RetryOptions],
     ) -> Pipeline[U]: ...  # fmt: skip
     @overload
     def map(
         self, fn: Callable[[list[T]], list[U]], *, batched: int, concurrency: int | None = None, ordered: bool = True,
-        executor: Literal["thread"] | None = None, name: str | None = None, **retry: Unpack[RetryOptions],
+        executor: Literal["thread"] | None = None, limit: Limit | None = None, name: str | None = None,
+        **retry: Unpack[RetryOptions],
     ) -> Pipeline[U]: ...  # fmt: skip
     @overload
     def map(
         self, fn: Callable[..., Any], *, batched: int, concurrency: int | None = None, ordered: bool = True,
         executor: Literal["thread"] | None = None, seed: int | None = None, seed_globals: bool = False,
-        name: str | None = None, **retry: Unpack[RetryOptions],
+        limit: Limit | None = None, name: str | None = None,
+        **retry: Unpack[RetryOptions],
     ) -> Pipeline[Any]: ...  # fmt: skip
     @overload
     def map(
         self, fn: Callable[[T], Awaitable[U]], *, concurrency: int | None = None, ordered: bool = True,
-        name: str | None = None, **retry: Unpack[RetryOptions],
+        limit: Limit | None = None, name: str | None = None,
+        **retry: Unpack[RetryOptions],
     ) -> Pipeline[U]: ...  # fmt: skip
     @overload
     def map(
         self, fn: Callable[[T], U], *, concurrency: int | None = None, ordered: bool = True,
-        executor: Literal["thread"] | None = None, name: str | None = None, **retry: Unpack[RetryOptions],
+        executor: Literal["thread"] | None = None, limit: Limit | None = None, name: str | None = None,
+        **retry: Unpack[RetryOptions],
     ) -> Pipeline[U]: ...  # fmt: skip
     @overload
     def map(
         self, fn: Callable[..., Awaitable[U]], *, concurrency: int | None = None, ordered: bool = True,
-        seed: int, seed_globals: bool = False, name: str | None = None, **retry: Unpack[RetryOptions],
+        seed: int, seed_globals: bool = False, limit: Limit | None = None, name: str | None = None,
+        **retry: Unpack[RetryOptions],
     ) -> Pipeline[U]: ...  # fmt: skip
     @overload
     def map(
         self, fn: Callable[..., U], *, concurrency: int | None = None, ordered: bool = True,
-        executor: Literal["thread"] | None = None, seed: int, seed_globals: bool = False, name: str | None = None,
-        **retry: Unpack[RetryOptions],
+        executor: Literal["thread"] | None = None, seed: int, seed_globals: bool = False,
+        limit: Limit | None = None, name: str | None = None, **retry: Unpack[RetryOptions],
     ) -> Pipeline[U]: ...  # fmt: skip
     def map(
         self,
@@ -273,6 +280,7 @@ class Pipeline(Openable[T]):
         executor: Literal["thread"] | None = None,
         seed: int | None = None,
         seed_globals: bool = False,
+        limit: Limit | None = None,
         name: str | None = None,
         **retry: Unpack[RetryOptions],
     ) -> Pipeline[Any]:
@@ -291,6 +299,7 @@ class Pipeline(Openable[T]):
           seed: `fn` is also given `rng=`, a NumPy Generator that depends on (seed, name, epoch, shard, ordinal) alone;
             or `generator=`, one of torch's, if it takes that. Not after a stage that chooses an order.
           seed_globals: for libraries that take none: each call finds `random`, NumPy and torch seeded.
+          limit: a `Limit` of calls at once, or in a second, that stages may share; of all shards and hosts together.
           name: by default the function's.
           retry: when a failed call is made again: `retries`, `timeout_s`, `backoff`, `retry_on`, see `RetryOptions`.
         """
@@ -313,7 +322,9 @@ class Pipeline(Openable[T]):
         else:
             check_takes_item(".map(fn)", fn)
         again = Retry.of(**retry)
-        pipe = pipe._with(map_of(name, call, concurrency=concurrency, ordered=ordered, executor=executor, retry=again))
+        check_limit(".map(limit=)", limit)
+        made = map_of(name, call, concurrency=concurrency, ordered=ordered, executor=executor, retry=again, limit=limit)
+        pipe = pipe._with(made)
         return pipe if size is None else pipe._with(Scatter(name=name + SCATTER, size=size))
 
     def filter(self, fn: Callable[[T], object], *, name: str | None = None) -> Pipeline[T]:

@@ -27,7 +27,9 @@ from streamline.sources.files import Files
 from streamline.sources.framing import Framing, ServerSentEvent
 from streamline.sources.http_request import GIVE_UP_S, IDLE_TIMEOUT_S, MAX_ITEM_BYTES, EndlessRequest
 from streamline.sources.http_stream import HttpFeed, codec_of
+from streamline.sources.items import Items
 from streamline.sources.live import MAX_AHEAD, MAX_AHEAD_BYTES, live_of
+from streamline.sources.table_rows import ARROW, rows_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -259,6 +261,59 @@ def read_parquet(
     """
     options = selecting("read_parquet", columns, filter, batch_rows)
     return pipeline_of(ParquetFormat(**options), paths, name, **access)
+
+
+def from_arrow(data: Any, *, name: str = "items") -> Pipeline[Any]:
+    """Read the rows of a pyarrow Table, RecordBatch or dataset as dicts, as `to_pylist()` gives them.
+
+    A table is read by position, in slices, as by `from_items`; of an Array or a ChunkedArray, items are its values. A
+    dataset of Parquet or Arrow files is read as `read_parquet` and `read_arrow` read its files, with its filter.
+
+    Args:
+      data: read, never changed.
+      name: its part of a state is kept under it.
+
+    Raises:
+      PlanTypeError: it is something else: a reader, which can be read once.
+      PlanError: a table with two columns of one name; a dataset that its files alone don't tell: with columns of its
+        paths, of other types, of another format, or elsewhere than on local disk.
+    """
+    if "FileSystemDataset" in (kinds := {base.__name__ for base in type(data).__mro__}):
+        return pipeline_of(_format_of(data), data.files, name)
+    if type(data).__module__.partition(".")[0] != "pyarrow" or not kinds & {*ARROW}:
+        way = {"InMemoryDataset": "sl.from_arrow(dataset.to_table())", "RecordBatchReader": "its .read_all()"}
+        hint = way.get(type(data).__name__, "sl.from_items(data) reads what has an index, another library's table, too")
+        raise PlanTypeError(
+            f"from_arrow reads a pyarrow Table, RecordBatch, Array or dataset, got {type(data).__name__}: {hint}"
+        )
+    return Pipeline(Items(name=name, items=rows_of(data)))
+
+
+def _format_of(dataset: Any) -> Format[Any]:
+    """Return what reads a pyarrow dataset from its files alone."""
+    formats: dict[str, type[ParquetFormat | ArrowFormat]] = {"parquet": ParquetFormat, "arrow": ArrowFormat}
+    format = formats.get(dataset.format.default_extname)
+    why = None
+    if format is None:
+        why = (
+            f"the format of its files is {dataset.format.default_extname!r}: sl.read_csv(dataset.files), sl.read_jsonl"
+        )
+    elif type(dataset.filesystem).__name__ != "LocalFileSystem":
+        why = "its files are elsewhere: sl.read_parquet('s3://bucket/*.parquet')"
+    elif not _same_schema(dataset):
+        why = "its files have other columns, or other types: sl.from_arrow(dataset.to_table())"
+    if format is None or why is not None:
+        raise PlanError(f"from_arrow reads a dataset of local Parquet or Arrow files as they are, and {why}")
+    wanted = dataset._scan_options.get("filter")
+    return format(**selecting("from_arrow", dataset.schema.names, wanted, None))
+
+
+def _same_schema(dataset: Any) -> bool:
+    """Whether a dataset's first file has its columns: some may be of its paths, or cast."""
+    files = dataset.files
+    there = dataset.format.inspect(files[0], dataset.filesystem) if files else dataset.schema
+    names = set(there.names)
+    return all(column.name in names and there.field(column.name).type == column.type for column in dataset.schema)
 
 
 def selecting(function: str, columns: object, filter: object, batch_rows: object) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from streamline.core.duplicate_check import DuplicateCheck
 from streamline.core.error_policy import Errors
 from streamline.core.forks import disowned_in_copies
 from streamline.core.gate import Event, Gate
+from streamline.core.limits import CallLimits
 from streamline.core.meters import Meters
 from streamline.core.place import Mapped, Place
 from streamline.core.threads import ThreadPool
@@ -78,6 +79,7 @@ class Session:
       spent: told, in the event loop's thread, that the workers have given all that they have, or that no more is wanted
         of them; perhaps more than once. None: not called.
       budget: of the bytes that sources may hold read ahead, all together.
+      limits: of the calls that stages make at once, or in a second, all together.
       shares: what the flows of one source share, by its name; their own business.
       other_ranks: what is waited for that others have to say; "": nothing.
       spare: items that this rank doesn't give, since others have none left; and whether there may be more of them.
@@ -103,6 +105,7 @@ class Session:
         self.gate = Gate()
         self.most_ahead = most_ahead
         self.budget = Budget(memory)
+        self.limits = CallLimits()
         self.shares: dict[str, Any] = {}
         self.threads = threads or ThreadPool()
         self.meters = Meters(perf_counter(), on=metered)

@@ -106,6 +106,11 @@ class Loads:
         """The share for which a stage's results found no room."""
         return stage.wait_output_s / (self.elapsed_s * stage.slots)
 
+    def limited(self, stage: StageStats) -> float:
+        """The share for which a stage's calls waited for permits of a limit."""
+        waited_s = sum(detail.value for detail in stage.details if detail.name == "limited_s")
+        return waited_s / (self.elapsed_s * stage.slots)
+
     def call_s(self, stage: StageStats) -> float:
         """Seconds that a call of an inline function takes."""
         at = self.stages.index(stage)
@@ -379,6 +384,19 @@ def _calls_full(loads: Loads) -> Limit | None:
     return stage, line, speedup
 
 
+def _limited(loads: Loads) -> Limit | None:
+    """Calls wait for permits of a limit that they share with others."""
+    stage = max(loads.stages, key=loads.limited, default=None)
+    if stage is None or loads.limited(stage) < 0.3:
+        return None
+    speedup = 1 / max(loads.awaited(stage), loads.next_limit(stage))
+    line = (
+        f"the limit= of {stage} limits: its calls wait for permits {_percent(loads.limited(stage))} of the time, "
+        f"{_consumer_waits(loads)}; a larger one, if what they call bears it: {_about(speedup)} at the most"
+    )
+    return stage, line, speedup
+
+
 def _order(loads: Loads) -> Limit | None:
     """Calls are idle because the results of slow ones are waited for."""
     held_up = [stage for stage in loads.stages if stage.executor != "inline" and loads.full(stage) >= 0.3]
@@ -418,6 +436,7 @@ RULES: dict[str, Callable[[Loads], Limit | None]] = {
     "selective filter": _selective,
     "border": _border,
     "loop": _loop,
+    "limit": _limited,
     "calls": _calls_full,
     "order": _order,
 }

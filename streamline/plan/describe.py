@@ -5,11 +5,11 @@ Nothing is looked up for it: paths stand as they were written until a plan is op
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from streamline.core.flow import LIST_ITEMS
 from streamline.core.text import in_bytes
-from streamline.plan.plan import READ_AHEAD_ITEMS, Plan, in_flight
+from streamline.plan.plan import READ_AHEAD_ITEMS, Plan, in_flight, limited
 from streamline.plan.topology import Part, PlannedChannel, Task, sources, topology, written
 
 LABEL_CHARS = 12
@@ -68,6 +68,7 @@ def describe(plan: Plan) -> str:
         lines.append(f"  {text}: {note}" if note else f"  {text}")
     lines.append(str(plan.merge))
     lines += [f"  {text}" for _, text in written(plan.after)]
+    lines += _limits(plan)
     parts = topology(plan)
     lines.append(f"{'reads':<{LABEL_CHARS}}{_reads(plan)}")
     lines += _way("reader", parts.feed, _starving(plan))
@@ -79,6 +80,14 @@ def describe(plan: Plan) -> str:
     more += f"; in a quick plain loop {border:,} more" if border else ""
     lines.append(f"at most {_held(plan, n):,} items in flight{more}")
     return "\n".join(lines)
+
+
+def _limits(plan: Plan) -> Iterator[str]:
+    """Yield what bounds calls over several shards or stages, and whose."""
+    for limit in plan.limits:
+        stages = [str(stage) for stage in limited(plan) if stage.call_limit is limit]
+        shards = f", all {plan.shard.num_shards:,} shards together" if plan.shard.num_shards > 1 else ""
+        yield f"{'limits':<{LABEL_CHARS}}{limit} for {' and '.join(stages)}{shards}"
 
 
 def _how_read(plan: Plan) -> str:

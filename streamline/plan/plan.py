@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from streamline.core.limits import Limit
 from streamline.merge.base import Merge
 from streamline.sharding.index import Index, WholeIndex
 from streamline.sources.base import Mode, Part, Source
@@ -139,6 +140,12 @@ class Plan:
         return None
 
     @property
+    def limits(self) -> list[Limit]:
+        """What bounds calls over several stages, in order. Hosts, which don't have the last stages, count alike."""
+        found = (stage.call_limit for stage in limited(self))
+        return list({id(limit): limit for limit in found if limit is not None}.values())
+
+    @property
     def worker_logs(self) -> bool:
         """Whether the states of a worker stand in a log of choices; see `streamline.core.choices`."""
         return any(stage.logs for stage in self.worker)
@@ -181,6 +188,13 @@ class Plan:
         for stage in self.before if self.source.listed else ():
             part = stage.in_part(part)
         return part
+
+
+def limited(plan: Plan) -> Iterator[AnyStage]:
+    """Yield the stages with a limit on their calls, those of the source's components first."""
+    for _, _, part in plan.source.made_of:
+        yield from limited(part)
+    yield from (stage for stage in plan.stages if stage.call_limit is not None)
 
 
 def index_of(ops: Sequence[AnyStage], length: int, epoch: tuple[int, ...]) -> Index:

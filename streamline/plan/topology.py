@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from streamline.core.limits import Limit
 from streamline.core.text import in_bytes
 from streamline.plan.plan import READ_AHEAD_ITEMS, AnyStage, Plan, weights
 
@@ -24,19 +25,21 @@ class Task:
       stages: as they were written, and what each of them holds: ("shuffle(window=8, seed=0)", 16).
       calls: of the user's function at once.
       threads: whether they run in threads.
+      limit: bounds them together with those of other tasks.
     """
 
     stages: tuple[tuple[str, int], ...]
     calls: int = 1
     threads: bool = False
+    limit: Limit | None = None
 
     @property
     def at_once(self) -> str:
-        """Say how many calls run at once: "64 threads"; "" where one follows another."""
-        if self.calls == 1 and not self.threads:
+        """Say how many calls run at once: "64 threads, of Limit(16)"; "" where one follows another."""
+        if self.calls == 1 and not self.threads and self.limit is None:
             return ""
         kind = "thread" if self.threads else "call"
-        return f"{self.calls:,} {kind}{'s' * (self.calls != 1)}"
+        return f"{self.calls:,} {kind}{'s' * (self.calls != 1)}{f', of {self.limit}' * (self.limit is not None)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +131,10 @@ def _section(stages: Sequence[AnyStage], chain: list[tuple[str, int]], each: int
         if layout.holds is not None:
             chain = [*chain, (text, layout.holds)]
         if layout.after is not None:
-            parts.append(Task(stages=tuple(chain) or PASSES_ON, calls=layout.calls, threads=layout.threads))
+            made = Task(
+                stages=tuple(chain) or PASSES_ON, calls=layout.calls, threads=layout.threads, limit=layout.limit
+            )
+            parts.append(made)
             parts.append(PlannedChannel(items=layout.after, each=of_output, bytes=layout.after_bytes))
             chain = []
     return [*parts, Task(stages=tuple(chain))] if chain else parts

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
+from streamline.core.duplicate_check import FirstItems
 from streamline.core.flow import Demand, Flow, Site
 from streamline.core.meters import Traffic
 from streamline.core.state import Json, Tree
@@ -79,6 +80,21 @@ class Change:
     then: str
     possible: bool
     steady: bool = True
+
+
+EPOCH_PASSES = 2**32
+"""Passes of a repeat that an epoch's number has room for."""
+
+
+def epoch_number(epoch: tuple[int, ...]) -> int:
+    """Return the number of an epoch: different for each pass, and the loader's where nothing repeats.
+
+    Of (loader epoch, pass, ...), each further pass fills 32 bits: (2,) is 2, (0, 3) is 3, (2, 3) is 2 * 2**32 + 3.
+    """
+    number = 0
+    for part in epoch:
+        number = number * EPOCH_PASSES + part
+    return number
 
 
 class Length(msgspec.Struct):
@@ -164,6 +180,14 @@ class Source(ABC, Generic[T]):
     @abstractmethod
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
         """Return the flow of shard `site.shard`. No I/O: the first pull does it."""
+
+    def first_items(self, site: Site, state: Tree | None) -> FirstItems | None:
+        """Return the duplicate check of this shard's first items; None: it doesn't begin here, or is the only one."""
+        if state is not None or site.num_shards == 1:
+            return None
+        session = site.tasks.session
+        where = session.where.partition(",")[0]  # without the process's id: the words are the same in each epoch
+        return session.duplicate_check.first_items(self.name, site.shard, site.epoch, where)
 
     def demand(self, site: Site, state: Tree | None) -> Demand:
         """Return what the generator of this source's items is given, opened at `state`."""

@@ -21,23 +21,9 @@ from streamline.core.pace import Pace
 from streamline.core.state import At, Json, State, Tree
 from streamline.core.user_function import DeclaredFunction, jsonable, parameters_of
 from streamline.errors import PlanTypeError
-from streamline.sources.base import Mode, Part, Source
+from streamline.sources.base import Mode, Part, Source, epoch_number
 
 T = TypeVar("T")
-
-EPOCH_PASSES = 2**32
-"""Passes of a repeat that an epoch's number has room for."""
-
-
-def epoch_number(epoch: tuple[int, ...]) -> int:
-    """Return the number of an epoch: different for each pass, and the loader's where nothing repeats.
-
-    Of (loader epoch, pass, ...), each further pass fills 32 bits: (2,) is 2, (0, 3) is 3, (2, 3) is 2 * 2**32 + 3.
-    """
-    number = 0
-    for part in epoch:
-        number = number * EPOCH_PASSES + part
-    return number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,15 +61,7 @@ class CustomSource(Source[T]):
         own = self.fn.first_state(str(self)) if state is None else jsonable(state[self.name], str(self))
         begin = At(self.name, own or {})
         demand = self.demand(site, state)
-        return ListsFlow(begin, self._lists(demand, begin, self._first_items(site, state)), demand)
-
-    def _first_items(self, site: Site, state: Tree | None) -> FirstItems | None:
-        """Return the duplicate check of this shard's first items; None: it doesn't begin here, or is the only one."""
-        if state is not None or site.num_shards == 1:
-            return None
-        session = site.tasks.session
-        where = session.where.partition(",")[0]  # without the process's id: the words are the same in each epoch
-        return session.duplicate_check.first_items(self.name, site.shard, site.epoch, where)
+        return ListsFlow(begin, self._lists(demand, begin, self.first_items(site, state)), demand)
 
     async def _lists(self, demand: Demand, begin: At, first: FirstItems | None) -> Lists[T]:
         rows, pace = _SourceRun[T](self, demand.site, begin, demand.meter), Pace(demand.meter)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
@@ -19,6 +20,7 @@ import msgspec
 
 from streamline.core.blame import blame, cancellation_requested
 from streamline.core.counters import Working
+from streamline.core.duplicate_check import FirstItems
 from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.core.pace import Pace
 from streamline.core.state import At, CountedStates, Json, Shifted, State, States, Tree
@@ -45,28 +47,25 @@ class Loaded(msgspec.Struct):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IterableSource(Source[T]):
-    """Iterates what `factory` returns, sync or async.
+class IteratedSource(Source[T], ABC):
+    """Iterates an iterable that is made anew for each worker, pass and resume.
 
     State: items consumed; of an iterable that has a state also that, and how many items were consumed since.
     """
 
-    kind: ClassVar[str] = "from_iterable"
-    modes: ClassVar[tuple[Mode, ...]] = ("replicated",)
     state_type: ClassVar[Any] = Count | Loaded
 
-    factory: Callable[[], Iterable[T] | AsyncIterable[T]]
+    @abstractmethod
+    def made(self, site: Site) -> Iterable[T] | AsyncIterable[T]:
+        """Return the iterable, for the worker at a site."""
+
+    @abstractmethod
+    def use(self) -> Use:
+        """Return what watches over the use of one iterable."""
 
     @property
     def reread(self) -> str:
         return "iterates up to its place, or loads its state"
-
-    @property
-    def waits(self) -> bool:
-        return inspect.isasyncgenfunction(self.factory)
-
-    def functions(self) -> dict[str, Any]:
-        return {"factory": self.factory}
 
     def reads_on(self, own: Json) -> str:
         if isinstance(own, dict):
@@ -76,9 +75,10 @@ class IterableSource(Source[T]):
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
         own: Json = 0 if state is None else state[self.name]
         demand = self.demand(site, state)
-        return ListsFlow(_Stateful(self.name, own), self._lists(demand, own), demand)
+        first = self.first_items(site, state) if self.default_mode == "custom" else None
+        return ListsFlow(_Stateful(self.name, own), self._lists(demand, own, first), demand)
 
-    async def _lists(self, demand: Demand, own: Json) -> Lists[T]:
+    async def _lists(self, demand: Demand, own: Json, first: FirstItems | None) -> Lists[T]:
         reader = _ListReader(self, demand, own)
         done: int = own["items"] if isinstance(own, dict) else own
         try:
@@ -95,6 +95,8 @@ class IterableSource(Source[T]):
                     if cancellation_requested(error):
                         raise
                     failure = blame(error, self.name, demand.site, At(self.name, reader.count + 1))
+                if first is not None and not first.look(found):
+                    first = None
                 passed_over = min(max(0, done - reader.count + len(found)), len(found))
                 if passed_over < len(found):
                     yield Chunk(found[passed_over:], Shifted(states, passed_over))
@@ -105,17 +107,40 @@ class IterableSource(Source[T]):
             await reader.aclose()
 
 
+@dataclass(frozen=True, kw_only=True)
+class IterableSource(IteratedSource[T]):
+    """Iterates what `factory` returns, sync or async."""
+
+    kind: ClassVar[str] = "from_iterable"
+    modes: ClassVar[tuple[Mode, ...]] = ("replicated",)
+
+    factory: Callable[[], Iterable[T] | AsyncIterable[T]]
+
+    def made(self, site: Site) -> Iterable[T] | AsyncIterable[T]:
+        return self.factory()
+
+    def use(self) -> Use:
+        return Use("from_iterable", self.factory)
+
+    @property
+    def waits(self) -> bool:
+        return inspect.isasyncgenfunction(self.factory)
+
+    def functions(self) -> dict[str, Any]:
+        return {"factory": self.factory}
+
+
 class _ListReader:
     """Draws lists from a sync or an async iterator; `count` items so far."""
 
-    def __init__(self, source: IterableSource[Any], demand: Demand, own: Json) -> None:
+    def __init__(self, source: IteratedSource[Any], demand: Demand, own: Json) -> None:
         self._source = source
         self._demand = demand
         self._own = own
         self._iterator: Iterator[Any] | AsyncIterator[Any] | None = None
         self._nexts: Iterator[Any] | None = None
         self._marks: Marks | None = None
-        self._use = Use("from_iterable", source.factory)
+        self._use = source.use()
         self._meter = demand.meter
         self.pace = Pace(demand.meter)
         self.count = 0
@@ -151,7 +176,7 @@ class _ListReader:
         """Make the iterator at the state to begin at, if there is none yet."""
         if self._iterator is not None:
             return
-        iterable: Any = self._source.factory()
+        iterable: Any = self._source.made(self._demand.site)
         if isinstance(iterable, Renewable):
             iterable = iterable.anew()
         state: Json = self._own["state"] if isinstance(self._own, dict) else None

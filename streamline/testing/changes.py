@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from streamline.core.limits import Limit
 from streamline.errors import PlanError
 from streamline.merge.base import Merge
 from streamline.merge.best_effort import BestEffort
@@ -26,9 +27,9 @@ AnyStage = Stage[Any, Any]
 def changed(pipeline: Pipeline[Any], dice: Random) -> Pipeline[Any]:
     """Return a pipeline that takes `pipeline`'s snapshots: same items; the same order too, unless that one chooses it.
 
-    What changes: the kind of merge and its options, concurrency, executor, retries, prefetch, transfer, `max_wait_s`,
-    `overlap`, `snapshot_every`. A stage chooses in the result only where the order that reaches it in `pipeline`, or
-    its own, is open already.
+    What changes: the kind of merge and its options, concurrency, executor, retries, limits, prefetch, transfer,
+    `max_wait_s`, `overlap`, `snapshot_every`. A stage chooses in the result only where the order that reaches it in
+    `pipeline`, or its own, is open already.
     """
     try:
         found = _changed(pipeline, dice)
@@ -75,7 +76,8 @@ def _other(stage: AnyStage, is_open: bool, dice: Random) -> AnyStage:
             return Map(name=stage.name, fn=stage.fn)
         case ConcurrentMap():
             retry = dice.choice((stage.retry, Retry(retries=99, timeout_s=None, backoff=0, retry_on=Exception)))
-            return replace(stage, concurrency=dice.choice((1, 2, 5, 40)), retry=retry)
+            limit = dice.choice((stage.limit, None, Limit(2)))
+            return replace(stage, concurrency=dice.choice((1, 2, 5, 40)), retry=retry, limit=limit)
         case Map() if dice.random() < 0.3:
             return ConcurrentMap(name=stage.name, fn=stage.fn, concurrency=1, executor="thread")
         case Batch(kind="batch") if is_open:

@@ -6,18 +6,20 @@ multiset of what comes out doesn't depend on it: so that comparing multisets pro
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import anyio.lowlevel
 from hypothesis import strategies as st
 
 from streamline.constructors import concat, from_iterable, mix
 from streamline.constructors import zip as side_by_side
+from streamline.core.flow import Site
 from streamline.errors import PlanError
 from streamline.pipeline import Pipeline
 from streamline.sources.base import Mode
+from streamline.sources.foreign_datasets import DatasetSource
 from streamline.sources.items import Items
 from streamline.sources.iterable import IterableSource
 from streamline.sources.mix import Stop
@@ -25,7 +27,7 @@ from streamline.testing.scripted import Script
 from streamline.testing.steps import UNBATCH, Step, one_number, steps, steps_before, transfers
 from streamline.training.stream_dataset import StreamDataset
 
-KINDS = ("items", "iterable", "async iterable", "data set", "mix", "zip", "concat", "script")
+KINDS = ("items", "iterable", "async iterable", "data set", "split data set", "mix", "zip", "concat", "script")
 """Sources."""
 
 MOST_ITEMS = 100
@@ -217,6 +219,8 @@ def _sources(draw: st.DrawFn, most: int, kind: str) -> Composition:
         mode = draw(st.sampled_from(["interleaved", "contiguous"]))
     elif kind == "data set":
         pipe = from_iterable(StreamDataset(_of(range(length))))
+    elif kind == "split data set":
+        pipe = Pipeline(SplitNumbers(name="split", dataset=StatefulNumbers(range(length))))
     else:
         factory = _asynchronously(length) if kind == "async iterable" else _of(range(length))
         pipe = Pipeline(IterableSource(name="iterable", factory=factory))
@@ -227,6 +231,40 @@ def _sources(draw: st.DrawFn, most: int, kind: str) -> Composition:
     except PlanError:
         return made
     return Composition(sharded, f"{made.text}.shard({shards}, {mode}, drop_remainder={drop})", made.most)
+
+
+class StatefulNumbers:
+    """An iterable dataset that knows its state."""
+
+    def __init__(self, numbers: range) -> None:
+        self._numbers = numbers
+        self._at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self._at < len(self._numbers):
+            self._at += 1
+            yield self._numbers[self._at - 1]
+
+    def part(self, shard: int, num_shards: int) -> StatefulNumbers:
+        """Return a shard's part of it."""
+        return StatefulNumbers(self._numbers[shard::num_shards])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self._at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._at = state["at"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitNumbers(DatasetSource[int]):
+    """Iterates a dataset that splits itself, without torch and Hugging Face's library."""
+
+    kind: ClassVar[str] = "split_numbers"
+
+    def made(self, site: Site) -> Iterable[int]:
+        part: StatefulNumbers = self.for_pass(site).part(site.shard, site.num_shards)
+        return part
 
 
 def _of(items: range) -> Callable[[], range]:

@@ -28,6 +28,7 @@ from streamline.plan.plan import Plan, Shard
 from streamline.sharding.index import Bijection, SampledOnce, WholeIndex, uniform
 from streamline.sources.composite import Several
 from streamline.sources.concat import Concat
+from streamline.sources.foreign_datasets import DatasetSource
 from streamline.sources.items import Items
 from streamline.sources.iterable import IterableSource
 from streamline.sources.mix import Mix
@@ -254,6 +255,11 @@ def _iterable(source: IterableSource[Any], upstream: Upstream) -> Iterator[Any]:
     iterator, loop = aiter(iterable), upstream.loops.of(source)
     while (item := loop.call(_next, iterator)) is not NOTHING:
         yield item
+
+
+@reference(DatasetSource)
+def _dataset(source: DatasetSource[Any], upstream: Upstream) -> Iterator[Any]:
+    yield from cast("Iterable[Any]", source.made(upstream.site))
 
 
 async def _next(iterator: AsyncIterator[Any]) -> Any:

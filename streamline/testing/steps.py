@@ -12,6 +12,7 @@ from typing import Any
 import anyio.lowlevel
 from hypothesis import strategies as st
 
+from streamline.core.limits import Limit
 from streamline.pipeline import Pipeline
 from streamline.testing.scripted import to_elsewhere
 from streamline.transforms.custom import stage
@@ -169,6 +170,9 @@ async def odd(items: AsyncIterator[Any], *, state: dict[str, Any]) -> AsyncItera
 
 # Steps --------------------------------------------------------------------------------------------------------------
 
+LIMITS = [Limit(1), Limit(3), Limit(2, per_second=50_000, burst=2)]
+"""Stages of a composition may have the same one, and share it then."""
+
 small = st.integers(1, 7)
 rarely = st.sampled_from([False, False, True])
 
@@ -178,6 +182,7 @@ def maps(draw: st.DrawFn) -> Step:
     calls = draw(st.integers(1, 5))
     threads = {"executor": "thread", "concurrency": calls}
     again = {"retries": 99, "backoff": 0}
+    limited = {"limit": draw(st.sampled_from(LIMITS))}
     kinds: list[tuple[Any, dict[str, Any]]] = [
         (plus, {}),
         (slow, {"concurrency": calls}),
@@ -192,6 +197,9 @@ def maps(draw: st.DrawFn) -> Step:
         (slow, {"batched": 3, "concurrency": calls}),
         (erratic, {"batched": 2, "concurrency": calls, "ordered": False}),
         (stumbles, {"batched": 4, **threads, **again}),
+        (slow, {"concurrency": calls, **limited}),
+        (erratic, {"concurrency": calls, "ordered": False, **limited}),
+        (stumbles, {**threads, **again, **limited}),
     ]
     fn, options = draw(st.sampled_from(kinds))
     return call("map", fn, **options)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from streamline.core.flow import Flow, Lists, ListsFlow, Opener, Run, Site
+from streamline.core.limits import Limit
 from streamline.core.state import Json, Over, State, Tree
 from streamline.core.state_types import check_type
 from streamline.errors import PlanError, ResumeError
@@ -33,6 +34,7 @@ class StageLayout:
       after: items in a channel of its own after it, of at most `after_bytes`.
       calls: of the user's function at once.
       threads: whether they run in threads.
+      limit: bounds them together with those of other stages.
     """
 
     holds: int | None = 0
@@ -42,6 +44,7 @@ class StageLayout:
     after_bytes: int | None = None
     calls: int = 1
     threads: bool = False
+    limit: Limit | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,6 +322,11 @@ class Stage(ABC, Generic[In, Out]):
     def hands_over(self) -> bool:
         """Whether its outputs are ready only for the thread that takes them, as on a CUDA stream."""
         return False
+
+    @property
+    def call_limit(self) -> Limit | None:
+        """What bounds its calls together with those of other stages; None: nothing does."""
+        return None
 
     def pass_number(self, before: int, own: Any) -> int:
         """Return the number of a pass, counted through those of all repeats.

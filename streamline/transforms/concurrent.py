@@ -17,7 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -32,9 +32,11 @@ from streamline.core.driver import into
 from streamline.core.error_policy import Failure, Skips
 from streamline.core.flow import LIST_ITEMS, Chunk, Flow, Site
 from streamline.core.gate import resting
+from streamline.core.limits import Limit, StagePermits
 from streamline.core.pace import SLICE_S, Pace, call_all, check_awaited
 from streamline.core.replay import FailedCall
 from streamline.core.tasks import Starter
+from streamline.core.threads import waker
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.transforms.completion_order import AdmittedInputs, Delivery, SkippedResult
 from streamline.transforms.retry import RetriedCalls, Retry
@@ -63,6 +65,7 @@ class CallPool(ABC, Generic[In, Out]):
       order: in which results leave.
       meter: of this stage; None: nothing is counted.
       retry: when a failed call is made again; None: never.
+      limit: bounds its calls together with others'; None: nothing does.
 
     Attributes:
       claims_each: calls claimed by each worker: one runs, the others are queued.
@@ -82,6 +85,7 @@ class CallPool(ABC, Generic[In, Out]):
         skips: Skips | None = None,
         meter: StageMeter | None = None,
         retry: Retry | None = None,
+        limit: Limit | None = None,
     ) -> None:
         self._fn = fn
         self._stage = stage
@@ -94,9 +98,14 @@ class CallPool(ABC, Generic[In, Out]):
         order.on_skip = self._skip
         self._meter = meter or StageMeter(stage, "", site.shard, workers)
         self._meter.slots = self._slots = [0.0] * (workers * self.claims_each)
+        self._permits: StagePermits | None = None
+        if limit is not None:
+            gate, start = site.tasks.gate, site.tasks.start
+            self._permits = StagePermits(site.tasks.session.limits.permits(limit, gate, start))
+            self._meter.details_from(self._permits.details)
         self._retried: RetriedCalls[In, Out] | None = None
         if retry is not None:
-            self._retried = RetriedCalls(fn, retry, site.tasks.gate)
+            self._retried = RetriedCalls(fn, retry, site.tasks.gate, self._permits, self._calling)
             self._meter.details_from(self._retried.details)
         self._full = False
         self._parts: deque[AdmittedInputs[In]] = deque()
@@ -288,6 +297,10 @@ class CallPool(ABC, Generic[In, Out]):
     def _exhausted(self) -> bool:
         return self._part is None or self._index == len(self._part.items)
 
+    def _calling(self, fn: Callable[[In], Any]) -> Callable[[In], Any]:
+        """Return what calls `fn` and, if calls need permits, gives one back."""
+        return fn
+
     @abstractmethod
     async def _work(self, slot: int) -> None:
         """Claim and run items until cancelled, as one of `workers`."""
@@ -296,8 +309,22 @@ class CallPool(ABC, Generic[In, Out]):
 class TaskPool(CallPool[In, Out]):
     """Calls of an async function, each in the task of a worker."""
 
+    def _calling(self, fn: Callable[[In], Any]) -> Callable[[In], Any]:
+        return fn if self._permits is None else partial(_holding, self._permits, fn)
+
+    async def _permitted(self, permits: StagePermits, part: AdmittedInputs[In], index: int) -> bool:
+        """Wait for a permit; False: an item before this one has failed meanwhile, so that its call isn't made."""
+        await permits.wait()
+        failed = self._failed_at
+        if failed is not None and part.first + index > failed[0].first + failed[1]:
+            permits.release(unused=True)
+            return False
+        return True
+
     async def _work(self, slot: int) -> None:
-        fn: Callable[[In], Awaitable[Out]] = self._fn if self._retried is None else self._retried.acall
+        fn: Callable[[In], Awaitable[Out]]
+        fn = self._calling(self._fn) if self._retried is None else self._retried.acall
+        permits = self._permits
         put, pace, calls = self._order.put, Pace(), 0
         slots, worked = self._slots, self._meter.worked
         while True:
@@ -309,6 +336,10 @@ class TaskPool(CallPool[In, Out]):
                 continue
             self._index = index + 1
             self._running += 1
+            if permits is not None and not (permits.acquire_nowait() or await self._permitted(permits, part, index)):
+                self._running -= 1
+                self._notify()
+                continue
             call_began = slots[slot] = perf_counter()
             try:
                 result = await fn(part.items[index])
@@ -326,6 +357,65 @@ class TaskPool(CallPool[In, Out]):
             calls += 1
             if not calls % 16:
                 await pace.breathe()  # an async function need not ever wait
+
+
+async def _holding(permits: StagePermits, fn: Callable[[In], Awaitable[Out]], item: In) -> Out:
+    """Await a call that has a permit, and give it back."""
+    try:
+        return await fn(item)
+    finally:
+        permits.release()
+
+
+class LimitedThreads(TaskPool[In, Out]):
+    """Calls of a sync function in threads, one item a call. No thread waits for a permit, or for another try."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._threads = self._site.tasks.threads.share(self._workers)
+
+    def _calling(self, fn: Callable[[In], Any]) -> Callable[[In], Any]:
+        return partial(self._in_thread, fn)
+
+    async def _in_thread(self, fn: Callable[[In], Out], item: In) -> Out:
+        assert self._permits is not None
+        call = _HoldingCall(fn, item, self._permits)
+        try:
+            results, error = await self._threads.run(call)
+        finally:
+            call.drop()
+        if error is not None:
+            raise error
+        check_awaited(self._stage, results, "give .map the `async def`, without executor=")
+        return results[0]
+
+
+class _HoldingCall(Generic[In, Out]):
+    """A call in a thread that has a permit until it is over, also where its result isn't waited for any more."""
+
+    def __init__(self, fn: Callable[[In], Out], item: In, permits: StagePermits) -> None:
+        self._fn = fn
+        self._item = item
+        self._permits = permits
+        self._wake = waker()
+        self._begin = [True]  # taken by the thread, or by who drops the call before
+
+    def __call__(self) -> tuple[list[Out], BaseException | None]:
+        try:
+            self._begin.pop()
+        except IndexError:
+            return [], None
+        try:
+            return call_all(self._fn, [self._item])
+        finally:
+            self._wake(self._permits.release)
+
+    def drop(self) -> None:
+        """Give the permit back if the call hasn't begun, and won't."""
+        if self._begin:
+            with suppress(IndexError):  # the thread was quicker
+                self._begin.pop()
+                self._permits.release(unused=True)
 
 
 class ThreadedPool(CallPool[In, Out]):

@@ -16,6 +16,7 @@ from streamline.core.blame import stage_name
 from streamline.core.channel import Channel
 from streamline.core.driver import run_into
 from streamline.core.flow import Chunk, Flow, Lists, Opener, Run, Site
+from streamline.core.limits import Limit
 from streamline.core.options import check_int, is_async
 from streamline.core.pace import results
 from streamline.core.process_random import Look, check_alone, set_globally, torch_generator
@@ -25,7 +26,7 @@ from streamline.core.state_types import Count
 from streamline.errors import PlanError, PlanTypeError
 from streamline.transforms.base import Stage, StageLayout
 from streamline.transforms.completion_order import AsCompleted, CompletionPart, Delivery, InOrder
-from streamline.transforms.concurrent import CallPool, TaskPool, ThreadedPool
+from streamline.transforms.concurrent import CallPool, LimitedThreads, TaskPool, ThreadedPool
 from streamline.transforms.retry import Retry
 
 In = TypeVar("In")
@@ -97,6 +98,7 @@ class ConcurrentMap(Stage[In, Out]):
         low-water mark and what is done beyond it.
       executor: "task" for async functions, "thread" for sync ones.
       retry: when a failed call is made again; None: never.
+      limit: bounds its calls together with those of other shards and stages; None: nothing does.
     """
 
     kind: ClassVar[str] = "map"
@@ -111,6 +113,7 @@ class ConcurrentMap(Stage[In, Out]):
     ordered: bool = True
     executor: Literal["task", "thread"] = "task"
     retry: Retry | None = field(default=None, repr=False)
+    limit: Limit | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -138,6 +141,8 @@ class ConcurrentMap(Stage[In, Out]):
 
     def in_all(self, num_workers: int) -> str:
         calls = self.concurrency
+        if self.limit is not None:
+            return f"up to {calls * num_workers:,} calls, as many at once as {self.limit} lets"
         return f"up to {calls * num_workers:,} calls at once ({calls:,} x {num_workers:,} shards)" if calls > 1 else ""
 
     def shown_options(self) -> list[str]:
@@ -145,7 +150,13 @@ class ConcurrentMap(Stage[In, Out]):
 
     @property
     def layout(self) -> StageLayout:
-        return StageLayout(after=self.capacity, calls=self.concurrency, threads=self.executor == "thread")
+        return StageLayout(
+            after=self.capacity, calls=self.concurrency, threads=self.executor == "thread", limit=self.limit
+        )
+
+    @property
+    def call_limit(self) -> Limit | None:
+        return self.limit
 
     @property
     def chooses(self) -> bool:
@@ -185,9 +196,11 @@ class ConcurrentMap(Stage[In, Out]):
         meter = upstream.site.meter(self.name, self.kind, self.concurrency)
         if meter is not None:
             meter.executor, meter.ordered = self.executor, self.ordered
-        pool = TaskPool if self.executor == "task" else ThreadedPool
+        in_threads = ThreadedPool if self.limit is None else LimitedThreads
+        pool = TaskPool if self.executor == "task" else in_threads
+        fn, site, calls = self.fn, upstream.site, self.concurrency
         job: CallPool[In, Out] = pool(
-            self.fn, str(self), flow, channel, upstream.site, self.concurrency, order, skips, meter, self.retry
+            fn, str(self), flow, channel, site, calls, order, skips, meter, self.retry, self.limit
         )
         return run_into(channel, job.run, upstream.site, str(self), self.name)
 
@@ -353,6 +366,7 @@ def map_of(
     ordered: bool = True,
     executor: str | None = None,
     retry: Retry | None = None,
+    limit: Limit | None = None,
 ) -> Map[Any, Any] | ConcurrentMap[Any, Any]:
     """Return the stage that `.map` with these options means.
 
@@ -389,14 +403,17 @@ def map_of(
                 ".map(timeout_s=) ends calls of async functions; a thread can't be ended from outside: give a timeout "
                 "to what waits in the function"
             )
-        return ConcurrentMap(name=name, fn=fn, concurrency=calls, ordered=ordered, executor=kind, retry=retry)
+        return ConcurrentMap(
+            name=name, fn=fn, concurrency=calls, ordered=ordered, executor=kind, retry=retry, limit=limit
+        )
     if calls > 1 or not ordered:
         if not may_await(fn):
             raise PlanError(SYNC_AT_ONCE)
-        return ConcurrentMap(name=name, fn=Awaiting(fn), concurrency=calls, ordered=ordered, retry=retry)
-    if retry is not None:
+        return ConcurrentMap(name=name, fn=Awaiting(fn), concurrency=calls, ordered=ordered, retry=retry, limit=limit)
+    if retry is not None or limit is not None:
         raise PlanError(
-            ".map(retries=, timeout_s=) are for async functions and executor='thread': inline, all else would wait for "
-            "the pauses" + (", and .map(fn, concurrency=16) awaits what a lambda returns" if may_await(fn) else "")
+            ".map(retries=, timeout_s=, limit=) are for async functions and executor='thread': inline, all else would "
+            "wait for the pauses"
+            + (", and .map(fn, concurrency=16) awaits what a lambda returns" if may_await(fn) else "")
         )
     return Map(name=name, fn=fn)

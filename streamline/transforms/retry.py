@@ -19,6 +19,7 @@ import anyio
 
 from streamline.core.counters import Detail, Details
 from streamline.core.gate import Gate, resting
+from streamline.core.limits import StagePermits
 from streamline.core.options import check_function, check_int, check_seconds
 from streamline.core.replay import Adapter
 from streamline.errors import PlanError, PlanTypeError, WorkerDied, printable
@@ -167,12 +168,25 @@ def _asked_s(error: Exception) -> float:
 
 
 class RetriedCalls(Generic[In, Out]):
-    """Calls of one stage's function in one shard, each made again when it fails."""
+    """Calls of one stage's function in one shard, each made again when it fails.
 
-    def __init__(self, fn: Callable[[In], Any], retry: Retry, gate: Gate) -> None:
-        self._fn = fn
-        self._again = fn.again if isinstance(fn, Adapter) else fn
+    Args:
+      permits: that calls need; the first call of an item finds its own taken. A pause holds none. None: they need none.
+      calling: makes of the function, and of what calls it once more, what is called here.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[In], Any],
+        retry: Retry,
+        gate: Gate,
+        permits: StagePermits | None = None,
+        calling: Callable[[Callable[[In], Any]], Callable[[In], Any]] = lambda fn: fn,
+    ) -> None:
+        self._fn = calling(fn)
+        self._again = calling(fn.again) if isinstance(fn, Adapter) else self._fn
         self._retry = retry
+        self._permits = permits
         self._gate = gate
         self._stopped = threading.Event()
         self._counting = threading.Lock()
@@ -183,8 +197,9 @@ class RetriedCalls(Generic[In, Out]):
         self._stopped.set()
 
     def details(self) -> Details:
-        """Return how many calls were made again. From any thread."""
-        return (Detail("retries", self._retries),)
+        """Return how many calls were made again, and what is counted of permits. From any thread."""
+        limited = () if self._permits is None else self._permits.details()
+        return (Detail("retries", self._retries), *limited)
 
     async def acall(self, item: In) -> Out:
         """Return what the async function gives for `item`.
@@ -201,6 +216,8 @@ class RetriedCalls(Generic[In, Out]):
             call = self._again
             await resting(anyio.sleep(pause_s))
             await self._gate.passage()
+            if self._permits is not None:
+                await self._permits.acquire()
             self._count()
 
     def call(self, item: In) -> Out:

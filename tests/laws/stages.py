@@ -74,6 +74,7 @@ async def stumbles_later(item: int) -> int:
 
 _stumbling = Random(0)
 AGAIN: dict[str, Any] = {"retries": 99, "backoff": 0}
+SHARED = sl.Limit(2)
 
 
 NONE_SEEN: dict[str, int] = {}
@@ -134,6 +135,13 @@ STAGES: dict[str, Fragment] = {
     "unordered map": lambda pipe: pipe.map(erratic, concurrency=3, ordered=False),
     "map that is tried again": lambda pipe: pipe.map(stumbles_later, concurrency=3, **AGAIN),
     "unordered map that is tried again": lambda pipe: pipe.map(stumbles_later, concurrency=3, ordered=False, **AGAIN),
+    "limited map": lambda pipe: pipe.map(erratic, concurrency=3, limit=sl.Limit(2, per_second=50_000, burst=2)),
+    "maps that share a limit": lambda pipe: pipe.map(stumbles_later, concurrency=3, limit=SHARED, **AGAIN).map(
+        erratic, name="next", concurrency=2, ordered=False, limit=SHARED
+    ),
+    "limited threads": lambda pipe: pipe.map(
+        stumbles, executor="thread", concurrency=3, ordered=False, limit=sl.Limit(2), **AGAIN
+    ),
     "map of one at a time": lambda pipe: pipe.map(erratic, concurrency=1, ordered=False),
     "batched map": lambda pipe: pipe.map(plus_each, batched=4),
     "batched async map": lambda pipe: pipe.map(erratic_each, batched=3, concurrency=2),

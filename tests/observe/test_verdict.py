@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from streamline.core.counters import Detail
 from streamline.observe.figures import Figures, HostStats, StageStats, WorkerStats
 from streamline.observe.verdict import RULES, judge, way_out
 
@@ -167,6 +168,17 @@ def test_idle_calls_after_slow_ones_are_a_matter_of_order() -> None:
     assert verdict(SOURCE, stalled, held(MAP, 0.9)) == ("loop", "map(decode)")  # its downstream is idle
 
 
+def test_calls_that_wait_for_permits_advise_a_larger_limit() -> None:
+    limited = replace(FETCH, busy_s=4.0, details=(Detail("limited_s", 60.0),))
+    found = judge(figures(SOURCE, limited, waits=0.9))
+    assert found is not None
+    assert (found.rule, found.stage) == ("limit", "map(fetch)")
+    assert "wait for permits" in found.line
+    assert found.speedup == pytest.approx(10)
+    few = replace(limited, details=(Detail("limited_s", 1.0),), busy_s=70.0)
+    assert verdict(SOURCE, few) == ("calls", "map(fetch)")
+
+
 def test_a_selective_filter_is_named_only_if_nothing_takes_long() -> None:
     source = held(replace(SOURCE, items=5_000_000), 0.4)
     rare = held(StageStats(name="rare", kind="filter", items=1000), 0.45)
@@ -216,7 +228,7 @@ def test_every_kind_of_wait_has_its_advice(kind: str, executor: Any, word: str) 
 
 def test_the_rules_are_those_of_the_page() -> None:
     assert list(RULES) == [
-        "consumer", "loop body", "uneven workers", "selective filter", "border", "loop", "calls", "order",
+        "consumer", "loop body", "uneven workers", "selective filter", "border", "loop", "limit", "calls", "order",
     ]  # fmt: skip
 
 

@@ -19,6 +19,7 @@ import streamline as sl
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import Jitter
 from streamline.testing.scripted import to_elsewhere
+from tests.sources.stand_ins import Dataset, StatefulNumbers
 
 Plan = Callable[[], Pipeline[Any]]
 
@@ -129,6 +130,8 @@ SOURCES: dict[str, Plan] = {
     "from_items shuffled": lambda: sl.from_items(range(20)).shuffle(seed=3).shard(2),
     "from_iterable": lambda: sl.from_iterable(lambda: iter(range(20))).shard(2),
     "from_iterable with a state": lambda: sl.from_iterable(Numbers).shard(2),
+    "from_torch": lambda: sl.from_torch(StatefulNumbers(20)),
+    "from_huggingface": lambda: sl.from_huggingface(Dataset.iterable(20)),
     "from_stream": lambda: sl.from_stream(feed).shard(2),
     "from_stream with a journal": lambda: sl.from_stream(feed, journal="journal").shard(2),
     "source": lambda: rows().shard(2),

@@ -23,7 +23,11 @@ HERE = Path(__file__).parent
 FORMATS = range(1, FORMAT_VERSION + 1)
 
 NEWER = dict.fromkeys(
-    ["batch by cost", "concat", "enumerate", "groups", "map of lists", "read_tfrecord", "sample", "scan", "window"], 2
+    [
+        *("batch by cost", "concat", "enumerate", "from_huggingface", "from_torch", "groups", "map of lists", "sample"),
+        *("read_tfrecord", "scan", "window"),
+    ],
+    2,
 )
 """Plans that earlier formats don't have, and the first that does."""
 

@@ -358,9 +358,12 @@ ROWS: dict[str, Row] = {
     "another kind of merge": plain(
         items(6).shard(2).merge(), items(6).shard(2).merge("best_effort", max_skips_per_round=0), 3, [3, 4, 5]
     ),
-    "concurrency, executor, retries, prefetch, transfer": plain(
+    "concurrency, executor, retries, `limit=`, prefetch, transfer": plain(
         items(6).map(double),
-        items(6).map(double, executor="thread", concurrency=2, retries=3).prefetch(3).transfer("host"),
+        items(6)
+        .map(double, executor="thread", concurrency=2, retries=3, limit=sl.Limit(1))
+        .prefetch(3)
+        .transfer("host"),
         3,
         [6, 8, 10],
     ),

@@ -28,6 +28,7 @@ from streamline.sources.base import Source
 from streamline.transforms.base import Stage
 from tests.io.formats.records import record_file
 from tests.snapshot.functions import later, noisy, size_of, tokens, twice
+from tests.sources.stand_ins import Dataset, StatefulNumbers
 
 Pipe = Pipeline[Any]
 
@@ -120,6 +121,8 @@ SOURCES: dict[str, Callable[[Path], Pipe]] = {
     "from_iterable": lambda _: sl.from_iterable(lambda: iter(range(8))),
     "from_iterable with a state": lambda _: sl.from_iterable(Rows),
     "from_iterable of a StreamDataset": lambda _: sl.from_iterable(sl.StreamDataset(lambda: iter(range(8)))),
+    "from_torch": lambda _: sl.from_torch(StatefulNumbers(8)),
+    "from_huggingface": lambda _: sl.from_huggingface(Dataset.iterable(8)),
     "from_stream": lambda _: sl.from_stream(fed),
     "from_stream of a replica": lambda _: replicated(),
     "stream_http": lambda _: sl.stream_http("http://127.0.0.1:9/", framing="lines"),

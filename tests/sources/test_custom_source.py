@@ -17,7 +17,7 @@ import pytest
 
 import streamline as sl
 from streamline.errors import PlanError, PlanTypeError, ResumeError, StageError
-from streamline.sources.custom import epoch_number
+from streamline.sources.base import epoch_number
 from streamline.testing.checks import check_failure, check_resume
 from streamline.testing.subjects import LOOPS
 

@@ -22,11 +22,24 @@ TABLE = pa.Table.from_pylist(ROWS)
 CHUNKED = pa.concat_tables([TABLE.slice(0, 7), TABLE.slice(7, 0), TABLE.slice(7, 1), TABLE.slice(8)])
 
 
+class Column:
+    dtype = "str"
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+    def tolist(self) -> list[Any]:
+        return self.values
+
+
 class Selected:
     """What a stand-in's `iloc` has selected."""
 
     def __init__(self, rows: list[Any]) -> None:
         self.rows = rows
+
+    def items(self) -> Any:
+        return ((name, Column([row[name] for row in self.rows])) for name in (self.rows[0] if self.rows else ()))
 
     def to_dict(self, orient: str) -> list[Any]:
         assert orient == "records"

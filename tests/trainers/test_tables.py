@@ -49,6 +49,31 @@ def test_items_of_a_series_are_its_values_by_position(values: Any) -> None:
     assert type(sl.from_items(values).first(1)[0]) is int
 
 
+def test_rows_of_pandas_are_the_records_that_it_gives_itself_of_every_type() -> None:
+    frame = pd.DataFrame(
+        {
+            "int": np.arange(3, dtype=np.int8),
+            "float": np.array([1, np.nan, np.inf], np.float32),
+            "bool": [True, False, True],
+            "time": pd.to_datetime(["2026-01-02", None, "2026-01-03"]),
+            "zone": pd.to_datetime(["2026-01-02", None, "2026-01-03"], utc=True),
+            "delta": pd.to_timedelta([1, 2, None], unit="s"),
+            "text": ["a", None, "c"],
+            "object": pd.Series([np.int64(3), {"a": 1}, None], dtype=object),
+            "nullable": pd.array([1, None, 3], dtype="Int64"),
+            "string": pd.array(["a", None, "c"], dtype="string"),
+            "category": pd.Categorical(["u", "v", None]),
+            "complex": [1j, 2j, 3j],
+        }
+    )
+    for part in (frame, frame[["int"]], frame[["object", "category"]], frame[:0], frame[[]]):
+        found, own = list(sl.from_items(part)), part.to_dict("records")
+        assert repr(found) == repr(own)
+        assert [[type(value) for value in row.values()] for row in found] == [
+            [type(value) for value in row.values()] for row in own
+        ]
+
+
 def test_labels_of_columns_are_keys_as_they_are_and_a_second_one_is_refused() -> None:
     assert sl.from_items(pd.DataFrame(np.eye(2))).first(1) == [{0: 1.0, 1: 0.0}]
     several = pd.DataFrame({("a", "x"): [1], ("a", "y"): [2]})

@@ -29,6 +29,9 @@ from streamline.backends.ipc.messages import (
     MetricsUpdate,
     Observe,
     PauseStatus,
+    PermitsIssued,
+    PermitsReturned,
+    PermitsWanted,
     ProgressMessage,
     Shutdown,
     SkippedItem,
@@ -40,6 +43,7 @@ from streamline.backends.ipc.messages import (
 from streamline.core.counters import HostMeter
 from streamline.core.duplicate_check import Beginning
 from streamline.core.gate import resting
+from streamline.core.limits import HostHolders
 from streamline.core.tasks import Tasks
 from streamline.errors import ClosedError
 
@@ -84,18 +88,11 @@ class HostConnection:
         )
         self._hang_detector = HangDetector(host, crash_tracking, tasks, self._running_workers)
         self._meters = tasks.session.meters
-        self._meter = HostMeter(
-            host.number,
-            host.kind,
-            lambda: host.pid,
-            host.resident_bytes,
-            host.stacks,
-            lambda: host.node,
-            shared=host.shared,
-        )
+        self._meter = _meter_of(host)
         self._meters.hosts.append(self._meter)
         self._remote_metrics = RemoteMetrics(self._meters, self._meter)
         self._remote_pause = RemotePause(self._gate, self._busy, self._handle, self._fail_all)
+        self._permits = HostHolders(tasks.session.limits, tasks.gate, tasks.start, self._permits_issued)
         self._begun = False
         self._leaving = False
         if own:
@@ -109,6 +106,8 @@ class HostConnection:
             WorkerEnded: lambda message: self._forward(message, self._ended),
             LiveCredit: self._live_credit,
             WorkerClosed: self._closed,
+            PermitsWanted: lambda message: self._permits.ask(*message),
+            PermitsReturned: lambda message: self._permits.take_back(*message),
             SkippedItem: self._skipped,
             PauseStatus: self._pause_status,
             Beginning: tasks.session.duplicate_check.compare,
@@ -269,6 +268,7 @@ class HostConnection:
         await self._gate.passage()  # then all that has arrived is handled
         name = self.host.name
         ended, crash, counts = await self._tasks.threads.run(partial(self.host.exit_reason, link))
+        self._permits.leave()
         stuck_s, self._hang_detector.ended_for_s = self._hang_detector.ended_for_s, None
         if stuck_s is not None:
             ended = f"{ended}: it was stuck for {stuck_s:.3g} s"
@@ -382,6 +382,10 @@ class HostConnection:
         if worker is not None and worker.forwarding is not None:
             worker.forwarding.on_credit(message)
 
+    def _permits_issued(self, number: int, permits: int, share: int) -> None:
+        if self._link is not None:
+            self._link.send(PermitsIssued(number, permits, share))
+
     def _closed(self, message: WorkerClosed) -> None:
         worker = self._workers.get(message.worker)
         if self._link is None:
@@ -425,3 +429,8 @@ class HostConnection:
         """Tell the host whether a trace is recorded; called in any thread."""
         if self._link is not None:
             self._link.send_threadsafe(Observe(self._meters.observer is not None))
+
+
+def _meter_of(host: Host) -> HostMeter:
+    pid, node = (lambda: host.pid), (lambda: host.node)
+    return HostMeter(host.number, host.kind, pid, host.resident_bytes, host.stacks, node, shared=host.shared)

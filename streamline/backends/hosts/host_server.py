@@ -34,6 +34,9 @@ from streamline.backends.ipc.messages import (
     OpenWorker,
     PauseHost,
     PauseStatus,
+    PermitsIssued,
+    PermitsReturned,
+    PermitsWanted,
     ResumeHost,
     Shutdown,
     StacksRequest,
@@ -46,6 +49,7 @@ from streamline.core.channel import Channel, Inbox
 from streamline.core.driver import drive
 from streamline.core.error_policy import Policy
 from streamline.core.flow import Chunk, Site
+from streamline.core.limits import CallLimits
 from streamline.core.place import CURRENT_PLACE, Place
 from streamline.core.state import At, CountedStates
 from streamline.core.tasks import MEMORY_BYTES, Job, Session, Tasks, supervise
@@ -92,6 +96,11 @@ async def serve(link: Link, spec: Spec, answer: Callable[[Any], Any] | None = No
     """
     session = Session(most_ahead=spec.most_ahead, metered=spec.metered, memory=spec.memory)
     session.duplicate_check.report = link.send
+    session.limits = CallLimits(
+        spec.plan.limits,
+        ask=lambda number, permits: link.send(PermitsWanted(number, permits)),
+        give_back=lambda number, permits, unused: link.send(PermitsReturned(number, permits, unused)),
+    )
     session.place = spec.place if link.place is None else link.place
     CURRENT_PLACE.set(link.place)
     errors = session.errors = RemoteErrors(spec.policy, link, answer)
@@ -138,6 +147,7 @@ class _HostedRun:
             CloseWorker: self._close,
             LiveItems: self._live_items,
             LiveEnd: self._live_end,
+            PermitsIssued: lambda message: tasks.session.limits.issued(*message),
             PauseHost: self._begin_pause,
             ResumeHost: self._end_pause,
             Shutdown: lambda _: stop.set(),

@@ -267,14 +267,18 @@ def spread(shard: int, hosts: int) -> int:
 def may_share_workers(plan: Plan, site: Site) -> bool:
     """Whether another process may need the same items: not where there is none, or each is a rank of its own.
 
-    Nor where something decides in the process that reads: a live source, an order that is chosen, a handler of errors.
+    Nor where something decides in the process that reads: a live source, an order that is chosen, a limit of calls, a
+    handler of errors.
     """
     if not in_a_job(os.environ):
         return False
     job = find_rank()
     own_rank = job.world_size > 1 and site.num_shards == job.world_size
     decides = (
-        plan.mode == "shared" or plan.worker_logs or not isinstance(site.tasks.session.errors.policy.on_error, str)
+        plan.mode == "shared"
+        or plan.worker_logs
+        or plan.limits
+        or not isinstance(site.tasks.session.errors.policy.on_error, str)
     )
     return not own_rank and not decides
 

@@ -125,6 +125,14 @@ class LiveEnd(NamedTuple):
     failure: Encoded | None
 
 
+class PermitsIssued(NamedTuple):
+    """Permits of limit `number` of the plan, for calls; `share` of them may go from one call to the next."""
+
+    number: int
+    permits: int
+    share: int
+
+
 class PauseHost(NamedTuple):
     """Pause; `PauseStatus` of this number is the answer, and sent again on changes until all is at rest."""
 
@@ -202,6 +210,21 @@ class LiveCredit(NamedTuple):
 
     worker: int
     items: int
+
+
+class PermitsWanted(NamedTuple):
+    """Calls wait for permits of limit `number` of the plan."""
+
+    number: int
+    permits: int
+
+
+class PermitsReturned(NamedTuple):
+    """Calls are over; `unused`: they have never begun."""
+
+    number: int
+    permits: int
+    unused: bool
 
 
 class SkippedItem(NamedTuple):

@@ -79,6 +79,9 @@ RANGE = re.compile(r"(\d+)\.\.(\d+)")
 STORES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
 """Schemes of object stores: those of obstore."""
 
+HUB = "hf"
+"""The scheme of the Hugging Face Hub: hf://datasets/USER/REPO@REVISION/PATH."""
+
 NEAR = {"s3n": "s3", "gcs": "gs", "wasb": "abfs", "wasbs": "abfss"}
 """Other names of theirs, which obstore doesn't know."""
 
@@ -95,7 +98,7 @@ def scheme_of(path: str) -> str:
 
 def is_remote(path: str) -> bool:
     """Whether a storage other than the local one has to be asked for a path."""
-    return is_url(path) or is_object(path) or scheme_of(path) in ADDED
+    return is_url(path) or is_object(path) or scheme_of(path) == HUB or scheme_of(path) in ADDED
 
 
 def is_pattern(path: str) -> bool:
@@ -113,6 +116,11 @@ def bucket_of(path: str) -> tuple[str, str]:
     scheme, _, rest = path.partition("://")
     bucket, _, key = rest.partition("/")
     return f"{scheme}://{bucket}", key
+
+
+def hub_path(path: str) -> str:
+    """Return a path of the Hub without its scheme."""
+    return path.partition("://")[2]
 
 
 def given_paths(paths: Paths) -> tuple[str, ...]:
@@ -171,11 +179,15 @@ def _check_url(text: str) -> None:
 def _check_scheme(scheme: str, text: str) -> None:
     if scheme == "file":
         raise PlanError(f"write a local file as a plain path, not as a URL: {text}")
+    if scheme == HUB:
+        _check_hub(text)
+        return
     if scheme not in STORES:
         near = f": did you mean {NEAR[scheme]}://?" if scheme in NEAR else ""
         raise PlanError(
-            f"{scheme}:// can't be read{near}: give local paths, http(s) URLs, or objects as s3://, gs:// or az:// "
-            f"(they need pip install 'streamline[stores]'); got {text}"
+            f"{scheme}:// can't be read{near}: give local paths, http(s) URLs, objects as s3://, gs:// or az:// (they "
+            f"need pip install 'streamline[stores]'), or files of the Hugging Face Hub as hf:// ('streamline[hub]'); "
+            f"got {text}"
         )
     bucket, key = bucket_of(text)
     if not bucket.partition("://")[2] or not key:
@@ -184,6 +196,17 @@ def _check_scheme(scheme: str, text: str) -> None:
         raise PlanError(f"a bucket's name can't be a glob, only keys can: {text}; give a list, or braces: {{a,b}}")
     if key.endswith("/"):
         raise PlanError(f"{text} is a directory: write {text}* for the objects in it, or {text}** for all below it")
+
+
+def _check_hub(text: str) -> None:
+    parts = hub_path(text).split("/")
+    repo = parts[:3] if parts[0] in ("datasets", "spaces", "buckets") else parts[:2]
+    if len(parts) <= len(repo) or not all(repo):
+        raise PlanError(f"expected hf://datasets/USER/REPO/PATH (or hf://USER/REPO/PATH, of a model), got {text}")
+    if set("/".join(repo)) & set("*?["):
+        raise PlanError(f"a repository's name can't be a glob, only paths in it can: {text}; give a list, or braces")
+    if not parts[-1]:
+        raise PlanError(f"{text} is a directory: write {text}* for the files in it, or {text}** for all below it")
 
 
 def check_once(paths: Iterable[str]) -> None:

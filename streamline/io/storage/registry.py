@@ -17,10 +17,11 @@ from streamline.io.storage.base import ADDED, Storage
 from streamline.io.storage.local import LocalStorage
 from streamline.io.storage.object_cache import CachedStorage, ObjectCache, Peers
 from streamline.io.storage.options import Access, HttpOptions
-from streamline.io.storage.paths import STORES, scheme_of
+from streamline.io.storage.paths import HUB, STORES, scheme_of
 
-WHERE = re.compile(r"^(?:(?:aws|azure|google|s3)_.*)?(?:endpoint|account_name)")
-"""Options and variables of the environment that say where a store is, by obstore's names in small letters."""
+WHERE = re.compile(r"^(?:(?:aws|azure|google|s3|hf)_.*)?(?:endpoint|account_name)")
+"""Options and variables of the environment that say where a store is, in small letters: by obstore's names, and
+huggingface_hub's."""
 
 S = TypeVar("S", bound=Callable[[Any], Storage])
 
@@ -72,7 +73,7 @@ class Storages:
 
     def scope(self, path: str) -> str:
         """Return what says, besides `path`, which object it is, as for `digest`."""
-        return _where(self._access) if self._made_by(path)[1] is _objects else ""
+        return _where(self._access) if self._made_by(path)[1] in (_objects, _hub) else ""
 
     def _made_by(self, path: str) -> tuple[str, Callable[..., Storage]]:
         scheme = scheme_of(path)
@@ -87,7 +88,7 @@ class Storages:
         made = make(self._access) if own else make(self._access, self._traffic)
         if self.cache is None or make is _local:
             return made
-        return CachedStorage(made, self.cache, _where(self._access) if make is _objects else "", self._peers())
+        return CachedStorage(made, self.cache, _where(self._access) if make in (_objects, _hub) else "", self._peers())
 
     def _peers(self) -> Peers | None:
         """Return what asks peers; it joins them when it first does.
@@ -136,10 +137,17 @@ def _objects(access: Access, traffic: Traffic) -> Storage:
     return ObjectStorage(access.storage_options, access.http, traffic)
 
 
+def _hub(access: Access, traffic: Traffic) -> Storage:
+    from streamline.io.storage.hub import HubStorage
+
+    return HubStorage(access.storage_options, access.http, traffic)
+
+
 SCHEMES: dict[str, Callable[[Access, Traffic], Storage]] = {
     "": _local,
     "http": _http,
     "https": _http,
     **dict.fromkeys(STORES, _objects),
+    HUB: _hub,
 }
 """What makes the storages that streamline has itself, by scheme."""
