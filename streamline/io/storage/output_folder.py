@@ -118,8 +118,8 @@ def output_folder(path: object, access: Access, manifest: str) -> Iterator[Outpu
     """
     folder = _given(path)
     if is_object(folder):
-        with _in_loop(access) as (call, storages):
-            yield _StoreFolder(folder, storages.of(folder), call)
+        with _storage(folder, access) as (storage, call):
+            yield _StoreFolder(folder, storage, call)
         return
     if scheme := scheme_of(folder):
         raise PlanError(f"{scheme}:// can't be written to: give a local folder, or s3://, gs:// or az://; got {folder}")
@@ -277,18 +277,19 @@ class _StoreFolder(OutputFolder):
 
 
 @contextmanager
-def _in_loop(access: Access) -> Iterator[tuple[Callable[[Awaitable[R]], R], Storages]]:
-    """Run an event loop in a thread; give what waits there for a coroutine, and the storages that are opened there."""
+def _storage(path: str, access: Access) -> Iterator[tuple[Storage, Callable[[Awaitable[Any]], Any]]]:
+    """Open a storage in an event loop of its own, in a thread; give it, and what waits there for a coroutine of it."""
+
+    async def opened() -> tuple[Storages, Storage]:
+        storages = Storages(access)
+        return storages, storages.of(path)
 
     async def wait_for(work: Awaitable[R]) -> R:
         return await work
 
-    async def opened() -> Storages:
-        return Storages(access)
-
     with start_blocking_portal("asyncio", name="streamline writing") as portal:
-        storages = portal.call(opened)
+        storages, storage = portal.call(opened)
         try:
-            yield lambda work: portal.call(wait_for, work), storages
+            yield storage, lambda work: portal.call(wait_for, work)
         finally:
             portal.call(storages.aclose)

@@ -117,15 +117,21 @@ async def _looked_up(
     async def meant(one: str | FoundObject) -> list[FoundObject]:
         if isinstance(one, FoundObject):
             return [one]
-        if is_object(one) and one.endswith("/"):
-            return await written(storages, one, await manifests_in(storages.of(one), one), whole=True)
-        found = await named_by(one)
+        try:
+            found = await named_by(one)
+        except (PlanError, ReadError):
+            manifests = await manifests_in(storages.of(one), one) if is_object(one) else []
+            if not manifests:
+                raise
+            return await written(storages, f"{one.rstrip('/')}/", manifests, whole=True)
         if not any(may_be_manifest(each.path) for each in found):
             return found
         return [file for each in found for file in await written(storages, each.path, [each], whole=False)]
 
     async def named_by(one: str) -> list[FoundObject]:
         storage = storages.of(one)
+        if is_object(one) and one.endswith("/"):
+            raise PlanError(f"{one} is a directory: write {one}* for the objects in it, or {one}** for all below it")
         if not is_pattern(one):
             return [await storage.stat(one) if few else FoundObject(one)]
         if found := await storage.list(one):
@@ -143,15 +149,9 @@ async def _looked_up(
 
 
 async def manifests_in(storage: Storage, folder: str) -> list[FoundObject]:
-    """Return the manifests in a folder of a store.
-
-    Raises:
-      PlanError: there are none.
-    """
-    found = await storage.list(f"{escape(folder)}manifest*.json")
-    if manifests := [each for each in found if may_be_manifest(each.path)]:
-        return manifests
-    raise PlanError(f"{folder} is a directory: write {folder}* for the objects in it, or {folder}** for all below it")
+    """Return the files in a folder of a store that may be manifests."""
+    found = await storage.list(f"{escape(folder.rstrip('/'))}/manifest*.json")
+    return [each for each in found if may_be_manifest(each.path)]
 
 
 async def written(storages: Storages, path: str, manifests: list[FoundObject], *, whole: bool) -> list[FoundObject]:
