@@ -254,7 +254,9 @@ class _Job:
                 )
             return None
         if not resume:
-            raise WriteError(f"a job has written to {path}: go on with it, resume=True, or give another folder")
+            raise WriteError(
+                f"a job has written to {path}: go on with it, resume=True (--resume), or give another folder"
+            )
         found = parsed(content, f"{path}/{self._name}")
         if found.format != self._format.kind:
             raise WriteError(f"{path} holds {found.format}, and this writes {self._format.kind}: give another folder")

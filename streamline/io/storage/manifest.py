@@ -126,8 +126,8 @@ def shards_of(folder: str, parts: Iterable[Manifest], *, whole: bool) -> list[Wr
     if unfinished or missing:
         ranks = "" if parts[0].world_size == 1 else f" (ranks {', '.join(map(str, (unfinished + missing)[:10]))})"
         raise ReadError(
-            f"{folder} isn't written to its end{ranks}: run the job again with resume=True; or read the files that "
-            "are there by their names"
+            f"{folder} isn't written to its end{ranks}: run the job again with resume=True (--resume); or read the "
+            "files that are there by their names"
         )
     return [shard for part in parts for shard in part.shards]
 
