@@ -35,9 +35,10 @@ from streamline.io.formats.encoders import (
     TarOutput,
     UnwritableItemError,
 )
+from streamline.io.storage.base import ShardFile
 from streamline.io.storage.manifest import Manifest, WrittenShard, manifest_name, parsed
 from streamline.io.storage.options import Access, HttpOptions
-from streamline.io.storage.output_folder import OutputFolder, Sink, output_folder, unwritable
+from streamline.io.storage.output_folder import OutputFolder, output_folder, unwritable
 from streamline.runtime.open import Openable, RunOptions
 from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ranks import Rank, find_rank
@@ -204,10 +205,10 @@ def write(
         raise PlanError("several processes share this rank, and each would write its shards: let one of them write")
     access = Access(http=http, storage_options=storage_options)
     with TrimmedTraceback(), output_folder(folder, access, manifest_name(rank.rank, rank.world_size)) as out:
-        return _Job(out, rank, format, shard_bytes).run(pipeline, options, resume=resume)
+        return _WriteJob(out, rank, format, shard_bytes).run(pipeline, options, resume=resume)
 
 
-class _Job:
+class _WriteJob:
     """What one rank writes to a folder."""
 
     def __init__(self, out: OutputFolder, rank: Rank, format: OutputFormat, shard_bytes: int) -> None:
@@ -216,7 +217,7 @@ class _Job:
         self._shard_bytes = shard_bytes
         self._name = manifest_name(rank.rank, rank.world_size)
         self._manifest = Manifest(format=format.kind, rank=rank.rank, world_size=rank.world_size)
-        self._sink: Sink | None = None
+        self._sink: ShardFile | None = None
         self._encoder: Encoder | None = None
         self._items = 0  # in the shard
 

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from streamline.core.tree import nbytes, parts_of
 from streamline.errors import PlanTypeError
 from streamline.io.formats.tar import part_of
 from streamline.io.formats.tar_reader import BLOCK, TarHeader, rounded
+from streamline.io.storage.base import ShardFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,18 +42,6 @@ SLICES = 8
 
 INFERRED_ROWS = 1000
 """Rows out of which the columns of a job are inferred, unless fewer make a shard."""
-
-
-class Target(Protocol):
-    """What a shard is written to; `size` is in bytes so far."""
-
-    size: int
-
-    def write(self, content: bytes | memoryview, /) -> None:
-        """Append bytes."""
-
-    def write_start(self, content: bytes, /) -> None:
-        """Write over the first bytes, which are there already."""
 
 
 class UnwritableItemError(Exception):
@@ -106,7 +95,7 @@ class OutputFormat(ABC):
     suffix: ClassVar[str]
 
     @abstractmethod
-    def encoder(self, target: Target, shard_bytes: int, common: Json) -> Encoder:
+    def encoder(self, target: ShardFile, shard_bytes: int, common: Json) -> Encoder:
         """Return what writes a shard of about so many bytes; `common` is that of the shards before, or None."""
 
 
@@ -119,12 +108,12 @@ class JsonlOutput(OutputFormat):
     kind = "jsonl"
     suffix = ".jsonl"
 
-    def encoder(self, target: Target, shard_bytes: int, common: Json) -> Encoder:
+    def encoder(self, target: ShardFile, shard_bytes: int, common: Json) -> Encoder:
         return _JsonLines(target)
 
 
 class _JsonLines(Encoder):
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: ShardFile) -> None:
         self._target = target
         self._encode = msgspec.json.Encoder(enc_hook=_plain).encode
         self._lines: list[bytes] = []
@@ -183,12 +172,12 @@ class TarOutput(OutputFormat):
     kind = "tar"
     suffix = ".tar"
 
-    def encoder(self, target: Target, shard_bytes: int, common: Json) -> Encoder:
+    def encoder(self, target: ShardFile, shard_bytes: int, common: Json) -> Encoder:
         return _TarSamples(target)
 
 
 class _TarSamples(Encoder):
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: ShardFile) -> None:
         self._target = target
         self._key = ""
         self._parts: list[bytes] = []
@@ -251,12 +240,12 @@ class NpyOutput(OutputFormat):
     kind = "npy"
     suffix = ".npy"
 
-    def encoder(self, target: Target, shard_bytes: int, common: Json) -> Encoder:
+    def encoder(self, target: ShardFile, shard_bytes: int, common: Json) -> Encoder:
         return _NpyRows(target, common)
 
 
 class _NpyRows(Encoder):
-    def __init__(self, target: Target, common: Json) -> None:
+    def __init__(self, target: ShardFile, common: Json) -> None:
         self._target = target
         self.common = common
         self._rows: list[bytes] = []
@@ -348,7 +337,7 @@ class ParquetOutput(OutputFormat):
         if self.schema is not None and not isinstance(self.schema, pa.Schema):
             raise PlanTypeError(f"write_parquet(schema=) is a pyarrow.Schema, got {given(self.schema)}")
 
-    def encoder(self, target: Target, shard_bytes: int, common: Json) -> Encoder:
+    def encoder(self, target: ShardFile, shard_bytes: int, common: Json) -> Encoder:
         return _ParquetRows(target, min(GROUP_BYTES, shard_bytes), common or _common(self.schema, 1))
 
 
@@ -361,7 +350,7 @@ def _common(schema: pa.Schema | None, slice_rows: int) -> Json:
 class _ParquetRows(Encoder):
     """Gathers rows, makes columns of a slice of them at a time, and a row group of some slices."""
 
-    def __init__(self, target: Target, group_bytes: int, common: Json) -> None:
+    def __init__(self, target: ShardFile, group_bytes: int, common: Json) -> None:
 
         self._target = target
         self._group_bytes = group_bytes
@@ -505,7 +494,7 @@ class _AsFile:
     closed = False
     mode = "wb"
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: ShardFile) -> None:
         self._target = target
         self.abandoned = False
 

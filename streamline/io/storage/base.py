@@ -67,6 +67,25 @@ class Arrival(Protocol):
         """Take the next bytes; return whether more are wanted."""
 
 
+class ShardFile(Protocol):
+    """A shard that is being written; it has no name yet.
+
+    Attributes:
+      size: bytes so far.
+    """
+
+    size: int
+
+    def write(self, content: bytes | memoryview, /) -> None:
+        """Append bytes."""
+
+    def write_start(self, content: bytes, /) -> None:
+        """Write over the first bytes, which are there already."""
+
+    def discard(self) -> None:
+        """Remove it. Idempotent."""
+
+
 class Storage(Protocol):
     """Objects by path. Shared by the flows of one event loop that read with the same `Access`.
 

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, TypeVar
 
 from anyio.from_thread import start_blocking_portal
 
@@ -32,7 +32,7 @@ from streamline.core.atomic_file import (
     write_all,
 )
 from streamline.errors import PlanError, PlanTypeError, WriteError
-from streamline.io.storage.base import Storage, Version
+from streamline.io.storage.base import ShardFile, Storage, Version
 from streamline.io.storage.options import Access
 from streamline.io.storage.paths import MAGIC, escape, is_object, scheme_of
 from streamline.io.storage.registry import Storages
@@ -46,25 +46,6 @@ NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
 
 FAMILY = "written shards"
 """Of the temporaries of all jobs: those that a kill has left are removed by the next one in that folder."""
-
-
-class Sink(Protocol):
-    """A shard that is being written.
-
-    Attributes:
-      size: bytes so far.
-    """
-
-    size: int
-
-    def write(self, content: bytes | memoryview, /) -> None:
-        """Append bytes."""
-
-    def write_start(self, content: bytes, /) -> None:
-        """Write over the first bytes, which are there already."""
-
-    def discard(self) -> None:
-        """Remove it. Idempotent."""
 
 
 class OutputFolder(ABC):
@@ -93,7 +74,7 @@ class OutputFolder(ABC):
         """Write the manifest that `manifest` has returned, durably: whole or not at all."""
 
     @abstractmethod
-    def shard(self) -> Sink:
+    def shard(self) -> ShardFile:
         """Return a new shard, without a name."""
 
     @abstractmethod

@@ -230,7 +230,7 @@ def local_files(path: str) -> Iterator[str]:
             yield from _written(one)
         else:
             for match in _matches(one):
-                yield from _written(match)
+                yield from _written(match) if may_be_manifest(match) else (match,)
 
 
 def _written(path: str) -> Iterator[str]:
