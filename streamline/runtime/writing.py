@@ -284,8 +284,9 @@ class _WriteJob:
                 self._out.remove(name)
 
     def _write_all(self, stream: SyncStream[Any]) -> None:
+        add, most = self._add, self._shard_bytes
         for item in stream:
-            if self._add(item) >= self._shard_bytes:
+            if add(item) >= most:
                 self._commit(stream)
         if self._encoder is not None:
             self._commit(stream, complete=True)

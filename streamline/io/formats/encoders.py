@@ -31,8 +31,11 @@ from streamline.io.storage.base import ShardFile
 if TYPE_CHECKING:
     import pyarrow as pa
 
-WRITE_BYTES = 1024 * 1024
-"""What is gathered for one write, unless one item is larger."""
+WRITE_BYTES = 256 * 1024
+"""What is gathered for one write, unless one item is larger: it stays in a core's own cache."""
+
+FINITE = frozenset({str, int, bool, type(None)})
+"""Types of values in which no NaN is. To look for it in the JSON takes as long as to make that."""
 
 GROUP_BYTES = 16 * 1024 * 1024
 """A row group of a Parquet file, in memory: a resume of a reader fetches one again."""
@@ -115,28 +118,31 @@ class JsonlOutput(OutputFormat):
 class _JsonLines(Encoder):
     def __init__(self, target: ShardFile) -> None:
         self._target = target
-        self._encode = msgspec.json.Encoder(enc_hook=_plain).encode
-        self._lines: list[bytes] = []
-        self._size = self._written = 0
+        self._encode_into = msgspec.json.Encoder(enc_hook=_plain).encode_into
+        self._lines = bytearray()  # an object for each line would take half of the time
+        self._written = 0
 
     def add(self, item: Any) -> int:
+        lines = self._lines
+        start = len(lines)
         try:
-            line = self._encode(item)
+            self._encode_into(item, lines, start)
         except Exception as error:
             raise UnwritableItemError(str(error) or type(error).__name__) from error
-        if b"null" in line and (what := _not_finite(item)):
+        flat = type(item) is dict and FINITE.issuperset(map(type, item.values()))
+        if not flat and lines.find(b"null", start) >= 0 and (what := _not_finite(item)):
             raise UnwritableItemError(f"it holds {what}, which JSON has no word for: write None for it, or a string")
-        self._lines.append(line)
-        self._size += len(line) + 1
-        if self._size - self._written >= WRITE_BYTES:
+        lines += b"\n"
+        size = self._written + len(lines)
+        if len(lines) >= WRITE_BYTES:
             self.finish()
-        return self._size
+        return size
 
     def finish(self) -> None:
-        self._lines.append(b"")
-        self._target.write(b"\n".join(self._lines))
+        with memoryview(self._lines) as lines:
+            self._target.write(lines)
+        self._written += len(self._lines)
         self._lines.clear()
-        self._written = self._size
 
 
 def _plain(value: Any) -> Any:
@@ -352,6 +358,9 @@ class _ParquetRows(Encoder):
 
     def __init__(self, target: ShardFile, group_bytes: int, common: Json) -> None:
 
+        import pyarrow as pa
+
+        self._batches = pa.RecordBatch
         self._target = target
         self._group_bytes = group_bytes
         self._schema: pa.Schema | None = None
@@ -375,17 +384,15 @@ class _ParquetRows(Encoder):
         self._nested = {column.name: column.type for column in self._schema if _has_struct(column.type)}
 
     def add(self, item: Any) -> int:
-        import pyarrow as pa
-
-        if isinstance(item, pa.RecordBatch):
-            self._make_columns()
-            self._take(item)
-        elif isinstance(item, dict):
+        if isinstance(item, dict):
             self._rows.append(item)
             if self._schema is None:
                 self._bytes += nbytes(item)
             if len(self._rows) >= self._most_rows or self._bytes >= self._group_bytes:
                 self._make_columns()
+        elif isinstance(item, self._batches):
+            self._make_columns()
+            self._take(item)
         else:
             raise UnwritableItemError("expected a row as a dict by column, or a pyarrow.RecordBatch: .map it to one")
         return self._target.size
@@ -408,6 +415,8 @@ class _ParquetRows(Encoder):
 
         names = rows[0].keys() if self._schema is None else self._names
         for at, row in enumerate(rows):
+            if row.keys() == names and not self._nested:
+                continue
             if (odd := row.keys() ^ names) or (
                 odd := {key for name, kind in self._nested.items() for key in _lost(row[name], kind, name)}
             ):
