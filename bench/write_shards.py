@@ -124,7 +124,8 @@ SUITES = (
         floor=PLAIN,
         expected=expected,
         smoke_items=500,
-        note="Records of 1 kB from memory to local disk, in shards of 16 MiB, each made durable. pyarrow takes a thousand rows in one call, so that its loop has no Python in it for a row.",
+        note="Records of 1 kB from memory to local disk, in shards of 16 MiB, each made durable. pyarrow's plain loop "
+        "has nothing in it for a row: each call takes a thousand.",
         cases=(
             case(PLAIN, plain_jsonl),
             case("streamline, JSON lines", streamline_jsonl, (at_least(0.5, PLAIN),)),

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, get_args
 import msgspec
 
 from streamline.core.options import check_int, given
-from streamline.core.text import in_bytes
+from streamline.core.text import counted, in_bytes
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.errors import DataError, PlanError, PlanTypeError, WriteError, printable
 from streamline.io.formats.columnar import require_pyarrow
@@ -91,7 +91,8 @@ class Written:
     items_before: int = 0
 
     def __str__(self) -> str:
-        found = f"{self.folder}: {self.items:,} items in {self.shards:,} shards, {in_bytes(self.bytes)}"
+        items, shards = counted(self.items, "item"), counted(self.shards, "shard")
+        found = f"{self.folder}: {items} in {shards}, {in_bytes(self.bytes)}"
         return found + (f"; {self.items_before:,} of the items by earlier runs" if self.items_before else "")
 
 
@@ -277,10 +278,13 @@ class _WriteJob:
         manifest, snapshot = self._manifest, stream.snapshot()
         run = 0 if manifest.snapshot is None else manifest.run + 1
         self._put(snapshot, run=run)
-        counted = {shard.name for shard in manifest.shards}
-        own = f"shard-{manifest.rank:05d}-"
+        counts = {shard.name for shard in manifest.shards}
+        own = re.compile(rf"shard-{manifest.rank:05d}-\d{{6,}}(?:-(\d+))?{re.escape(self._format.suffix)}")
         for name in self._out.names():
-            if name.startswith(own) and name not in counted:
+            found = own.fullmatch(name)
+            if found is None or name in counts:
+                continue
+            if not self._out.fenced or int(found[1] or 0) < run:  # a later start may have made the others
                 self._out.remove(name)
 
     def _write_all(self, stream: SyncStream[Any]) -> None:
@@ -303,7 +307,7 @@ class _WriteJob:
         except UnwritableItemError as error:
             raise self._unwritable(error, item) from error.__cause__
         except OSError as error:
-            raise unwritable(self._out.path, "write to", error) from error
+            raise unwritable(self._out.disk, "write to", error) from error
 
     def _commit(self, stream: SyncStream[Any], *, complete: bool = False) -> None:
         """Let the shard count, and with it where the stream stands."""
@@ -314,7 +318,7 @@ class _WriteJob:
         except UnwritableItemError as error:
             raise self._unwritable(error) from error.__cause__
         except OSError as error:
-            raise unwritable(self._out.path, "write to", error) from error
+            raise unwritable(self._out.disk, "write to", error) from error
         manifest, snapshot = self._manifest, stream.snapshot()
         fence = f"-{manifest.run}" if self._out.fenced and manifest.run else ""
         name = f"shard-{manifest.rank:05d}-{len(manifest.shards):06d}{fence}{self._format.suffix}"
@@ -347,8 +351,9 @@ class _WriteJob:
     def _how_to_go_on(self) -> str:
         manifest = self._manifest
         return printable(
-            f"{self._out.path} holds {manifest.items:,} items in {len(manifest.shards):,} whole shards: write again "
-            "with resume=True (--resume) to go on after them"
+            f"{self._out.path} holds {counted(manifest.items, 'item')} in "
+            f"{counted(len(manifest.shards), 'whole shard')}: write again with resume=True (--resume) to go on after "
+            "them"
         )
 
     def _written(self, before: int) -> Written:

@@ -53,13 +53,15 @@ class OutputFolder(ABC):
 
     Attributes:
       path: as the user gave it.
+      disk: where a shard is written first, for messages.
       fenced: whether the name of a shard says how many starts of the job there were before.
     """
 
     fenced: bool
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, disk: str) -> None:
         self.path = path
+        self.disk = disk
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -125,7 +127,7 @@ class _LocalFolder(OutputFolder):
     fenced = False
 
     def __init__(self, path: str) -> None:
-        super().__init__(path)
+        super().__init__(path, path)
         self._folder = Path(path)
 
     @contextmanager
@@ -224,7 +226,7 @@ class _StoreFolder(OutputFolder):
     fenced = True
 
     def __init__(self, path: str, storage: Storage, call: Callable[[Awaitable[Any]], Any]) -> None:
-        super().__init__(path)
+        super().__init__(path, "the folder of temporary files (TMPDIR)")
         self._storage = storage
         self._call = call
         self._version: Version | None = None
@@ -245,7 +247,7 @@ class _StoreFolder(OutputFolder):
         try:
             return _Spooled()
         except OSError as error:
-            raise unwritable("the folder of temporary files (TMPDIR)", "write to", error) from error
+            raise unwritable(self.disk, "write to", error) from error
 
     def commit(self, shard: _Spooled, name: str) -> None:
         try:

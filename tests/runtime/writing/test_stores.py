@@ -91,6 +91,24 @@ def check_late_job(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(sl.read_jsonl(folder, storage_options=bucket.options)) == ROWS
 
 
+def test_a_start_that_was_overtaken_removes_no_shard_of_the_later_one(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has replaced the manifest, and is about to remove what doesn't count, when another start replaces that."""
+    folder, pipe, real, looked = f"{bucket.url}/out", sl.from_items(ROWS), _StoreFolder.names, list[str]()
+
+    def late(self: _StoreFolder) -> list[str]:
+        looked.append(self.path)
+        if len(looked) == 2:
+            pipe.write(folder, shard_bytes=20, resume=True, storage_options=bucket.options)
+        return real(self)
+
+    monkeypatch.setattr(_StoreFolder, "names", late)
+    with pytest.raises(WriteError, match="was written by another job meanwhile"):
+        pipe.write(folder, shard_bytes=30, storage_options=bucket.options)
+    assert list(sl.read_jsonl(folder, storage_options=bucket.options)) == ROWS
+
+
 def test_a_resume_writes_beside_what_the_job_before_may_still_write(bucket: Bucket) -> None:
     def fails(row: Any) -> Any:
         if row["id"] == 7 and not mended:
@@ -101,7 +119,7 @@ def test_a_resume_writes_beside_what_the_job_before_may_still_write(bucket: Buck
     pipe, folder = sl.from_items(ROWS).map(fails), f"{bucket.url}/out"
     with pytest.raises(ValueError, match="row 7") as caught:
         pipe.write(folder, shard_bytes=30, storage_options=bucket.options)
-    assert "in 1 whole shards" in caught.value.__notes__[-1]
+    assert "in 1 whole shard:" in caught.value.__notes__[-1]
     bucket.put_all({"out/shard-00000-000001.jsonl": b"of a kill"})
     mended.append(True)
     pipe.write(folder, shard_bytes=30, storage_options=bucket.options, resume=True)
