@@ -43,6 +43,7 @@ from bench import (
     tiny_items,
     training_step,
     transfer,
+    write_shards,
 )
 from bench.nginx import Nginx
 from bench.suite import Suite
@@ -80,6 +81,7 @@ SUITES: dict[str, tuple[Suite, ...]] = {
     "transfer": transfer.SUITES,  # on a GPU there are more: `python -m bench.transfer`
     "training_step": training_step.SUITES,
     "replicate": replicate.SUITES,
+    "write_shards": write_shards.SUITES,
 }
 SERVED = "http_objects"
 """Those that need a server beside them; left out, with a word, where there is none."""

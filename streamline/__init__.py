@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from streamline.runtime.open import Opened
     from streamline.runtime.stream import Stream
     from streamline.runtime.sync_stream import SyncStream
+    from streamline.runtime.writing import Written, write_jsonl, write_npy, write_parquet, write_tar
     from streamline.sharding.ends import Ends, EndsReport
     from streamline.snapshot.explain import Explanation
     from streamline.snapshot.snapshot import Snapshot
@@ -102,6 +103,7 @@ __all__ = [
     "Threads",
     "Trace",
     "Verdict",
+    "Written",
     "__version__",
     "concat",
     "decode",
@@ -129,6 +131,10 @@ __all__ = [
     "source",
     "stage",
     "stream_http",
+    "write_jsonl",
+    "write_npy",
+    "write_parquet",
+    "write_tar",
     "zip",
 ]
 
@@ -159,6 +165,7 @@ _NAMES = {
     "streamline.runtime.open": "Opened",
     "streamline.runtime.stream": "Stream",
     "streamline.runtime.sync_stream": "SyncStream",
+    "streamline.runtime.writing": "Written write_jsonl write_npy write_parquet write_tar",
     "streamline.sharding.ends": "Ends EndsReport",
     "streamline.snapshot.explain": "Explanation",
     "streamline.snapshot.snapshot": "Snapshot",

@@ -1,9 +1,10 @@
-"""The command line: `streamline demo`, `inspect FILE`, `check FILE.py:pipe`, `worker --connect HOST:PORT`."""
+"""The command line: `streamline demo`, `inspect FILE`, `check FILE.py:pipe`, `run FILE.py:pipe`, `worker`."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -79,6 +80,61 @@ def check(target: str, world_size: int | None) -> None:
         raise click.ClickException(_shown(error)) from error
     click.echo(_shown(report))
     sys.exit(0 if report.ok else 1)
+
+
+def _bytes(_: click.Context, __: click.Parameter, text: str) -> int:
+    found = re.fullmatch(r"(\d+)\s*(?:([KMG])(i?)B?|B)?", text, re.IGNORECASE)
+    if found is None or not int(found[1]):
+        raise click.BadParameter(f"expected a number of bytes, 100000, 256MiB or 1GB, got {text!r}")
+    power = 0 if found[2] is None else "KMG".index(found[2].upper()) + 1
+    return int(found[1]) * int((1024 if found[3] else 1000) ** power)
+
+
+def _backend(_: click.Context, __: click.Parameter, text: str) -> Any:
+    from streamline.backends.inline import Inline
+    from streamline.backends.processes import Processes
+    from streamline.backends.threads import Threads
+
+    if text == "inline":
+        return Inline()
+    kind, _colon, number = text.partition(":")
+    if kind not in ("threads", "processes") or not number.isdecimal() or not int(number):
+        raise click.BadParameter(f"expected inline, threads:N or processes:N, got {text!r}")
+    return (Threads if kind == "threads" else Processes)(int(number))
+
+
+@main.command()
+@click.argument("target")
+@click.option("--to", "folder", required=True, metavar="FOLDER", help="Local, or in a store: s3://, gs://, az://.")
+@click.option("--format", type=click.Choice(["jsonl", "npy", "parquet", "tar"]), default="jsonl", show_default=True)
+@click.option("--shard-bytes", callback=_bytes, default="256MiB", show_default=True, help="A shard's size, about.")
+@click.option("--resume", is_flag=True, help="Go on with the job that has begun to write there, or begin.")
+@click.option("--backend", callback=_backend, default="inline", show_default=True, help="Or threads:N, or processes:N.")
+def run(target: str, folder: str, format: Any, shard_bytes: int, resume: bool, backend: Any) -> None:
+    """Run the pipeline TARGET, FILE.py:NAME or package.module:NAME, and write its items to a folder of shards.
+
+    Exactly once across kills and resumes. A function is called, without arguments, and returns the pipeline. Shows how
+    it gets on. Exits with 1 if it fails, and with 130 after Ctrl-C: the whole shards stay, and --resume goes on.
+    """
+    from streamline.pipeline import Pipeline  # imports what a run needs: not for the other commands
+
+    try:
+        pipeline = named(target, Pipeline)
+        found = pipeline.write(folder, format, shard_bytes=shard_bytes, resume=resume, backend=backend, progress=True)
+    except StreamlineError as error:
+        raise click.ClickException(_shown("\n".join([str(error), *_notes(error)]))) from error
+    except KeyboardInterrupt as error:
+        click.echo(_shown("\n".join(["Stopped; --resume goes on.", *_notes(error)])), err=True)
+        sys.exit(130)
+    except Exception as error:
+        traceback.print_exception(error)
+        sys.exit(1)
+    todo = ": nothing to do" if found.items and found.items == found.items_before else ""
+    click.echo(_shown(f"{found}{todo}"))
+
+
+def _notes(error: BaseException) -> list[str]:
+    return list(getattr(error, "__notes__", ()))
 
 
 @main.command()

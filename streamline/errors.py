@@ -34,6 +34,7 @@ __all__ = [
     "TransportError",
     "WorkerDied",
     "WorkerStarved",
+    "WriteError",
 ]
 
 
@@ -61,13 +62,24 @@ class StageError(StreamlineError, RuntimeError):
 
 
 class DataError(StreamlineError, ValueError):
-    """A record that can't be decoded: the message names file, line and byte. Reading again finds it again."""
+    """A record that can't be decoded: the message names file, line and byte. Reading again finds it again.
+
+    Or an item that can't be written as the format wants it; the message has its number and its type.
+    """
 
 
 class ReadError(StreamlineError, OSError):
     """Data that can't be had: missing, forbidden, cut short, or a server that failed after the retries.
 
     Unlike `DataError` the bytes never arrived; a later run may fare better.
+    """
+
+
+class WriteError(StreamlineError, OSError):
+    """Shards that can't be written: a full disk, no permission, a folder that holds something else or has a writer.
+
+    What the folder's manifests name is whole. Unlike `DataError`, which also says that an item can't be written in a
+    format, the items are not at fault.
     """
 
 

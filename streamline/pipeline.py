@@ -82,6 +82,8 @@ from streamline.transforms.window import Window
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from streamline.runtime.writing import FormatName, JobOptions, Written
+
 T = TypeVar("T")
 U = TypeVar("U")
 S = TypeVar("S")
@@ -773,6 +775,23 @@ class Pipeline(Openable[T]):
             return []
         with TrimmedTraceback(), closing(self.open(ends="allow").sync_stream(most_ahead=count)) as stream:
             return list(islice(stream, count))
+
+    def write(
+        self, folder: str | PathLike[str], format: FormatName = "jsonl", **options: Unpack[JobOptions]
+    ) -> Written:
+        """Run it, and write its items to a folder of shards, exactly once across kills and resumes. Blocks meanwhile.
+
+        Args:
+          folder: on local disk, or in a store.
+          format: with its defaults, see `sl.write_jsonl`, `write_npy`, `write_parquet` and `write_tar`.
+          options: as of `sl.write_jsonl`: `shard_bytes`, `resume`, those of `open`, …
+
+        Raises:
+          As `sl.write_jsonl`.
+        """
+        from streamline.runtime.writing import output_format, write  # a run needs none of it
+
+        return write(self, folder, output_format(format), **options)
 
     # Looking at it ----------------------------------------------------------------------------------------------------
 

@@ -29,11 +29,11 @@ def snapshot(tmp_path: Path) -> Path:
 def test_help_lists_the_commands(flag: str) -> None:
     result = run(flag)
     assert result.exit_code == 0
-    for part in ("Usage:", "exact resume", "demo", "inspect", "check", "--version"):
+    for part in ("Usage:", "exact resume", "demo", "inspect", "check", "run", "--version"):
         assert part in result.output
 
 
-@pytest.mark.parametrize("command", ["demo", "inspect", "check"])
+@pytest.mark.parametrize("command", ["demo", "inspect", "check", "run"])
 def test_each_command_has_help(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
@@ -172,3 +172,97 @@ def test_nothing_that_data_says_acts_on_the_terminal(tmp_path: Path) -> None:
         assert result.exit_code == 1
         assert kept in result.output
         assert all(line.isprintable() for line in result.output.split("\n"))
+
+
+JOB = """
+import os, signal
+from pathlib import Path
+import streamline as sl
+
+def fails(item):
+    return 1 / (item - 5)
+
+def interrupts(item):
+    if item == 9 and not Path("interrupted").exists():
+        Path("interrupted").touch()
+        os.kill(os.getpid(), signal.SIGINT)
+    return item
+
+def pipe():
+    return sl.from_items(range(20)).shard(2)
+
+def double(item):
+    return 2 * item
+
+doubled = pipe().map(double)
+failing = pipe().map(fails)
+interrupted = pipe().map(interrupts)
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.py").write_text(JOB)
+    return tmp_path
+
+
+def test_a_job_is_run_and_run_again(job: Path) -> None:
+    done = run("run", "job.py:pipe", "--to", "out", "--shard-bytes", "10", "--backend", "threads:2")
+    assert (done.exit_code, done.output) == (0, "out: 20 items in 5 shards, 50 bytes\n")
+    assert list(sl.read_jsonl("out")) == list(range(20))
+    again = run("run", "job.py:pipe", "--to", "out", "--resume")
+    assert (again.exit_code, again.output.endswith("by earlier runs: nothing to do\n")) == (0, True)
+    refused = run("run", "job.py:pipe", "--to", "out")
+    assert (refused.exit_code, "resume=True (--resume)" in refused.output) == (1, True)
+    assert run("run", "job.py:pipe", "--to", "npy", "--format", "npy", "--shard-bytes", "1KiB").exit_code == 0
+    assert list(sl.read_npy("npy")) == list(range(20))
+
+
+def test_processes_get_the_functions_of_the_file(job: Path) -> None:
+    done = run("run", "job.py:doubled", "--to", "out", "--backend", "processes:1")
+    assert (done.exit_code, list(sl.read_jsonl("out"))) == (0, list(range(0, 40, 2)))
+
+
+def test_a_failure_of_the_job_is_shown_with_how_to_go_on(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    done = run("run", "job.py:failing", "--to", "out", "--shard-bytes", "8")
+    assert done.exit_code == 1
+    said = done.output + capfd.readouterr().err
+    for part in ("ZeroDivisionError", "job.py", "of items, counted from 1", "whole shards", "--resume"):
+        assert part in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--shard-bytes", "2x"], "expected a number of bytes"),
+        (["--shard-bytes", "0"], "expected a number of bytes"),
+        (["--backend", "processes"], "expected inline, threads:N or processes:N"),
+        (["--backend", "gpus:2"], "expected inline, threads:N or processes:N"),
+        (["--format", "csv"], "'csv' is not one of"),
+    ],
+)
+def test_a_wrong_option_of_a_job_is_told_what_is_right(job: Path, options: list[str], said: str) -> None:
+    done = run("run", "job.py:pipe", "--to", "out", *options)
+    assert (done.exit_code, said in done.output, (job / "out").exists()) == (2, True, False)
+
+
+@pytest.mark.parametrize(("text", "size"), [("100", 100), ("3B", 3), ("1K", 1000), ("2MiB", 2 << 20), ("1gb", 10**9)])
+def test_sizes_have_units(job: Path, text: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, object] = {}
+
+    def write(self: object, *_: object, **options: object) -> None:
+        found.update(options)
+        raise sl.errors.PlanError("that is all")
+
+    monkeypatch.setattr(sl.Pipeline, "write", write)
+    assert run("run", "job.py:pipe", "--to", "out", "--shard-bytes", text).exit_code == 1
+    assert found["shard_bytes"] == size
+
+
+def test_ctrl_c_stops_a_job_where_resume_goes_on(job: Path) -> None:
+    command = [sys.executable, "-m", "streamline", "run", "job.py:interrupted", "--to", "out", "--shard-bytes", "8"]
+    stopped = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert (stopped.returncode, "--resume goes on" in stopped.stderr) == (130, True)
+    done = run("run", "job.py:interrupted", "--to", "out", "--shard-bytes", "8", "--resume")
+    assert (done.exit_code, list(sl.read_jsonl("out"))) == (0, list(range(20)))

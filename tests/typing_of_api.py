@@ -290,6 +290,14 @@ def ended(numbers: sl.Pipeline[int]) -> None:
         assert_type(stream.padding, bool)
 
 
+def written(numbers: sl.Pipeline[int]) -> None:
+    assert_type(numbers.write("out", "tar", shard_bytes=1000, resume=True, backend=sl.Threads(2)), sl.Written)
+    assert_type(sl.write_jsonl(numbers, "out", progress=True, storage_options={"region": "r"}), sl.Written)
+    assert_type(sl.write_npy(numbers, "out", http=sl.HttpOptions(retries=3)), sl.Written)
+    assert_type(sl.write_tar(numbers, "out", rank=0, world_size=2), sl.Written)
+    assert_type(sl.write_parquet(numbers, "out", schema=None), sl.Written)
+
+
 def snapshots() -> None:
     assert_type(sl.Snapshot.load("ckpt"), sl.Snapshot)
     assert_type(sl.Snapshot.load("ckpt", missing_ok=False), sl.Snapshot)
@@ -311,6 +319,8 @@ def mistakes() -> None:
     lines.merge("eager")  # type: ignore[arg-type]
     lines.shard(2, "random")  # type: ignore[arg-type]
     lines.map(length).through(shouted).batch("2")  # type: ignore[call-overload]
+    lines.write("out", "csv")  # type: ignore[arg-type]
+    sl.write_jsonl([1], "out")  # type: ignore[arg-type]
     sl.from_items({1, 2})  # type: ignore[arg-type]
     sl.from_iterable([1, 2])  # type: ignore[arg-type]
 

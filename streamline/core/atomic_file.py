@@ -194,27 +194,76 @@ def write_parts(target: Path, parts: Iterable[bytes | memoryview], family: str |
       family: the next write of the same family in this directory removes temporaries that a kill has left; None: the
         next write of this file.
     """
-    make_directory(target.parent)
-    begin = _begin(family or target.name)
-    _remove_abandoned(target.parent, begin)
-    temporary, descriptor, lock = _new(target.parent, begin)
+    pending = PendingFile(target.parent, family or target.name)
     try:
-        try:
-            for content in parts:
-                write_all(descriptor, content)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        sync_and_close(descriptor)
-        temporary.replace(target)
+        for content in parts:
+            pending.write(content)
     except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
+        pending.discard()
         raise
-    finally:
+    pending.commit(target.name)
+
+
+class PendingFile:
+    """A new file in a directory, which is made if it is missing: it has a temporary name until it is whole.
+
+    Ended by `commit` or `discard`. A kill before that leaves a temporary, which the next pending file of the same
+    family in this directory removes.
+
+    Attributes:
+      size: bytes written so far.
+
+    Raises:
+      OSError: it can't be made.
+    """
+
+    def __init__(self, directory: Path, family: str) -> None:
+        make_directory(directory)
+        begin = _begin(family)
+        _remove_abandoned(directory, begin)
+        self._path, self._descriptor, self._lock = _new(directory, begin)
+        self.size = 0
+
+    def write(self, content: bytes | memoryview) -> None:
+        """Append to the file."""
+        write_all(self._descriptor, content)
+        self.size += len(content)
+
+    def write_start(self, content: bytes) -> None:
+        """Write over the first bytes, which are there already."""
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        write_all(self._descriptor, content)
+        os.lseek(self._descriptor, 0, os.SEEK_END)
+
+    def commit(self, name: str) -> None:
+        """Make it durable, under its name, in place of what had that name.
+
+        Raises:
+          OSError: what was there is as it was; or, if only the directory's sync failed, this is, but not yet durable.
+        """
+        descriptor, self._descriptor = self._descriptor, -1
+        try:
+            sync_and_close(descriptor)
+            self._path.replace(self._path.parent / name)
+        except BaseException:
+            self.discard()
+            raise
+        self._unlock()
+        sync_directory(self._path.parent)
+
+    def discard(self) -> None:
+        """Remove it. Idempotent; of no effect after `commit`."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+        with suppress(OSError):
+            self._path.unlink()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
-    sync_directory(target.parent)
 
 
 def _begin(family: str) -> str:

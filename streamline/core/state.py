@@ -12,6 +12,8 @@ that collects those choices is the `until` argument of `json`.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 Json: TypeAlias = Any  # a recursive alias says more, and makes every reader of a state cast
 
 Tree: TypeAlias = dict[str, Json]
+
+
+def digest(body: Json) -> str:
+    """Return the SHA-256 of a value's canonical JSON."""
+    canonical = json.dumps(body, separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 class Tally:

@@ -43,6 +43,11 @@ def some(ranks: Sequence[int]) -> str:
     return shown if len(ranks) <= 10 else f"{shown} and {len(ranks) - 10} more"
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number of things for a person: "1 shard", "2,000 shards"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def in_bytes(size: int) -> str:
     """Return a size for a person: "64 MiB"."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):

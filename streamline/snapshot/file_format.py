@@ -10,7 +10,6 @@ that are not UTF-8, and both must come back.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -20,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
-from streamline.core.state import Json
+from streamline.core.state import Json, digest
 from streamline.errors import SnapshotError
 
 FORMAT_VERSION = 2
@@ -149,12 +148,6 @@ def _unsavable(value: Json) -> str | None:
         if type(child) not in PLAIN and (found := _unsavable(child)):
             return f"[{key!r}]{found}"
     return None
-
-
-def digest(body: Json) -> str:
-    """Return the SHA-256 of a value's canonical JSON."""
-    canonical = json.dumps(body, separators=(",", ":"), sort_keys=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def _lines(value: Json, indent: str = "") -> str:

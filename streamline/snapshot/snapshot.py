@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -223,15 +224,9 @@ class Snapshot:
         if self.rank is None:
             return self._save_parts(path)
         content = encode(_body_of(self))
-        self._storing()
-        try:
+        with _saving(path):
             written = target(path, file_name(self.rank, self.world_size))
-            replace_file(written, content)
-        except OSError as error:
-            raise SnapshotError(
-                f"can't save a snapshot to {path}: {error.strerror or error}; one that was there is still whole"
-            ) from error
-        self._stored(str(written))
+        self.stored_by(lambda: _replace(path, written, content), str(written))
         return written
 
     def _save_parts(self, path: AnyPath) -> Path:
@@ -251,14 +246,19 @@ class Snapshot:
         Raises:
           JournalError: the journal can't be written.
         """
-        self._storing()
-        self._stored("a place of the user's own")
+        self.stored_by(lambda: None, "a place of the user's own")
 
-    def _storing(self) -> None:
+    def stored_by(self, store: Callable[[], object], where: str) -> None:
+        """Call `store`, which stores this snapshot durably in `where`; what keeps on disk what it needs is told before
+        and after.
+
+        Raises:
+          JournalError: a live source's journal can't be written.
+          As `store`.
+        """
         for keeper in self.keepers:
             keeper.storing()
-
-    def _stored(self, where: str) -> None:
+        store()
         for keeper in self.keepers:
             keeper.stored(self.flow_state, where)
 
@@ -339,6 +339,21 @@ def _check_merge(snapshot: Snapshot) -> None:
             f"states, of shards {', '.join(sorted({*own.produced, *own.workers})[:10]) or 'none'}, and worker "
             f"{own.next_worker} as the next"
         )
+
+
+@contextmanager
+def _saving(path: AnyPath) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SnapshotError(
+            f"can't save a snapshot to {path}: {error.strerror or error}; one that was there is still whole"
+        ) from error
+
+
+def _replace(path: AnyPath, written: Path, content: bytes) -> None:
+    with _saving(path):
+        replace_file(written, content)
 
 
 def _read_all(location: Path) -> list[Snapshot]:

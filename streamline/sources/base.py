@@ -194,6 +194,11 @@ class Source(ABC, Generic[T]):
         return Demand(site, site.meter(self.name, self.kind), site.skips(self.name, self.kind, state))
 
     @property
+    def survives_kill(self) -> bool:
+        """Whether a resume finds again what was read after its snapshot, also after a kill."""
+        return True
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of all its parts, in the order in which items pass through them."""
         return (self.name,)

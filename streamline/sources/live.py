@@ -120,6 +120,10 @@ class Live(Source[T]):
     def __str__(self) -> str:
         return str(self.stream) if isinstance(self.stream, MarkedStream) else self.kind
 
+    @property
+    def survives_kill(self) -> bool:
+        return self.journal is not None
+
     def resolved(self, traffic: Traffic | None = None) -> Live[T]:
         """Return this source; imports what its stream needs, rather than in the event loop."""
         if isinstance(self.stream, MarkedStream):

@@ -13,10 +13,10 @@ from streamline.core.cleanup import Cleanup
 from streamline.core.cursor import PartIterator
 from streamline.core.forks import ForkSafeLock
 from streamline.core.options import check_function, check_int, given
+from streamline.core.state import digest
 from streamline.core.state_types import Count, check_type
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.errors import ClosedError, PlanError, PlanTypeError, ResumeError, SnapshotError
-from streamline.snapshot.file_format import digest
 from streamline.sources.single_use import Use
 from streamline.training.shared_iterator import SharedAsyncIterator, SharedIterator, SharedSyncIterator
 

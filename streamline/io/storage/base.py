@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import IO, Any, Protocol, TypeAlias, TypeVar
 
 import anyio
 
-from streamline.errors import ReadError
+from streamline.errors import ReadError, WriteError
 
 MODIFIED = "Last-Modified: "
 """How `FoundObject.etag` begins where it is a date: an ETag begins with a quote."""
@@ -43,6 +43,10 @@ class FoundObject:
         return cls(entry["path"], entry.get("size"), entry.get("etag"))
 
 
+Version: TypeAlias = "dict[str, str]"
+"""What a store tells the versions of an object by."""
+
+
 class Arrival(Protocol):
     """What a storage with a `fetch` hands bytes to: one request's answer tells what the object is, before they come.
 
@@ -61,6 +65,25 @@ class Arrival(Protocol):
 
     def put(self, block: bytes) -> bool:
         """Take the next bytes; return whether more are wanted."""
+
+
+class ShardFile(Protocol):
+    """A shard that is being written; it has no name yet.
+
+    Attributes:
+      size: bytes so far.
+    """
+
+    size: int
+
+    def write(self, content: bytes | memoryview, /) -> None:
+        """Append bytes."""
+
+    def write_start(self, content: bytes, /) -> None:
+        """Write over the first bytes, which are there already."""
+
+    def discard(self) -> None:
+        """Remove it. Idempotent."""
 
 
 class Storage(Protocol):
@@ -110,12 +133,51 @@ class Storage(Protocol):
         async with aclosing(self.blocks(path, start, stop, etag)) as blocks:
             return joined(path, [block async for block in blocks], start, stop)
 
+    async def upload(self, path: str, file: IO[bytes], size: int) -> None:
+        """Write an object of `size` bytes out of a file, whole or not at all; one of that name is replaced.
+
+        Raises:
+          WriteError: it can't be written; after a failure on the way, it may have been.
+        """
+        raise _read_only(path)
+
+    async def replace(self, path: str, content: bytes, version: Version | None) -> Version:
+        """Write an object whole or not at all, if what is there is of this version (None: nothing is).
+
+        Returns:
+          Its new version.
+
+        Raises:
+          WriteError: another version is there; or it can't be written.
+        """
+        raise _read_only(path)
+
+    async def look(self, path: str) -> tuple[bytes, Version] | None:
+        """Return an object to be replaced, and its version; None: there is none.
+
+        Raises:
+          WriteError: it can't be read.
+        """
+        raise _read_only(path)
+
+    async def remove(self, path: str) -> None:
+        """Remove an object, if it is there.
+
+        Raises:
+          WriteError: it can't be removed.
+        """
+        raise _read_only(path)
+
     async def aclose(self) -> None:
         """Close what is open. Idempotent."""
 
 
 ADDED: dict[str, Callable[[Any], Storage]] = {}
 """What makes the storages that users have registered, by their schemes. Called with the source's `Access`."""
+
+
+def _read_only(path: str) -> WriteError:
+    return WriteError(f"{path.partition('://')[0]}:// can't be written to: give a local folder, s3://, gs:// or az://")
 
 
 def joined(path: str, blocks: Sequence[bytes], start: int, stop: int | None) -> bytes:

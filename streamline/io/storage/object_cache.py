@@ -163,7 +163,7 @@ Fetch = Callable[[str, int, int | None, str | None], AsyncGenerator[bytes, None]
 """As `Storage.blocks`."""
 
 
-class CachedStorage:
+class CachedStorage(Storage):
     """Reads objects of `remote`, from disk where they are kept.
 
     Args:

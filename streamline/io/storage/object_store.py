@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import anyio
 
 from streamline.core.meters import Traffic
-from streamline.errors import ReadError, printable
+from streamline.errors import ReadError, WriteError, printable
 from streamline.io.storage.base import FoundObject, joined, together, too_short
+from streamline.io.storage.base import Version as KnownVersion
 from streamline.io.storage.options import HttpOptions, open_store
 from streamline.io.storage.paths import Glob, bucket_of
 from streamline.io.storage.retry import Attempts, TransientError
@@ -34,6 +35,15 @@ BLOCK_BYTES = 1024 * 1024
 AS_IT_COMES = 1
 """The least that a block holds after a failure: else a body that breaks off again and again within its first MiB would
 never get on, since what obstore has gathered of a block is lost with it."""
+
+PART_BYTES = 8 * 1024 * 1024
+"""A part of an upload; S3 takes none below 5 MiB, but for the last one."""
+
+MOST_PARTS = 10_000
+"""That S3 takes for one object."""
+
+PARTS_AT_ONCE = 4
+"""Parts under way, all of them in memory."""
 
 PAGE = 1000
 """Objects that a store lists in one answer."""
@@ -88,6 +98,55 @@ class ObjectStorage:
         size = BLOCK_BYTES if stop is None else max(1, stop - start)
         async with aclosing(self._blocks(path, start, stop, etag, size)) as blocks:
             return joined(printable(path), [block async for block in blocks], start, stop)
+
+    async def upload(self, path: str, file: IO[bytes], size: int) -> None:
+        """Write an object out of a file, in parts where it is large; a failure, and a cancellation, leave no parts.
+
+        Cancellation: what is under way is waited for.
+        """
+        base, key = bucket_of(path)
+        store = self._store(base)
+        part = max(PART_BYTES, -(-size // MOST_PARTS))
+
+        async def put() -> None:
+            file.seek(0)
+            with anyio.CancelScope(shield=True):
+                await store.put_async(key, file, chunk_size=part, max_concurrency=PARTS_AT_ONCE)
+
+        await self._written(path, put, mib=1 + size // 2**20)
+
+    async def replace(self, path: str, content: bytes, version: KnownVersion | None) -> KnownVersion:
+        base, key = bucket_of(path)
+        store = self._store(base)
+
+        async def put() -> KnownVersion:
+            try:
+                return _known(await store.put_async(key, content, mode="create" if version is None else version))
+            except Exception as error:
+                _drop_traceback(error)
+                if not (other_version(error) or type(error).__name__ == "AlreadyExistsError"):
+                    raise
+            now = await self._looked(store, key)
+            if now is not None and now[0] == content:
+                return now[1]  # of an earlier try, whose answer was lost
+            raise WriteError(f"{printable(path)} was written by another job meanwhile: only one may write to a folder")
+
+        return await self._written(path, put)
+
+    async def look(self, path: str) -> tuple[bytes, KnownVersion] | None:
+        base, key = bucket_of(path)
+        store = self._store(base)
+        return await self._written(path, lambda: self._looked(store, key))
+
+    async def remove(self, path: str) -> None:
+        base, key = bucket_of(path)
+        store = self._store(base)
+
+        async def delete() -> None:
+            with suppress(FileNotFoundError):
+                await store.delete_async(key)
+
+        await self._written(path, delete)
 
     async def aclose(self) -> None:
         """Drop the stores, which closes their connections."""
@@ -177,21 +236,39 @@ class ObjectStorage:
 
         return await self._tried(path, look)
 
-    async def _tried(self, path: str, ask: Callable[[], Awaitable[R]]) -> R:
-        attempts = self._attempts(path)
+    async def _tried(self, path: str, ask: Callable[[], Awaitable[R]], mib: int = 1) -> R:
+        attempts = self._attempts(path, mib)
         while True:
             try:
                 return await self._asked(attempts, ask)
+            except WriteError:
+                raise
             except Exception as error:
                 await _failed(attempts, error, 0)
+
+    async def _written(self, path: str, ask: Callable[[], Awaitable[R]], mib: int = 1) -> R:
+        try:
+            return await self._tried(path, ask, mib)
+        except ReadError as error:
+            raise WriteError(f"can't write: {error}") from None
+
+    async def _looked(self, store: Any, key: str) -> tuple[bytes, KnownVersion] | None:
+        try:
+            found = await store.get_async(key)
+            return bytes(await found.bytes_async()), _known(found.meta)
+        except FileNotFoundError as error:
+            _drop_traceback(error)
+            if any(code in str(error) for code in BUCKETS):
+                raise
+            return None
 
     async def _asked(self, attempts: Attempts, ask: Callable[[], Awaitable[R]]) -> R:
         self._traffic.requests += 1
         with anyio.fail_after(attempts.left_s):
             return await ask()
 
-    def _attempts(self, path: str) -> Attempts:
-        return Attempts(printable(path), self._http.retries, self._http.deadline_s, self._traffic)
+    def _attempts(self, path: str, mib: int = 1) -> Attempts:
+        return Attempts(printable(path), self._http.retries, mib * self._http.deadline_s, self._traffic)
 
     def _store(self, base: str) -> Any:
         if base not in self._stores:
@@ -220,6 +297,10 @@ async def _failed(attempts: Attempts, error: Exception, position: int) -> None:
     if isinstance(meant, ReadError):
         raise meant from None
     await attempts.failed(meant, position)
+
+
+def _known(meta: Any) -> KnownVersion:
+    return {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
 
 
 Version = tuple[str | None, tuple[int, object] | None]

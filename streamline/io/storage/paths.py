@@ -19,6 +19,7 @@ from typing import Any
 
 from streamline.errors import PlanError, PlanTypeError, ReadError
 from streamline.io.storage.base import ADDED
+from streamline.io.storage.manifest import HEAD, check_size, manifests_among, may_be_manifest, parsed, shards_of
 
 MAGIC = re.compile(r"[*?\[]")
 
@@ -28,6 +29,11 @@ DEEP = "**"
 def is_glob(path: str) -> bool:
     """Whether a path has anything in it that a glob gives a meaning to."""
     return MAGIC.search(path) is not None
+
+
+def escape(path: str) -> str:
+    """Return a path with nothing in it that a glob gives a meaning to."""
+    return MAGIC.sub(lambda found: f"[{found[0]}]", path)
 
 
 class Glob:
@@ -194,8 +200,6 @@ def _check_scheme(scheme: str, text: str) -> None:
         raise PlanError(f"expected {scheme}://BUCKET/KEY, got {text}")
     if set(bucket) & set("*?["):
         raise PlanError(f"a bucket's name can't be a glob, only keys can: {text}; give a list, or braces: {{a,b}}")
-    if key.endswith("/"):
-        raise PlanError(f"{text} is a directory: write {text}* for the objects in it, or {text}** for all below it")
 
 
 def _check_hub(text: str) -> None:
@@ -242,13 +246,40 @@ def local_files(path: str) -> Iterator[str]:
     """
     home = os.path.expanduser(path)  # noqa: PTH111  (a Path would drop a leading ./)
     if _exists(home):
-        yield _file(home)
+        yield from _written(home)
         return
     for one in braces(home):
         if _exists(one) or not glob.has_magic(one):
-            yield _file(one)
+            yield from _written(one)
         else:
-            yield from _matches(one)
+            for match in _matches(one):
+                yield from _written(match) if may_be_manifest(match) else (match,)
+
+
+def _written(path: str) -> Iterator[str]:
+    """Yield a file; the shards that a job has written, of its manifest, or the folder with all of them."""
+    whole = Path(path).is_dir()
+    folder = path.rstrip("/") if whole else path.rpartition("/")[0]
+    names = manifests_among(os.listdir(path)) if whole else [path.rpartition("/")[2]] * may_be_manifest(path)  # noqa: PTH208
+    contents = {name: _content(os.path.join(folder, name)) for name in names}  # noqa: PTH118 - keeps a leading ./
+    parts = [parsed(content, name) for name, content in contents.items() if content is not None]
+    if not parts:
+        yield _file(path)
+        return
+    for shard in shards_of(path, parts, whole=whole):
+        file = os.path.join(folder, shard.name)  # noqa: PTH118
+        check_size(file, size_of(_file(file)), shard)
+        yield file
+
+
+def _content(path: str) -> bytes | None:
+    """Return the content of a manifest; None: it is another program's, or isn't there."""
+    if not _exists(path) or Path(path).is_dir():
+        return None
+    size_of(path)  # a pipe would be waited for
+    with open(path, "rb") as file:  # noqa: PTH123
+        head = file.read(len(HEAD))
+        return head + file.read() if head == HEAD else None
 
 
 def size_of(path: str) -> int:

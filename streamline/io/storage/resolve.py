@@ -17,10 +17,21 @@ from anyio.from_thread import start_blocking_portal
 
 from streamline.core.meters import Traffic
 from streamline.core.threads import OneThread
-from streamline.errors import ReadError
-from streamline.io.storage.base import FoundObject, together
+from streamline.errors import PlanError, ReadError
+from streamline.io.storage.base import FoundObject, Storage, together
+from streamline.io.storage.manifest import HEAD, check_size, may_be_manifest, parsed, shards_of
 from streamline.io.storage.options import Access
-from streamline.io.storage.paths import braces, check_once, is_pattern, is_remote, is_url, local_files, size_of
+from streamline.io.storage.paths import (
+    braces,
+    check_once,
+    escape,
+    is_object,
+    is_pattern,
+    is_remote,
+    is_url,
+    local_files,
+    size_of,
+)
 from streamline.io.storage.registry import Storages
 
 MOST_ASKED = 1000
@@ -106,7 +117,21 @@ async def _looked_up(
     async def meant(one: str | FoundObject) -> list[FoundObject]:
         if isinstance(one, FoundObject):
             return [one]
+        try:
+            found = await named_by(one)
+        except (PlanError, ReadError):
+            manifests = await manifests_in(storages.of(one), one) if is_object(one) else []
+            if not manifests:
+                raise
+            return await written(storages, f"{one.rstrip('/')}/", manifests, whole=True)
+        if not any(may_be_manifest(each.path) for each in found):
+            return found
+        return [file for each in found for file in await written(storages, each.path, [each], whole=False)]
+
+    async def named_by(one: str) -> list[FoundObject]:
         storage = storages.of(one)
+        if is_object(one) and one.endswith("/"):
+            raise PlanError(f"{one} is a directory: write {one}* for the objects in it, or {one}** for all below it")
         if not is_pattern(one):
             return [await storage.stat(one) if few else FoundObject(one)]
         if found := await storage.list(one):
@@ -121,6 +146,38 @@ async def _looked_up(
     finally:
         await storages.aclose()
     return _once(chain.from_iterable(found))
+
+
+async def manifests_in(storage: Storage, folder: str) -> list[FoundObject]:
+    """Return the files in a folder of a store that may be manifests."""
+    found = await storage.list(f"{escape(folder.rstrip('/'))}/manifest*.json")
+    return [each for each in found if may_be_manifest(each.path)]
+
+
+async def written(storages: Storages, path: str, manifests: list[FoundObject], *, whole: bool) -> list[FoundObject]:
+    """Return the shards that manifests name; of one that is another program's file, itself.
+
+    Args:
+      path: that the user gave.
+      whole: whether all ranks' must be among them.
+    """
+    storage = storages.of(path)
+    contents = [await storage.read(each.path, 0, None) if may_be_manifest(each.path) else b"" for each in manifests]
+    parts = [
+        parsed(content, each.path)
+        for each, content in zip(manifests, contents, strict=True)
+        if content.startswith(HEAD)
+    ]
+    if not parts:
+        return manifests
+    folder = path.rpartition("/")[0]
+    shards = shards_of(path, parts, whole=whole)
+    if len(shards) > MOST_ASKED:
+        return [FoundObject(f"{folder}/{shard.name}", shard.bytes) for shard in shards]
+    found = await together([partial(storage.stat, f"{folder}/{shard.name}") for shard in shards])
+    for each, shard in zip(found, shards, strict=True):
+        check_size(each.path, each.size, shard)
+    return found
 
 
 def _once(files: Iterable[FoundObject]) -> tuple[FoundObject, ...]:

@@ -24,7 +24,7 @@ import streamline as sl
 from streamline.errors import PlanError, PlanTypeError, ReadError
 from streamline.io.storage import object_cache as cache_module
 from streamline.io.storage import registry as storages
-from streamline.io.storage.base import FoundObject
+from streamline.io.storage.base import FoundObject, Storage
 from streamline.io.storage.object_cache import CachedStorage, ObjectCache, Spans
 from streamline.io.storage.options import Access
 from streamline.io.storage.registry import Storages
@@ -37,7 +37,7 @@ DATA = bytes(range(256)) * 40
 
 
 @dataclass
-class Remote:
+class Remote(Storage):
     """Objects in memory, with a log of what was asked for."""
 
     objects: dict[str, bytes] = field(default_factory=lambda: {URL: DATA})

@@ -1,0 +1,367 @@
+"""A pipeline's items to a folder of shards, exactly once across kills: `write_jsonl` and its like.
+
+The job runs the stream itself. It writes a shard, gives it its name, and then replaces the manifest, which names all
+shards that count and holds the snapshot right after the last item in them: one step, in which shard and snapshot change
+together. A kill leaves what the last manifest names, and perhaps a shard that none names. A resume removes that, opens
+the stream at the manifest's snapshot, and so writes the same shards again, where the order of items is fixed.
+
+On success, the last manifest says that the job is complete. On a failure of a stage, an item that can't be written, a
+full disk, Ctrl-C: the shard that was begun is dropped, and the exception gets a note that says how to go on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, get_args
+
+import msgspec
+
+from streamline.core.options import check_int, given
+from streamline.core.text import counted, in_bytes
+from streamline.core.tracebacks import TrimmedTraceback
+from streamline.errors import DataError, PlanError, PlanTypeError, WriteError, printable
+from streamline.io.formats.columnar import require_pyarrow
+from streamline.io.formats.encoders import (
+    Encoder,
+    JsonlOutput,
+    NpyOutput,
+    OutputFormat,
+    ParquetOutput,
+    TarOutput,
+    UnwritableItemError,
+)
+from streamline.io.storage.base import ShardFile
+from streamline.io.storage.manifest import Manifest, WrittenShard, manifest_name, parsed
+from streamline.io.storage.options import Access, HttpOptions
+from streamline.io.storage.output_folder import OutputFolder, output_folder, unwritable
+from streamline.runtime.open import Openable, RunOptions
+from streamline.runtime.sync_stream import SyncStream
+from streamline.sharding.ranks import Rank, find_rank
+from streamline.snapshot.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger("streamline.writing")  # as the docs call it
+
+T = TypeVar("T")
+
+SHARD_BYTES = 256 * 1024 * 1024
+"""A shard, unless the user says otherwise: large enough for a store's throughput, small enough to divide the shards of
+a large data set over many workers. WebDataset's usual size."""
+
+FormatName = Literal["jsonl", "npy", "parquet", "tar"]
+
+FORMATS: dict[str, Callable[[], OutputFormat]] = {
+    kind.kind: kind for kind in (JsonlOutput, NpyOutput, ParquetOutput, TarOutput)
+}
+"""What makes a format with its defaults, by name."""
+
+
+class JobOptions(RunOptions, total=False):
+    """What all `write_*` take alike, as keywords; the options of `open` among them."""
+
+    shard_bytes: int
+    resume: bool
+    http: HttpOptions | None
+    storage_options: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a folder holds of one rank's job, when that is complete.
+
+    Attributes:
+      folder: as it was given.
+      shards: files that the rank has written, in all runs of the job together.
+      items: in them.
+      bytes: of them.
+      items_before: of the items, those that earlier runs had written; all: there was nothing left to do.
+    """
+
+    folder: str
+    shards: int
+    items: int
+    bytes: int
+    items_before: int = 0
+
+    def __str__(self) -> str:
+        items, shards = counted(self.items, "item"), counted(self.shards, "shard")
+        found = f"{self.folder}: {items} in {shards}, {in_bytes(self.bytes)}"
+        return found + (f"; {self.items_before:,} of the items by earlier runs" if self.items_before else "")
+
+
+def write_jsonl(pipeline: Openable[Any], folder: str | PathLike[str], **options: Unpack[JobOptions]) -> Written:
+    """Run a pipeline, and write its items as lines of JSON, in shards; exactly once across kills and resumes.
+
+    A JSON value for each item, as msgspec writes it: NumPy's numbers and arrays too, dates and bytes as strings. NaN
+    and infinities, which JSON has no word for, are refused. Other formats: `write_parquet`, `write_tar`, `write_npy`.
+
+    `folder` then has shards, `shard-00000-000000.jsonl`, and a manifest that names them: `read_jsonl(folder)` reads
+    what that says. Shards and manifest are written whole or not at all. Of several ranks, each writes shards of its
+    own, and a manifest. docs/writing.md says what kills, failures, stores and several jobs do.
+
+    Args:
+      pipeline: runs to its end, or until a failure; blocks meanwhile.
+      folder: a local one, made if it is missing, or one in a store: s3://, gs://, az://.
+      shard_bytes: a shard ends after the item with which it has so many bytes; >= 1, by default 256 MiB.
+      resume: go on with the job that has begun to write there, where its last whole shard ends; where there is none,
+        begin. Without it, a folder that isn't empty is refused.
+      http, storage_options: how a store is reached, see `read_jsonl`.
+      options: those of `Pipeline.open`. Ranks end apart, each with all that it has (`ends="allow"`).
+
+    Returns:
+      What is in the folder of this rank's, when all of it is.
+
+    Raises:
+      PlanTypeError, PlanError: an option of the wrong type or value; a live source without `journal=`.
+      WriteError: the folder isn't empty, has a writer, or can't be written to.
+      ResumeError: another pipeline has written there.
+      DataError: an item can't be written.
+      What the stream fails with.
+    """
+    return write(pipeline, folder, JsonlOutput(), **options)
+
+
+def write_npy(pipeline: Openable[Any], folder: str | PathLike[str], **options: Unpack[JobOptions]) -> Written:
+    """Run a pipeline, and write its items, arrays of one shape and type, or numbers, as rows of NumPy files.
+
+    Otherwise as `write_jsonl`; `read_npy(folder)` reads it.
+    """
+    return write(pipeline, folder, NpyOutput(), **options)
+
+
+def write_parquet(
+    pipeline: Openable[Any],
+    folder: str | PathLike[str],
+    *,
+    schema: pa.Schema | None = None,
+    **options: Unpack[JobOptions],
+) -> Written:
+    """Run a pipeline, and write its items, dicts by column or record batches, as rows of Parquet files.
+
+    Otherwise as `write_jsonl`; `read_parquet(folder)` reads it. Needs `pip install 'streamline[arrow]'`.
+
+    Args:
+      schema: the columns and their types; None: as the first 1,000 rows show them, for all shards of this rank.
+    """
+    require_pyarrow("write_parquet")
+    return write(pipeline, folder, ParquetOutput(schema), **options)
+
+
+def write_tar(pipeline: Openable[Any], folder: str | PathLike[str], **options: Unpack[JobOptions]) -> Written:
+    """Run a pipeline, and write its items, samples as `read_tar` gives them, into tar archives (WebDataset's).
+
+    An item is a dict: "__key__", and bytes or str (as UTF-8) by field. Otherwise as `write_jsonl`; `read_tar(folder)`
+    reads it.
+    """
+    return write(pipeline, folder, TarOutput(), **options)
+
+
+def output_format(name: object) -> OutputFormat:
+    """Return the format of a name, with its defaults."""
+    if name not in get_args(FormatName):
+        wrong, shown = (PlanError, repr(name)) if isinstance(name, str) else (PlanTypeError, given(name))
+        raise wrong(f".write(format=) is one of {', '.join(map(repr, get_args(FormatName)))}, got {shown}")
+    if name == "parquet":
+        require_pyarrow('.write(format="parquet")')
+    return FORMATS[str(name)]()
+
+
+def write(
+    pipeline: Openable[Any],
+    folder: str | PathLike[str],
+    format: OutputFormat,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    resume: bool = False,
+    http: HttpOptions | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    **options: Unpack[RunOptions],
+) -> Written:
+    """Write shards of a format: see `write_jsonl`."""
+    given_pipeline: object = pipeline
+    if not isinstance(given_pipeline, Openable):
+        way = ": give the pipeline; the job opens it itself, so that it can resume" if hasattr(pipeline, "plan") else ""
+        raise PlanTypeError(f"write_{format.kind} takes a pipeline, got {given(pipeline)}{way}")
+    if not isinstance(resume, bool):
+        raise PlanTypeError(
+            f"write_{format.kind}(resume=) is True or False, got {given(resume)}: the folder has the state"
+        )
+    check_int(f"write_{format.kind}(shard_bytes=)", shard_bytes, 1)
+    if options.setdefault("ends", "allow") != "allow":
+        raise PlanError(f"write_{format.kind}(ends=): each rank writes all that it has: leave it out")
+    if not pipeline.plan.source.survives_kill:
+        raise PlanError(
+            f"{pipeline.plan.source.kind} can't be read again, and what comes after the last whole shard would be lost "
+            'with this process: keep it on disk, journal="dir/"'
+        )
+    rank = find_rank(options.get("rank"), options.get("world_size"), options.get("mesh"))
+    if rank.shared:
+        raise PlanError("several processes share this rank, and each would write its shards: let one of them write")
+    access = Access(http=http, storage_options=storage_options)
+    with TrimmedTraceback(), output_folder(folder, access, manifest_name(rank.rank, rank.world_size)) as out:
+        return _WriteJob(out, rank, format, shard_bytes).run(pipeline, options, resume=resume)
+
+
+class _WriteJob:
+    """What one rank writes to a folder."""
+
+    def __init__(self, out: OutputFolder, rank: Rank, format: OutputFormat, shard_bytes: int) -> None:
+        self._out = out
+        self._format = format
+        self._shard_bytes = shard_bytes
+        self._name = manifest_name(rank.rank, rank.world_size)
+        self._manifest = Manifest(format=format.kind, rank=rank.rank, world_size=rank.world_size)
+        self._sink: ShardFile | None = None
+        self._encoder: Encoder | None = None
+        self._items = 0  # in the shard
+
+    def run(self, pipeline: Openable[Any], options: RunOptions, *, resume: bool) -> Written:
+        begun = self._begun(resume=resume)
+        snapshot = None if begun is None else Snapshot.from_json(json.dumps(begun.snapshot))
+        opened = pipeline.open(resume=snapshot, **options)
+        if begun is not None and begun.complete:
+            _ = opened.resolved  # whether it is this pipeline that has written it
+            logger.info("%s is complete: nothing to do", self._out.path)
+            return self._written(before=begun.items)
+        before = self._manifest.items
+        with opened as stream:
+            self._claim(stream)
+            try:
+                self._write_all(stream)
+            except BaseException as error:
+                self._drop()
+                error.add_note(self._how_to_go_on())
+                raise
+        return self._written(before=before)
+
+    def _begun(self, *, resume: bool) -> Manifest | None:
+        """Return the manifest of the job to go on with; None: there is none, and the folder is this job's to use.
+
+        Raises:
+          WriteError: the folder holds something else; or a job, and this is not to go on with it.
+        """
+        path, content = self._out.path, self._out.manifest(self._name)
+        if content is None:
+            if others := [name for name in self._out.names() if not self._of_other_rank(name)]:
+                raise WriteError(
+                    f"{path} isn't empty, and has no {self._name} of a job to go on with: it holds {others[0]}"
+                    f"{f' and {len(others) - 1:,} more' if len(others) > 1 else ''}; give an empty folder"
+                )
+            return None
+        if not resume:
+            raise WriteError(
+                f"a job has written to {path}: go on with it, resume=True (--resume), or give another folder"
+            )
+        found = parsed(content, f"{path}/{self._name}")
+        if found.format != self._format.kind:
+            raise WriteError(f"{path} holds {found.format}, and this writes {self._format.kind}: give another folder")
+        self._manifest = found
+        return found
+
+    def _of_other_rank(self, name: str) -> bool:
+        """Whether a file may be that of another rank of this job."""
+        size = self._manifest.world_size
+        shard = re.fullmatch(rf"shard-(\d{{5,}})-\d{{6,}}.*{re.escape(self._format.suffix)}", name)
+        if shard is not None:
+            return int(shard[1]) < size and int(shard[1]) != self._manifest.rank
+        return name in {manifest_name(rank, size) for rank in range(size)}
+
+    def _claim(self, stream: SyncStream[Any]) -> None:
+        """Make the folder this job's, before it writes anything else, and remove the shards that don't count."""
+        manifest, snapshot = self._manifest, stream.snapshot()
+        run = 0 if manifest.snapshot is None else manifest.run + 1
+        self._put(snapshot, run=run)
+        counts = {shard.name for shard in manifest.shards}
+        own = re.compile(rf"shard-{manifest.rank:05d}-\d{{6,}}(?:-(\d+))?{re.escape(self._format.suffix)}")
+        for name in self._out.names():
+            found = own.fullmatch(name)
+            if found is None or name in counts:
+                continue
+            if not self._out.fenced or int(found[1] or 0) < run:  # a later start may have made the others
+                self._out.remove(name)
+
+    def _write_all(self, stream: SyncStream[Any]) -> None:
+        add, most = self._add, self._shard_bytes
+        for item in stream:
+            if add(item) >= most:
+                self._commit(stream)
+        if self._encoder is not None:
+            self._commit(stream, complete=True)
+        else:
+            self._put(stream.snapshot(), complete=True)
+
+    def _add(self, item: Any) -> int:
+        if self._encoder is None:
+            self._sink = self._out.shard()
+            self._encoder = self._format.encoder(self._sink, self._shard_bytes, self._manifest.common)
+        self._items += 1
+        try:
+            return self._encoder.add(item)
+        except UnwritableItemError as error:
+            raise self._unwritable(error, item) from error.__cause__
+        except OSError as error:
+            raise unwritable(self._out.disk, "write to", error) from error
+
+    def _commit(self, stream: SyncStream[Any], *, complete: bool = False) -> None:
+        """Let the shard count, and with it where the stream stands."""
+        assert self._encoder is not None
+        assert self._sink is not None
+        try:
+            self._encoder.finish()
+        except UnwritableItemError as error:
+            raise self._unwritable(error) from error.__cause__
+        except OSError as error:
+            raise unwritable(self._out.disk, "write to", error) from error
+        manifest, snapshot = self._manifest, stream.snapshot()
+        fence = f"-{manifest.run}" if self._out.fenced and manifest.run else ""
+        name = f"shard-{manifest.rank:05d}-{len(manifest.shards):06d}{fence}{self._format.suffix}"
+        shard = WrittenShard(name, self._items, self._sink.size)
+        self._out.commit(self._sink, name)
+        common = self._encoder.common
+        self._put(snapshot, shards=[*manifest.shards, shard], common=common, complete=complete)
+        self._sink, self._encoder, self._items = None, None, 0
+
+    def _put(self, snapshot: Snapshot, **changed: Any) -> None:
+        """Replace the manifest."""
+        state = json.loads(snapshot.to_json())
+        new = msgspec.structs.replace(self._manifest, snapshot=state, **changed)
+        where = f"{self._out.path}/{self._name}"
+        snapshot.stored_by(lambda: self._out.replace_manifest(self._name, new.content()), where)
+        self._manifest = new
+
+    def _drop(self) -> None:
+        """Let go of the shard that was begun."""
+        if self._encoder is not None:
+            self._encoder.abandon()
+        if self._sink is not None:
+            self._sink.discard()
+
+    def _unwritable(self, error: UnwritableItemError, item: object = None) -> DataError:
+        number = self._manifest.items + self._items - error.ago
+        kind = f", of type {type(item).__qualname__}," if item is not None and not error.ago else ""
+        return DataError(f"item {number:,} of what is written{kind} can't be written as {self._format.kind}: {error}")
+
+    def _how_to_go_on(self) -> str:
+        manifest = self._manifest
+        return printable(
+            f"{self._out.path} holds {counted(manifest.items, 'item')} in "
+            f"{counted(len(manifest.shards), 'whole shard')}: write again with resume=True (--resume) to go on after "
+            "them"
+        )
+
+    def _written(self, before: int) -> Written:
+        manifest = self._manifest
+        return Written(
+            folder=self._out.path,
+            shards=len(manifest.shards),
+            items=manifest.items,
+            bytes=manifest.size,
+            items_before=before,
+        )

@@ -1,0 +1,51 @@
+"""A job that writes shards is killed with SIGKILL at each of its operations, and resumed: see `killer`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers.s3 import Bucket
+
+KILLER = Path(__file__).with_name("killer.py")
+
+
+def killed(
+    folder: object, format: str, *, step: int = 1, large: bool = False, options: Mapping[str, Any] | None = None
+) -> int:
+    """Kill a job at each operation; return how many there are."""
+    job = {"folder": str(folder), "format": format, "step": step, "large": large, "storage_options": options}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, str(KILLER), json.dumps(job)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=550, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return int(done.stdout)
+
+
+def test_on_disk_nothing_is_lost_and_nothing_comes_twice(tmp_path: Path) -> None:
+    assert killed(tmp_path, "jsonl") > 40
+
+
+@pytest.mark.parametrize("format", ["npy", "parquet", "tar"])
+def test_other_formats_at_every_seventh_operation(tmp_path: Path, format: str) -> None:
+    assert killed(tmp_path, format, step=7) > 40
+
+
+def test_in_s3_nothing_is_lost_and_nothing_comes_twice(bucket: Bucket) -> None:
+    assert killed(f"{bucket.url}/out", "jsonl", options=bucket.options) > 10
+
+
+def test_in_azure_nothing_is_lost_and_nothing_comes_twice(container: Bucket) -> None:
+    assert killed(f"{container.url}/out", "jsonl", options=container.options) > 10
+
+
+def test_in_s3_an_upload_in_parts_is_killed_between_them(bucket: Bucket) -> None:
+    assert killed(f"{bucket.url}/out", "jsonl", options=bucket.options, large=True, step=2) > 10
