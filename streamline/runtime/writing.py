@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, get_args
 
 import msgspec
 
-from streamline.core.options import check_int, given
+from streamline.core.options import check_installed, check_int, given
 from streamline.core.text import counted, in_bytes
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.errors import DataError, PlanError, PlanTypeError, WriteError, printable
-from streamline.io.formats.columnar import require_pyarrow
 from streamline.io.formats.encoders import (
     Encoder,
     JsonlOutput,
@@ -150,7 +149,7 @@ def write_parquet(
     Args:
       schema: the columns and their types; None: as the first 1,000 rows show them, for all shards of this rank.
     """
-    require_pyarrow("write_parquet")
+    check_installed("write_parquet", "pyarrow", "pyarrow", "arrow")
     return write(pipeline, folder, ParquetOutput(schema), **options)
 
 
@@ -169,7 +168,7 @@ def output_format(name: object) -> OutputFormat:
         wrong, shown = (PlanError, repr(name)) if isinstance(name, str) else (PlanTypeError, given(name))
         raise wrong(f".write(format=) is one of {', '.join(map(repr, get_args(FormatName)))}, got {shown}")
     if name == "parquet":
-        require_pyarrow('.write(format="parquet")')
+        check_installed('.write(format="parquet")', "pyarrow", "pyarrow", "arrow")
     return FORMATS[str(name)]()
 
 
