@@ -142,7 +142,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def lock_file(path: Path) -> int | None:
-    """Open and lock a file, made if it isn't there; None: it is locked. Closing the descriptor releases the lock."""
+    """Open and lock a file, made if it isn't there; None: it is locked. `free_lock` releases it, or this process's end."""
     descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
     try:
         if try_lock(descriptor):
@@ -152,6 +152,14 @@ def lock_file(path: Path) -> int | None:
         raise
     os.close(descriptor)
     return None
+
+
+def free_lock(descriptor: int) -> None:
+    """Unlock a file and close it. Closing alone would wait for copies of it, in a child that is just being started."""
+    import fcntl
+
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def is_open_as(descriptor: int, path: Path) -> bool:
@@ -263,7 +271,7 @@ class PendingFile:
     def _unlock(self) -> None:
         lock, self._lock = self._lock, None
         if lock is not None:
-            os.close(lock)
+            free_lock(lock)
 
 
 def _begin(family: str) -> str:

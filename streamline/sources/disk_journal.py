@@ -25,6 +25,7 @@ from typing import Any, NoReturn, TypeAlias
 import msgspec
 
 from streamline.core.atomic_file import (
+    free_lock,
     lock_file,
     make_directory,
     open_own,
@@ -297,7 +298,7 @@ class DiskJournal(Journal):
     def _free_lock(self) -> None:
         descriptor, self._lock = self._lock, None
         if descriptor is not None:
-            os.close(descriptor)
+            free_lock(descriptor)
 
     def _roll(self, given: dict[int, int], read: int, after: int) -> None:
         """Begin a new segment, or continue the last one if it is empty."""

@@ -244,6 +244,19 @@ def test_a_temporary_being_written_is_kept_by_another_save_of_the_same_file(path
     assert content(path) == 2 * NEW
 
 
+def test_a_lock_is_free_although_a_starting_child_has_a_copy_of_it(path: Path) -> None:
+    """Between fork and exec a child has all descriptors of its parent."""
+    lock = atomic_file.lock_file(path)
+    assert lock is not None
+    copy = os.dup(lock)
+    assert atomic_file.lock_file(path) is None
+    atomic_file.free_lock(lock)
+    again = atomic_file.lock_file(path)
+    assert again is not None
+    atomic_file.free_lock(again)
+    os.close(copy)
+
+
 def test_without_locks_a_file_is_written_all_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import anyio
 from aiohttp import web
 
-from streamline.core.atomic_file import lock_file
+from streamline.core.atomic_file import free_lock, lock_file
 from streamline.core.forks import ForkSafeLock, disowned_in_copies
 from streamline.core.handshake import PeerHello
 from streamline.core.listener import Listener
@@ -143,7 +143,7 @@ class PeerNode:
                 await http.shutdown(SHUTDOWN_S)
                 await self._server.aclose()
             if self._lock is not None:
-                os.close(self._lock)
+                free_lock(self._lock)
                 self._lock = None
 
     def _listening(self, peers: list[Peer], http: web.Server) -> Listener | None:
@@ -166,7 +166,7 @@ class PeerNode:
             except HostError as error:
                 why = str(error)
         self._say(f"none of peers= is an address of this machine: it asks the others, and serves none: {why}")
-        os.close(self._lock)
+        free_lock(self._lock)
         self._lock = None
         return None
 

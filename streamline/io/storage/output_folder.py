@@ -24,6 +24,7 @@ from anyio.from_thread import start_blocking_portal
 
 from streamline.core.atomic_file import (
     PendingFile,
+    free_lock,
     is_open_as,
     lock_file,
     make_directory,
@@ -143,7 +144,7 @@ class _LocalFolder(OutputFolder):
             with suppress(OSError):
                 lock.unlink()
             if descriptor is not None:
-                os.close(descriptor)
+                free_lock(descriptor)
 
     def _lock(self, lock: Path) -> int | None:
         while True:
