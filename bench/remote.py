@@ -25,6 +25,7 @@ import numpy.typing as npt
 import streamline as sl
 from bench import delay, harness, process_tiny, steady, tiny_items
 from bench.suite import Case, Suite, Tally, at_least, at_most, peer
+from streamline.backends.hosts.pool import BYTES_ON_THE_WAY
 
 Array = npt.NDArray[np.float32]
 
@@ -32,6 +33,8 @@ FLOATS = 1 << 18
 NBYTES = 4 * FLOATS
 PAGE = 1024  # floats
 LEVELS = 256
+
+AHEAD_ITEMS = BYTES_ON_THE_WAY // NBYTES
 
 
 @cache
@@ -57,7 +60,7 @@ def expected(n: int) -> Tally:
 Clock = Callable[[], float] | None
 
 
-async def by_hand(n: int, clock: Clock = None) -> Tally:
+async def by_hand(n: int, clock: Clock = None, consumed: Callable[[socket.socket], Any] | None = None) -> Tally:
     """Receive arrays from a process over a TCP connection, into memory of their own."""
     server = socket.create_server(("127.0.0.1", 0))
     process = harness.SPAWN.Process(target=_send, args=(n, server.getsockname()))
@@ -66,7 +69,7 @@ async def by_hand(n: int, clock: Clock = None) -> Tally:
     with server, sock:
         sock.setblocking(False)
         try:
-            return await steady.consume_async(_received(n, sock), read, clock)
+            return await steady.consume_async(_received(n, sock) if consumed is None else consumed(sock), read, clock)
         finally:
             process.join()
 
@@ -79,6 +82,23 @@ async def _received(n: int, sock: socket.socket) -> Any:
         while filled < NBYTES:
             filled += await loop.sock_recv_into(sock, view[filled:])
         yield array
+
+
+async def by_hand_ahead(n: int, clock: Clock = None) -> Tally:
+    """Likewise, with as many arrays ready for the loop as a link has in flight."""
+    ready = asyncio.Queue[Array](AHEAD_ITEMS)
+
+    async def receive(sock: socket.socket) -> None:
+        async for array in _received(n, sock):
+            await ready.put(array)
+
+    async def consumed(sock: socket.socket) -> Any:
+        receiving = asyncio.create_task(receive(sock))
+        for _ in range(n):
+            yield await ready.get()
+        await receiving
+
+    return await by_hand(n, clock, consumed)
 
 
 def _send(n: int, address: tuple[str, int]) -> None:
@@ -177,15 +197,20 @@ async def async_for(pipe: Pipe, take: steady.Read, n: int, clock: Clock = None) 
 
 def each(run: Callable[..., Tally], n: int) -> Tally:
     """Return the CPU time of this process for each item."""
-    tally = run(n, clock=process_time)
+    return _for_each(run(n, clock=process_time), n)
+
+
+def _for_each(tally: Tally, n: int) -> Tally:
     assert tally.seconds is not None
     return replace(tally, seconds=tally.seconds / n)
 
 
 async def each_by_hand(n: int) -> Tally:
-    tally = await by_hand(n, process_time)
-    assert tally.seconds is not None
-    return replace(tally, seconds=tally.seconds / n)
+    return _for_each(await by_hand(n, process_time), n)
+
+
+async def each_by_hand_ahead(n: int) -> Tally:
+    return _for_each(await by_hand_ahead(n, process_time), n)
 
 
 def count(item: int) -> tuple[int, float]:
@@ -197,6 +222,7 @@ def one_process(n: int) -> Tally:
         return steady.consume(stream, count)
 
 
+AHEAD = f"the same, reading {AHEAD_ITEMS} arrays ahead"
 FLOOR, PROCESS = "an asyncio TCP pair by hand", "streamline, Processes(1), plain for"
 PLAIN, ASYNC = "streamline, Remote(1), plain for", "streamline, Remote(1), async for"
 AGENTS = 16
@@ -216,8 +242,9 @@ SUITES = (
         ),
         cases=(
             Case(FLOOR, by_hand, 3000),
-            Case(PLAIN, partial(plain_for, batches, read), 3000, (at_least(0.8, FLOOR),)),
-            Case(ASYNC, partial(async_for, batches, read), 3000, (at_least(0.8, FLOOR),)),
+            Case(AHEAD, by_hand_ahead, 3000),
+            Case(PLAIN, partial(plain_for, batches, read), 3000, (at_least(0.8, FLOOR), at_least(1, AHEAD))),
+            Case(ASYNC, partial(async_for, batches, read), 3000, (at_least(0.8, FLOOR), at_least(1, AHEAD))),
             Case("streamline, Remote(1, tls=), plain for", partial(plain_for, batches, read, tls=True), 3000),
             Case(
                 "streamline, Ray(1), plain for",
@@ -238,7 +265,13 @@ SUITES = (
         note="The same arrays. CPU time of the consumer's process, all threads, from the first delivery on.",
         cases=(
             Case(FLOOR, each_by_hand, 3000),
-            Case(PLAIN, partial(each, partial(plain_for, batches, read)), 3000, (at_most(1.15, FLOOR),)),
+            Case(AHEAD, each_by_hand_ahead, 3000),
+            Case(
+                PLAIN,
+                partial(each, partial(plain_for, batches, read)),
+                3000,
+                (at_most(1.15, FLOOR), at_most(1, AHEAD)),
+            ),
         ),
     ),
     Suite(

@@ -38,12 +38,14 @@ def decoded(item: Any) -> Any:
 def rank(base: str, objects: int, shared: bool, job: str, meet: Barrier, done: Any) -> None:
     """Read all objects in a process of its own; stop at the first item and half way, until all have come as far."""
     import streamline as sl
+    import streamline.io.storage.http_client  # this and the next: what a run imports as it is opened
+    import streamline.runtime.loop_thread
 
     os.environ["STREAMLINE_JOB"] = job
-    meet.wait()
-    meet.wait()  # measured: nothing is open
     found, kept = hashlib.sha256(), deque[Any](maxlen=KEPT)
     pipe = sl.read_files(f"{base}/{{0..{objects - 1}}}").shard(HOSTS, mode="file").map(decoded).merge()
+    meet.wait()
+    meet.wait()  # measured: nothing is open
     backend = sl.Processes(HOSTS, shared="node" if shared else None)
     with pipe.open(backend=backend, rank=0, world_size=1) as stream:
         for number, item in enumerate(stream):
