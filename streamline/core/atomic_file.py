@@ -142,7 +142,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def lock_file(path: Path) -> int | None:
-    """Open and lock a file, made if it isn't there; None: it is locked. `free_lock` releases it, or this process's end."""
+    """Open and lock a file, made if it isn't there; None: it is locked. `free_lock` releases it, or an exit."""
     descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
     try:
         if try_lock(descriptor):

@@ -33,7 +33,7 @@ from streamline.core.atomic_file import (
     write_all,
 )
 from streamline.errors import PlanError, PlanTypeError, WriteError
-from streamline.io.storage.base import ShardFile, Storage, Version
+from streamline.io.storage.base import ADDED, ShardFile, Storage, Version
 from streamline.io.storage.options import Access
 from streamline.io.storage.paths import MAGIC, escape, is_object, scheme_of
 from streamline.io.storage.registry import Storages
@@ -101,11 +101,12 @@ def output_folder(path: object, access: Access, manifest: str) -> Iterator[Outpu
       WriteError: another job writes to it.
     """
     folder = _given(path)
-    if is_object(folder):
+    scheme = scheme_of(folder)
+    if is_object(folder) or scheme in ADDED:
         with _storage(folder, access) as (storage, call):
             yield _StoreFolder(folder, storage, call)
         return
-    if scheme := scheme_of(folder):
+    if scheme:
         raise PlanError(f"{scheme}:// can't be written to: give a local folder, or s3://, gs:// or az://; got {folder}")
     with ExitStack() as stack:
         made = _LocalFolder(os.path.expanduser(folder))  # noqa: PTH111 - as the readers do

@@ -120,7 +120,7 @@ async def _looked_up(
         try:
             found = await named_by(one)
         except (PlanError, ReadError):
-            manifests = await manifests_in(storages.of(one), one) if is_object(one) else []
+            manifests = [] if is_url(one) else await manifests_in(storages.of(one), one)
             if not manifests:
                 raise
             return await written(storages, f"{one.rstrip('/')}/", manifests, whole=True)
@@ -149,8 +149,11 @@ async def _looked_up(
 
 
 async def manifests_in(storage: Storage, folder: str) -> list[FoundObject]:
-    """Return the files in a folder of a store that may be manifests."""
-    found = await storage.list(f"{escape(folder.rstrip('/'))}/manifest*.json")
+    """Return the files in a folder of a store that may be manifests; none where it can't be listed."""
+    try:
+        found = await storage.list(f"{escape(folder.rstrip('/'))}/manifest*.json")
+    except ReadError:
+        return []
     return [each for each in found if may_be_manifest(each.path)]
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import urllib.request
+from fnmatch import fnmatch
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, ClassVar
 
 import anyio
 import pytest
 
 import streamline as sl
 from streamline.errors import PlanError, ReadError, WriteError
+from streamline.io.storage.base import FoundObject, Storage
 from streamline.io.storage.object_store import ObjectStorage
 from streamline.io.storage.options import HttpOptions
 from streamline.io.storage.output_folder import _StoreFolder
+from streamline.io.storage.registry import storage
 from tests.servers.s3 import Bucket
 from tests.servers.scripted_store import Answer, Handler, ScriptedStore, refusal
 
@@ -213,3 +216,47 @@ def test_a_full_disk_of_this_machine_is_named(bucket: Bucket, monkeypatch: pytes
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     with pytest.raises(WriteError, match=r"temporary files \(TMPDIR\)"):
         sl.from_items(ROWS).write(f"{bucket.url}/out", storage_options=bucket.options)
+
+
+class Memory(Storage):
+    """A storage of a user's own that can be written to."""
+
+    objects: ClassVar[dict[str, bytes]] = {}
+
+    def __init__(self, access: Any) -> None:
+        pass
+
+    async def list(self, pattern: str) -> list[FoundObject]:
+        return [FoundObject(path, len(data)) for path, data in sorted(self.objects.items()) if fnmatch(path, pattern)]
+
+    async def stat(self, path: str) -> FoundObject:
+        if path not in self.objects:
+            raise ReadError(f"no {path}")
+        return FoundObject(path, len(self.objects[path]))
+
+    async def blocks(self, path: str, start: int = 0, stop: int | None = None, etag: str | None = None) -> Any:
+        yield self.objects[path][start:stop]
+
+    async def upload(self, path: str, file: IO[bytes], size: int) -> None:
+        file.seek(0)
+        self.objects[path] = file.read()
+
+    async def look(self, path: str) -> tuple[bytes, dict[str, str]] | None:
+        return None if path not in self.objects else (self.objects[path], {})
+
+    async def replace(self, path: str, content: bytes, version: dict[str, str] | None) -> dict[str, str]:
+        self.objects[path] = content
+        return {}
+
+
+def test_a_storage_of_a_users_own_is_written_to_and_one_that_reads_only_says_so() -> None:
+    storage("memory")(Memory)
+    sl.from_items(ROWS).write("memory://out", shard_bytes=30)
+    assert sorted(Memory.objects)[0] == "memory://out/manifest.json"
+    for path in ("memory://out", "memory://out/manifest.json"):
+        assert list(sl.read_jsonl(path)) == ROWS
+    with pytest.raises(ReadError, match="no memory://other"):
+        list(sl.read_jsonl("memory://other"))
+    storage("readonly")(type("ReadOnly", (Memory,), {"look": Storage.look}))
+    with pytest.raises(WriteError, match="readonly:// can't be written to"):
+        sl.from_items(ROWS).write("readonly://out")

@@ -484,18 +484,21 @@ def crash(at: int) -> Iterator[None]:
             yield
 
 
+sizes = st.integers(1, 60)
+
+
 @examples(400)
-@given(pipelines(most=12, stages=3), st.integers(1, 60), st.lists(st.integers(0, 25), max_size=3))
+@given(pipelines(most=12, stages=3), sizes, st.lists(st.tuples(st.integers(0, 25), sizes), max_size=3))
 def test_any_pipeline_is_written_exactly_once_whatever_kills_it(
-    pipeline: Pipeline[Any], shard_bytes: int, kills: list[int]
+    pipeline: Pipeline[Any], shard_bytes: int, kills: list[tuple[int, int]]
 ) -> None:
     stages = tuple(stage for stage in pipeline.stages if not stage.last)  # nothing comes after a transfer
     texts = replace(pipeline, stages=stages).map(repr)
     expected = list(texts)
     with TemporaryDirectory() as folder:
-        for at in (*kills, 10**9):
+        for at, size in (*kills, (10**9, shard_bytes)):
             with crash(at):
-                texts.write(folder, shard_bytes=shard_bytes, resume=True)
+                texts.write(folder, shard_bytes=size, resume=True)
         found = list(sl.read_jsonl(folder))
         manifest = parsed(Path(folder, "manifest.json").read_bytes(), folder)
         assert names(Path(folder)) == sorted(["manifest.json", *(shard.name for shard in manifest.shards)])
