@@ -61,7 +61,7 @@ logger = logging.getLogger("streamline.agent")
 BEAT_S = 1.0
 """Seconds between two `Alive`; precedent: Ray's heartbeats."""
 
-REDIAL_S = 1.5
+REDIAL_S = 1.2
 """Seconds to dial again after the trainer is lost: a connection may have broken, and the trainer be there."""
 
 ENDING_S = 3.5
