@@ -158,7 +158,8 @@ class Issuer:
         self._turns: deque[Holder] = deque()
         self._paused = gate.holding
         self._issuing = False
-        self._dry: anyio.Event | None = None
+        self._dry = False  # the next permit needs a token that isn't there yet
+        self._idle: anyio.Event | None = None  # set when nobody waits any more; None: no task waits for tokens
         gate.on_pause(self._pause, self._go_on)
 
     def _pause(self) -> None:
@@ -179,8 +180,7 @@ class Issuer:
     def leave(self, holder: Holder) -> None:
         """Take its permits from a holder whose calls are all over."""
         self._holders.remove(holder)
-        if holder in self._turns:
-            self._turns.remove(holder)
+        self.drop(holder, holder.waiting)
         self._free += holder.held
         self._tell_shares()
         self._issue()
@@ -207,6 +207,14 @@ class Issuer:
             self._turns.append(holder)
         holder.waiting += permits
         self._issue()
+
+    def drop(self, holder: Holder, permits: int) -> None:
+        """Issue no more the permits that a holder has asked for and doesn't need."""
+        holder.waiting -= permits
+        if not holder.waiting and holder in self._turns:
+            self._turns.remove(holder)
+        if not self._turns and self._idle is not None:
+            self._idle.set()
 
     def take_back(self, holder: Holder, permits: int, *, unused: bool = False) -> None:
         """Take permits back; `unused`: no call was made with them."""
@@ -245,19 +253,20 @@ class Issuer:
         return issued
 
     def _wait_token(self) -> None:
-        if self._dry is None:
-            self._dry = anyio.Event()
+        self._dry = True
+        if self._idle is None:
+            self._idle = anyio.Event()
             self._start(self._refill, f"tokens of {self._limit}", lambda: None)
-        self._dry.set()
 
     async def _refill(self) -> None:
+        """Issue what waits for tokens as they come, until nobody waits for one."""
         assert self._bucket is not None
-        assert self._dry is not None
-        while True:
-            await self._dry.wait()
-            self._dry = anyio.Event()
-            await anyio.sleep(self._bucket.due_s)
+        while self._dry and self._turns:
+            self._dry, self._idle = False, anyio.Event()
+            with anyio.move_on_after(self._bucket.due_s):
+                await self._idle.wait()
             self._issue()
+        self._idle = None
 
 
 class HostHolders:
@@ -296,13 +305,20 @@ class Permits:
     Args:
       ask: asks for so many permits; `issued` is the answer, perhaps at once.
       give_back: gives so many back; the second argument: whether they are unused.
-
+      drop: takes back what was asked for and isn't issued yet; None: it may be on its way, and is given back later.
     """
 
-    def __init__(self, gate: Gate, ask: Callable[[int], None], give_back: Callable[[int, bool], None]) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        ask: Callable[[int], None],
+        give_back: Callable[[int, bool], None],
+        drop: Callable[[int], None] | None = None,
+    ) -> None:
         self._gate = gate
         self._ask = ask
         self._give_back = give_back
+        self._drop = drop
         self._share = 0
         self._held = 0
         self._asked = 0
@@ -353,9 +369,16 @@ class Permits:
         except BaseException:
             if turn in self._waiting:
                 self._waiting.remove(turn)
+                self._drop_surplus()
             else:
                 self.release(unused=True)
             raise
+
+    def _drop_surplus(self) -> None:
+        surplus = self._asked - len(self._waiting)
+        if self._drop is not None and surplus > 0:
+            self._asked -= surplus
+            self._drop(surplus)
 
     def release(self, *, unused: bool = False) -> None:
         """Give a permit to the next call, or back; `unused`: no call was made with it."""
@@ -443,6 +466,7 @@ class CallLimits:
             gate,
             lambda wanted: issuer.ask(holder, wanted),
             lambda given, unused: issuer.take_back(holder, given, unused=unused),
+            lambda unwanted: issuer.drop(holder, unwanted),
         )
         holder = issuer.join(permits.issued)
         return permits

@@ -8,7 +8,6 @@ own shards, if n divides their number, else by the item. Both get the epoch, if 
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterable, Iterator
 from copy import copy, deepcopy
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from streamline.core.flow import Site
+from streamline.core.forks import ForkSafeLock
 from streamline.core.options import given
 from streamline.errors import PlanTypeError
 from streamline.sources.base import Mode, epoch_number
@@ -29,7 +29,7 @@ T = TypeVar("T")
 WORKER = "torch.utils.data._utils.worker"
 """Where torch keeps which worker a process is: `get_worker_info()` returns its `_worker_info`."""
 
-_one_worker = threading.RLock()
+_one_worker = ForkSafeLock()
 """Held while a dataset believes to be some worker: there is one such belief in a process."""
 
 

@@ -322,3 +322,29 @@ def test_a_permit_that_arrives_in_a_pause_goes_back_and_is_asked_for_again(run: 
             permits.issued(1, 0)
 
     run(test)
+
+
+def test_no_task_waits_for_a_token_that_no_call_wants_any_more(run: Callable[..., None]) -> None:
+    async def test() -> None:
+        async with anyio.create_task_group() as tasks:
+            before = len(anyio.get_running_tasks())
+
+            def start(work: Callable[[], Awaitable[None]], name: str, cleanup: Callable[[], None]) -> None:
+                tasks.start_soon(work, name=name)
+
+            limit = sl.Limit(per_second=1e-6, burst=1)
+            permits = CallLimits([limit]).permits(limit, Gate(), start)
+            assert permits.acquire_nowait()
+            for _ in range(2):  # also the second time
+                async with anyio.create_task_group() as calls:
+                    calls.start_soon(permits.wait)
+                    calls.start_soon(permits.wait)
+                    await anyio.wait_all_tasks_blocked()
+                    assert len(anyio.get_running_tasks()) == before + 3
+                    calls.cancel_scope.cancel()
+                await anyio.wait_all_tasks_blocked()
+                assert len(anyio.get_running_tasks()) == before
+            assert not permits.acquire_nowait()
+            tasks.cancel_scope.cancel()
+
+    run(test)
