@@ -160,17 +160,17 @@ def test_machines_that_come_and_go_at_random_change_no_item(
 ) -> None:
     """Killed, or told to leave; with snapshots that go to this process and back."""
     dice = random.Random(seed)
-    length = 8_000
+    length = 4_000
     pipe = sl.from_items(range(length)).shard(5).shuffle(window=16).map(lambda item: item).merge(merge)
     agents, snapshot = [site.agent()], None
     got: list[int] = []
     while True:
         here = dice.random() < 0.3
         with pipe.open(resume=snapshot, backend=sl.Inline() if here else site.remote((1, 3))) as stream:
-            stop = len(got) + dice.randrange(500, 4_000)
+            stop = len(got) + dice.randrange(300, 2_000)
             while len(got) < stop and (item := next(stream, None)) is not None:
                 got.append(item)
-                if dice.random() < 0.0015:
+                if dice.random() < 0.003:
                     agents.append(site.agent())
                     if len(agents) > 3:
                         agents.pop(dice.randrange(2)).send_signal(dice.choice([signal.SIGKILL, signal.SIGTERM]))

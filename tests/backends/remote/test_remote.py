@@ -44,6 +44,7 @@ from streamline.errors import HostError, PlanError
 from streamline.pipeline import Pipeline
 from tests.backends.remote.machines import KEY, agent_process, free_address, key_file, machines
 from tests.certificates import tls_folder
+from tests.laws.profile import FACTOR
 
 LENGTH = 3000
 
@@ -169,13 +170,13 @@ def test_an_agent_that_says_nothing_any_more_is_replaced(tmp_path: Path) -> None
     assert got == [item * item for item in range(60_000)]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(max(1, int(FACTOR))))
 def test_connections_that_are_cut_anywhere_lose_and_repeat_nothing(
     tmp_path: Path, seed: int, tls: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (agents_side, trainers_side):
         monkeypatch.setattr(module, "RETRY_S", 0.01)
-    dice = random.Random(seed)
+    dice = random.Random(f"{seed} {tls is None}")
     cuts = [None, *(dice.choice([1, 150, 400, 3000, 20_000, 200_000]) + dice.randrange(50) for _ in range(12))]
 
     def fill(item: int) -> np.ndarray[Any, Any]:
