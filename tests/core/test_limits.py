@@ -6,7 +6,7 @@ import math
 import pickle
 from collections.abc import Awaitable, Callable
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -330,7 +330,7 @@ def test_no_task_waits_for_a_token_that_no_call_wants_any_more(run: Callable[...
             before = len(anyio.get_running_tasks())
 
             def start(work: Callable[[], Awaitable[None]], name: str, cleanup: Callable[[], None]) -> None:
-                tasks.start_soon(work, name=name)
+                tasks.start_soon(cast(Any, work), name=name)
 
             limit = sl.Limit(per_second=1e-6, burst=1)
             permits = CallLimits([limit]).permits(limit, Gate(), start)
