@@ -8,6 +8,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +16,13 @@ import pytest
 import streamline as sl
 from streamline.backends.hosts.pool import HostPool
 
-os.environ |= {
-    "HOME": f"{tempfile.gettempdir()}/sl-ray-{os.getpid()}",  # Ray looks for a token there
+os.environ |= dict.fromkeys(("HOME", "RAY_TMPDIR"), f"{tempfile.gettempdir()}/sl-ray-{os.getpid()}") | {
     "RAY_AUTH_MODE": "disabled",
     "RAY_SCHEDULER_EVENTS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
-import ray  # after that: it reads them
+import ray  # after that: it reads them, looks for a token at home, and notes a cluster's address in RAY_TMPDIR/ray
 from ray.cluster_utils import Cluster
 
 from tests.conftest import LOOKS
@@ -50,6 +50,7 @@ def _let_ray_keep_sockets() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def cluster(_warm_up: None) -> Iterator[Cluster]:
     """The cluster, to which this process is connected. What its driver keeps open is there before a test begins."""
+    Path(FOLDER, "ray").mkdir(parents=True)  # which it doesn't make itself
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **SMALL})
     try:
         cluster.add_node(num_cpus=16, **SMALL)
