@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from struct import Struct
 from typing import Any, ClassVar
 
@@ -150,36 +151,39 @@ class RecordCutter:
         """Return up to `most` records; fewer if more has to be fed, or it has taken long, or the next one is bad."""
         found, crc, data, at = CutRecords(), self._crc, self._data, self._from
         records, ends, need, held = found.records, found.ends, self._need, self._held
-        enough = held - SLICE_BYTES
+        enough, byte, wrong = held - SLICE_BYTES, self.at, None
         while held >= need and len(records) < most and held > enough:
             if at == len(data):
                 data, at = self._rest.popleft()
             if len(data) - at < need:
                 data, at = self._joined(data[at:], need), 0
-            if need == HEAD.size:  # a whole record is longer
-                size, checksum = HEAD.unpack_from(data, at)
-                if masked(crc(data[at : at + 8])) != checksum:
-                    found.wrong = self._lost()
-                    break
-                need = HEAD.size + size + CHECKSUM.size
-                if size > self._max_bytes:
-                    found.wrong = self._too_long(size)
-                    break
+            size, checksum = HEAD.unpack_from(data, at)
+            if masked(crc(data[at : at + 8])) != checksum:
+                wrong = self._lost
+                break
+            need = HEAD.size + size + CHECKSUM.size
+            if size > self._max_bytes:
+                wrong = partial(self._too_long, size)
+                break
+            if len(data) - at < need:
                 continue
             stop = at + need
             record = data[at + HEAD.size : stop - CHECKSUM.size]
             if masked(crc(record)) != CHECKSUM.unpack_from(data, stop - CHECKSUM.size)[0]:
-                found.wrong = self._damaged(record)
+                wrong = partial(self._damaged, record)
                 break
             records.append(record)
-            self.at += need
-            self.record += 1
-            ends.append(self.at)
+            byte += need
+            ends.append(byte)
             held -= need
             at, need = stop, HEAD.size
         self._data, self._from, self._held, self._need = data, at, held, need
-        if found.wrong is not None and not found.wrong.ends:
-            self._pass()
+        self.at = byte
+        self.record += len(records)
+        if wrong is not None:
+            found.wrong = wrong()
+            if not found.wrong.ends:
+                self._pass()
         self.ready = self._held >= self._need
         return found
 
