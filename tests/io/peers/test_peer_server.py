@@ -205,7 +205,8 @@ async def test_another_process_of_the_machine_takes_over_when_the_server_is_kill
 
 
 FORKS = """
-import asyncio, os, pathlib, sys
+import asyncio, os, pathlib, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: it forks with threads, which is the point
 sys.path.insert(0, {root!r})
 from streamline.io.peers import node as nodes
 from tests.io.peers.group import DATA, Machine, Store, content, serving

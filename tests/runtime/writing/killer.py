@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -174,7 +175,11 @@ def contents(folder: str) -> dict[str, bytes]:
 
 
 def in_fork(work: Callable[[], object]) -> int:
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # from 3.12 on: pyarrow has threads, which the fork doesn't use
+        pid = os.fork()
     if not pid:
         try:
             work()
