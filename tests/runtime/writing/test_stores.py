@@ -56,7 +56,7 @@ def check_reader(bucket: Bucket) -> None:
 
 def test_a_folder_without_a_manifest_is_a_directory(bucket: Bucket) -> None:
     bucket.put(out__x=b"1", out__manifest=b"{}")
-    with pytest.raises(PlanError, match="is a directory: write"):
+    with pytest.raises(PlanError, match=r"is a directory: write \S+/out/\* .*\S+/out/\*\*"):
         list(sl.read_jsonl(f"{bucket.url}/out/", storage_options=bucket.options))
     with pytest.raises(ReadError, match="there is no such object"):
         list(sl.read_jsonl(f"{bucket.url}/out", storage_options=bucket.options))
