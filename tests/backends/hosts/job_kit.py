@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.backends.hosts.shared_rank import SHARDS
+
 PROGRAM = Path(__file__).with_name("shared_rank.py")
 
 
@@ -94,11 +96,14 @@ class RankJob:
         return ranks
 
     def opened(self, count: int, pipe: str = "items", **options: Any) -> list[RankProcess]:
-        """Start ranks that open the same, of which the first owns the hosts, and take an item each."""
+        """Start ranks that open the same, of which the first owns the hosts; each takes an item of each shard.
+
+        So each has joined all workers before another one can have ended.
+        """
         ranks = self.start(count)
         for rank in ranks:
             rank.open(pipe, **options)
-            rank.first = rank.take(1)
+            rank.first = rank.take(SHARDS)
             self._hosts.update(rank.hosts())
         return ranks
 

@@ -16,6 +16,7 @@ from streamline.backends.hosts import shared_runs
 from streamline.core.error_policy import Failure
 
 LENGTH = 96
+SHARDS = 4
 
 
 class Row:
@@ -51,7 +52,7 @@ def poisonous(number: int) -> int:
 
 
 def of_items(fn: Callable[[int], Any], length: int = LENGTH) -> sl.Pipeline[Any]:
-    return sl.from_items(range(length)).shard(4).map(fn).merge()
+    return sl.from_items(range(length)).shard(SHARDS).map(fn).merge()
 
 
 PIPES: dict[str, Callable[[], sl.Pipeline[Any]]] = {
@@ -62,7 +63,7 @@ PIPES: dict[str, Callable[[], sl.Pipeline[Any]]] = {
     "poisonous": lambda: of_items(poisonous),
     "long": lambda: of_items(noted, 100_000),
     "windows": lambda: (
-        sl.from_items(range(LENGTH)).shard(4).shuffle(window=8).map(noted).merge().batch(3, collate=None)
+        sl.from_items(range(LENGTH)).shard(SHARDS).shuffle(window=8).map(noted).merge().batch(3, collate=None)
     ),
 }
 

@@ -18,7 +18,7 @@ import streamline as sl
 from streamline.backends.hosts.pool import spread
 from streamline.errors import HostError, PlanError, PlanTypeError
 from tests.backends.hosts.job_kit import end, job, rest_of
-from tests.backends.hosts.shared_rank import LENGTH, PIPES
+from tests.backends.hosts.shared_rank import LENGTH, PIPES, SHARDS
 from tests.laws.profile import FACTOR
 
 ALL = list(range(LENGTH))
@@ -42,7 +42,7 @@ def test_what_one_rank_writes_into_its_arrays_no_other_sees(tmp_path: Path) -> N
         first, *others = ranks
         spoilt = first.take(8, spoil=True)
         kept = [rank.take(8) for rank in others]
-        assert [spoilt, *kept] == [expected[1:9]] * 3
+        assert [spoilt, *kept] == [expected[SHARDS : SHARDS + 8]] * 3
         for rank in ranks:
             rank.first += spoilt
         assert rest_of(*ranks, spoil=True) == [expected] * 3
@@ -75,7 +75,7 @@ def test_snapshots_resume_anywhere_and_are_shared_at_the_same_place(tmp_path: Pa
     with job(tmp_path) as made:
         one, two, three = made.opened(3, "windows")
         whole = PIPES_OF_WINDOWS
-        assert one.take(5) == two.take(5) == whole[1:6]
+        assert one.take(5) == two.take(5) == whole[SHARDS : SHARDS + 5]
         snapshots = [rank.do("snapshot", name="s") for rank in (one, two, three)]
         assert sl.Snapshot.from_json(snapshots[0]).flow_state == sl.Snapshot.from_json(snapshots[1]).flow_state
         for rank in (one, two, three):
@@ -88,10 +88,11 @@ def test_snapshots_resume_anywhere_and_are_shared_at_the_same_place(tmp_path: Pa
             )
         if backend == "node":
             for rank in (one, two):
-                rank.first = rank.take(1)
-        assert rest_of(one, two, three) == [whole[6:], whole[6:], whole[1:]]
+                rank.first = rank.take(SHARDS)
+        later, earlier = whole[SHARDS + 5 :], whole[SHARDS:]
+        assert rest_of(one, two, three) == [later, later, earlier]
         if backend == "node":
-            alone = sum(1 for batch in whole[6:] for _ in batch) + sum(1 for batch in whole[1:] for _ in batch)
+            alone = sum(len(batch) for batch in later + earlier)
             reread = 2 * 4 * 16  # at most two windows a shard, for each of two places
             assert sum(made.reads.values()) - read <= alone + reread
         end(made, one, two, three)
@@ -117,11 +118,11 @@ def test_each_epoch_is_shared_and_ranks_may_be_in_two_of_them(tmp_path: Path) ->
         for name, epoch in (("a", 0), ("b", 1)):
             for rank in (one, two):
                 rank.open(name=name, epoch=epoch)
-                assert rank.take(1, name) == [0]
+                assert rank.take(SHARDS, name) == ALL[:SHARDS]
         for name in ("b", "a"):
             for rank in (one, two):
                 rank.ask("take", name=name)
-            assert [rank.answer() for rank in (one, two)] == [ALL[1:]] * 2
+            assert [rank.answer() for rank in (one, two)] == [ALL[SHARDS:]] * 2
         assert made.reads == Counter(ALL * 2)
         end(made, one, two)
 
@@ -133,8 +134,8 @@ def test_a_rank_that_comes_late_reads_by_itself(tmp_path: Path) -> None:
         before = made.reads[0]
         (two,) = made.opened(1, "long")
         assert made.reads[0] == before + 1
-        assert two.take(1_000) == list(range(1, 1_001))
-        assert one.take(1_000) == list(range(40_001, 41_001))
+        assert two.take(1_000) == list(range(SHARDS, SHARDS + 1_000))
+        assert one.take(1_000) == list(range(SHARDS + 40_000, SHARDS + 41_000))
         end(made, one, two)
 
 
@@ -230,7 +231,7 @@ def test_when_the_owner_has_exited_another_rank_takes_over(tmp_path: Path) -> No
     with job(tmp_path) as made:
         owner, one = made.opened(2, "long")
         assert owner.end() == 0
-        assert one.take(3_000) == list(range(1, 3_001))
+        assert one.take(3_000) == list(range(SHARDS, SHARDS + 3_000))
         end(made, one)
 
 
@@ -238,11 +239,11 @@ def test_a_stopped_rank_is_detached_and_goes_on_by_itself(tmp_path: Path) -> Non
     with job(tmp_path, STALL_S="0.2") as made:
         one, two, three = made.opened(3, "long")
         two.send_signal(signal.SIGSTOP)
-        assert one.take(20_000) == list(range(1, 20_001))
-        assert three.take(20_000) == list(range(1, 20_001))
+        assert one.take(20_000) == list(range(SHARDS, SHARDS + 20_000))
+        assert three.take(20_000) == list(range(SHARDS, SHARDS + 20_000))
         two.send_signal(signal.SIGCONT)
-        assert two.take(30_000) == list(range(1, 30_001))
-        assert one.take(1_000) == list(range(20_001, 21_001))
+        assert two.take(30_000) == list(range(SHARDS, SHARDS + 30_000))
+        assert one.take(1_000) == list(range(SHARDS + 20_000, SHARDS + 21_000))
         end(made, one, two, three)
 
 
