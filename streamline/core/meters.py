@@ -93,6 +93,7 @@ class Meters:
     """All meters of one run. A stage that is opened again (by a repeat, say) goes on with its meter.
 
     Attributes:
+      names: of all stages and channels that have a meter.
       order: names of the stages as they stand in the plan; others come after them.
       on: False: nothing is counted of stages and channels; for measuring what that costs.
       on_hold: given to every meter made from now on.
@@ -106,6 +107,7 @@ class Meters:
         self.stages: dict[tuple[str, int], StageMeter] = {}
         self.channels: dict[tuple[str, int], ChannelMeter] = {}
         self.traffics: dict[tuple[str, int | None], Traffic] = {}
+        self.names: set[str] = set()
         self.loop = LoopMeter()
         self.consumer = ConsumerMeter(opened_at, self.loop)
         self.order: list[str] = []
@@ -141,6 +143,7 @@ class Meters:
         """Return the meter of a stage in a worker."""
         meter = self.stages.get((name, shard))
         if meter is None:
+            self.names.add(name)
             meter = self.stages[name, shard] = StageMeter(name, kind, shard, concurrency)
             meter.loop = self.loop
             meter.host = self._host
@@ -152,6 +155,7 @@ class Meters:
         """Return the meter of the channel that the stage `name` of a worker fills."""
         meter = self.channels.get((name, shard))
         if meter is None:
+            self.names.add(name)
             meter = self.channels[name, shard] = ChannelMeter(name, shard, capacity)
         return meter
 

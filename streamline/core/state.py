@@ -212,6 +212,33 @@ def trimmed(states: States, first: int, count: int) -> States:
     return Shifted(states, first) if first else states
 
 
+class DeferredState(State):
+    """A state that is loaded or made when it is read."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def real(self) -> State:
+        """The state itself."""
+
+    def json(self, until: State | None = None) -> Tree:
+        return self.real.json(None if until is None else until.latest)
+
+    @property
+    def latest(self) -> State:
+        return self.real.latest
+
+    def tally(self, found: Tally) -> None:
+        self.real.tally(found)
+
+    def where(self) -> str:
+        return self.real.where()
+
+    def forks(self) -> Iterator[Branch]:
+        return self.real.forks()
+
+
 class Reference:
     """A state in a column, not made yet: most never are."""
 

@@ -6,6 +6,10 @@ only when none has; a worker more than `max_lead` items ahead of the slowest is 
 items ready, both take whole rounds at once, in the same order as one by one. They run in the task that pulls, and call
 no user code: a cancelled pull has taken nothing.
 
+Of thousands of workers, the first ones are started with the merge, so that the first item doesn't wait for all. Each
+worker that is looked at for the first time starts one more, and a merge that waits starts the others, some in each turn
+of the event loop: none is idle while its items are waited for.
+
 A best-effort merge logs each choice, the index of a worker, for as long as a mark before it is referenced. A strict
 merge logs nothing: its order between two states follows from their counts. In a saved state, `replay` lists the choices
 to repeat first, in a merge of either kind; of a tail in strict order, only the counts reached are saved (`strict_to`).
@@ -14,12 +18,16 @@ to repeat first, in a merge of either kind; of a tail in strict order, only the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, cast
+from itertools import islice
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from streamline.core.channel import Inbox
+import anyio.lowlevel
+
+from streamline.core.channel import FlushPoints, Inbox
 from streamline.core.choices import Log
 from streamline.core.flow import Chunk, Flow
 from streamline.core.state import Json, Reference, State, States, Tally, Tree
@@ -28,6 +36,34 @@ T = TypeVar("T")
 
 MANY = 2**31
 """Rounds: no bound but the items."""
+
+
+FIRST_WORKERS = 64
+"""Workers that are started with a merge, and ahead of those that it looks at."""
+
+WORKERS_A_TURN = 8
+"""Workers that a waiting merge starts in each turn of the event loop."""
+
+
+@dataclass(frozen=True)
+class Inboxes(Generic[T]):
+    """The inboxes of `count` workers, in index order.
+
+    Attributes:
+      open: opens a worker, once, at its state, and returns its inbox.
+      begin: returns the state that a worker is opened at. In any thread.
+      first: workers to open with the merge; the others, when they are to be started.
+    """
+
+    count: int
+    open: Callable[[int], Inbox[T]]
+    begin: Callable[[int], State]
+    first: int = FIRST_WORKERS
+
+    @classmethod
+    def of(cls, inboxes: Sequence[Inbox[T]]) -> Inboxes[T]:
+        """Return those of workers that are open."""
+        return cls(len(inboxes), inboxes.__getitem__, lambda worker: inboxes[worker].state, first=len(inboxes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +78,7 @@ class Merge(ABC):
     chooses: ClassVar[bool]
 
     @abstractmethod
-    def open(self, inboxes: Sequence[Inbox[T]], own: Json | None) -> MergeFlow[T]:
+    def open(self, inboxes: Inboxes[T], own: Json | None) -> MergeFlow[T]:
         """Return the merge of the workers' inboxes, at its own part of a state or at the beginning."""
 
 
@@ -51,7 +87,7 @@ class MergeFlow(Flow[T]):
 
     Args:
       name: the stage's name.
-      inboxes: the workers' channels, opened at the workers' states, in index order.
+      inboxes: the workers' channels.
       own: this stage's part of the state that it is opened at.
 
     Attributes:
@@ -64,53 +100,62 @@ class MergeFlow(Flow[T]):
     choosing = False
     held: DeferredProgress | None = None
 
-    def __init__(self, name: str, inboxes: Sequence[Inbox[T]], own: Any = None) -> None:
+    def __init__(self, name: str, inboxes: Inboxes[T], own: Any = None) -> None:
+        count = inboxes.count
         self._name = name
-        self._inboxes = inboxes
-        self._produced: list[int] = [0] * len(inboxes) if own is None else list(own["produced"])
+        self._opener = inboxes
+        self._inboxes: dict[int, Inbox[T]] = {}  # of workers that are open
+        self._produced: list[int] = [0] * count if own is None else list(own["produced"])
         self._next_worker: int = 0 if own is None else own["next_worker"]
         self._replay: list[int] = [] if own is None else choices_of(own)[::-1]
         made = sum(self._produced)
         self._log = Log(made, self._replay[::-1], made + len(self._replay))
-        self._references = [Reference.to(inbox.state) for inbox in inboxes]
-        self._active = list(range(len(inboxes)))
+        begins = _Begins(inboxes.begin)
+        self._references = [Reference(begins, worker) for worker in range(count)]
+        self._active = list(range(count))
         self._finished: set[int] = set()  # all others
         self._started = False
         self.on_wait: Callable[[Sequence[int]], None] | None = None
         self.on_ended: Callable[[int, int], None] | None = None
         self._began = list(self._produced)
         self._untold = False  # of flush points, since a worker has ended
+        self._flushes: tuple[int, int] | None = None  # where they are known: the first worker in turn, and its place
         self._batch = 1  # items that the reader needs to go on, from where this began
         self._left: dict[int, int] = {}  # by worker looked at in this pull: items not chosen yet
+        self._unstarted = dict.fromkeys(sorted(self._active, key=self._turn))
+        self._fresh: set[int] = set()  # started, and never looked at
+        for worker in islice(self._unstarted, inboxes.first):
+            self._open(worker)
         super().__init__(self._now())
 
     def release(self) -> None:
-        for inbox in self._inboxes:
+        for inbox in self._inboxes.values():
             inbox.release()
 
     async def aclose(self) -> None:
         await super().aclose()
-        for inbox in self._inboxes:
+        self._unstarted.clear()
+        for inbox in self._inboxes.values():
             inbox.cancel()  # all at once, then wait for each
-        for inbox in self._inboxes:
+        for inbox in self._inboxes.values():
             await inbox.aclose()
 
     def awaited(self) -> list[tuple[int, State]]:
         """Return the workers that it waits for, with the states after the last items taken from them."""
-        waited = [worker for worker in self._awaited() if self._inboxes[worker].idle] if self._active else []
-        return [(worker, self._inboxes[worker].state) for worker in waited]
+        waited = [worker for worker in self._awaited() if self._idle(worker)] if self._active else []
+        opened, begins = self._inboxes, self._references
+        return [(worker, opened[worker].state if worker in opened else begins[worker].get()) for worker in waited]
 
     async def _next(self, limit: int) -> Chunk[T] | None:
         if not self._started:
             self._started = True
             self._batch = self.need
             self._tell_flush_points()
-            for inbox in self._inboxes:
-                inbox.start()
+            self._start_more(FIRST_WORKERS)
         self.release()
         while self._active:
-            chunk = self._rounds(limit)
-            if chunk is None and (self.held or not all(self._inboxes[worker].idle for worker in self._active)):
+            chunk = None if self._unstarted else self._rounds(limit)
+            if chunk is None and (self.held or not all(map(self._idle, self._active))):
                 chunk = self._steps(limit)
             if self._untold:
                 self._untold = False
@@ -128,12 +173,63 @@ class MergeFlow(Flow[T]):
         if self.meter is not None:
             self.meter.wait_begins("wait_input")
         try:
+            await self._start_meanwhile()
             await self._wait()
         finally:
             if self.meter is not None:
                 self.meter.wait_ends()
             if self.on_wait is not None:
                 self.on_wait(())
+
+    # Workers that are started when their turn comes near --------------------------------------------------------------
+
+    async def _start_meanwhile(self) -> None:
+        """Start the workers that it waits for, and the others as long as it waits."""
+        if not self._unstarted:
+            return
+        awaited = self._awaited()
+        for worker in awaited:
+            self._looks_at(worker)
+        while self._unstarted and all(map(self._idle, awaited)):
+            self._start_more(WORKERS_A_TURN)
+            await anyio.lowlevel.checkpoint()
+            await self._inboxes[awaited[0]].passage()
+
+    def _start_more(self, count: int) -> None:
+        """Start the next workers in turn."""
+        for worker in list(islice(self._unstarted, count)):
+            self._start(worker)
+
+    def _start(self, worker: int) -> None:
+        if worker not in self._inboxes:
+            self._open(worker)
+        del self._unstarted[worker]
+        self._fresh.add(worker)
+        self._inboxes[worker].start()
+
+    def _open(self, worker: int) -> None:
+        inbox = self._inboxes[worker] = self._opener.open(worker)
+        self._references[worker] = Reference.to(inbox.state)
+        self._opened(inbox)
+        self._flush(worker)
+
+    def _opened(self, inbox: Inbox[T]) -> None:
+        """A worker is open."""
+
+    def _looks_at(self, worker: int) -> None:
+        """Start a worker that isn't running, and one more for each that is looked at for the first time."""
+        if worker in self._unstarted:
+            self._start(worker)
+        if worker in self._fresh:
+            self._fresh.discard(worker)
+            self._start_more(1)
+
+    def _idle(self, worker: int) -> bool:
+        """Whether there is nothing to see of a worker."""
+        inbox = self._inboxes.get(worker)
+        return inbox is None or inbox.idle
+
+    # What they give ---------------------------------------------------------------------------------------------------
 
     def _rounds(self, limit: int) -> Chunk[T] | None:
         """Take whole rounds at once, each with one item of every worker that has some."""
@@ -156,7 +252,7 @@ class MergeFlow(Flow[T]):
             self._references[worker] = taking.add(worker, chunk, self.held)
             self._produced[worker] += rounds
         taking.picks = order * rounds
-        self._next_worker = (order[-1] + 1) % len(inboxes)
+        self._next_worker = (order[-1] + 1) % len(self._produced)
         return self._chunk_of(items, taking)
 
     def _steps(self, limit: int) -> Chunk[T] | None:
@@ -169,7 +265,7 @@ class MergeFlow(Flow[T]):
             try:
                 worker = self._choose(taking)
             except BaseException as error:
-                again = isinstance(error, Exception) or any(inbox.failure is error for inbox in self._inboxes)
+                again = isinstance(error, Exception) or any(inbox.failure is error for inbox in self._inboxes.values())
                 if again and (picks or taking.progressed):
                     break  # it is raised again, after them
                 raise
@@ -178,13 +274,14 @@ class MergeFlow(Flow[T]):
             picks.append(worker)
             self._left[worker] -= 1
             self._produced[worker] += 1
-            self._next_worker = (worker + 1) % len(self._inboxes)
+            self._next_worker = (worker + 1) % len(self._produced)
             if repeating:
                 self._replay.pop()
         items = self._take_picked(taking)
         if not items:
             for worker in self._active:
-                self._adopt_progress(worker, taking, its_turn=False)
+                if worker in self._inboxes:
+                    self._adopt_progress(worker, taking, its_turn=False)
         return self._chunk_of(items, taking) if items or taking.progressed else None
 
     def _take_picked(self, taking: Taking) -> list[T]:
@@ -213,6 +310,7 @@ class MergeFlow(Flow[T]):
         """Return whether `worker` has an item that isn't chosen yet; if it had none, note its progress and its end."""
         left = self._left.get(worker)
         if left is None:
+            self._looks_at(worker)
             inbox = self._inboxes[worker]
             left = self._left[worker] = inbox.ready
             if not left:
@@ -236,6 +334,26 @@ class MergeFlow(Flow[T]):
 
     def _tell_flush_points(self) -> None:
         """Tell the workers which of their items the reader waits for; where that is known, lists may be longer."""
+        self._flushes = self._flush_places()
+        for worker in self._active:
+            if worker in self._inboxes:
+                self._flush(worker)
+
+    def _flush(self, worker: int) -> None:
+        if self._flushes is not None and worker not in self._finished:
+            first, place = self._flushes
+            active, step = self._active, len(self._active)
+            at = place + (bisect_left(active, worker) - bisect_left(active, first)) % step
+            count = self._produced[worker] - self._began[worker]
+            self._inboxes[worker].flush_at(FlushPoints(count, at % self._batch, step, self._batch))
+
+    def _flush_places(self) -> tuple[int, int] | None:
+        """Return the worker whose turn it is, and the number of its item from where this began, if all take turns."""
+        return None
+
+    def _turn(self, worker: int) -> tuple[int, int]:
+        """Sort key: workers in the order in which they are opened."""
+        return self._distance(worker)
 
     def _distance(self, worker: int) -> tuple[bool, int]:
         """Sort key: workers from the next one on, and around."""
@@ -344,6 +462,22 @@ def _written(produced: Sequence[int], choices: list[int], strict_to: Sequence[in
         counts = list(strict_to)
     written: dict[str, Json] = {"replay": choices[:rising]}
     return written | {"strict_to": counts} if sum(counts) > sum(produced) + rising else written
+
+
+class _Begins:
+    """The column of the states that workers are opened at; each is made once."""
+
+    __slots__ = ("_begin", "_made")
+
+    def __init__(self, begin: Callable[[int], State]) -> None:
+        self._begin = begin
+        self._made: dict[int, State] = {}
+
+    def __getitem__(self, worker: int, /) -> State:
+        state = self._made.get(worker)
+        if state is None:
+            state = self._made[worker] = self._begin(worker)
+        return state
 
 
 class Taking:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from streamline.core.gate import resting
 from streamline.core.options import check_int
 from streamline.core.state import Json
 from streamline.errors import PlanError
-from streamline.merge.base import MANY, Merge, MergeFlow, Taking
+from streamline.merge.base import MANY, Inboxes, Merge, MergeFlow, Taking
 from streamline.merge.strict import Strict
 
 T = TypeVar("T")
@@ -32,14 +32,15 @@ class BestEffortMerge(MergeFlow[T]):
     choosing = True
 
     def __init__(
-        self, name: str, inboxes: Sequence[Inbox[T]], own: Any = None, *, max_skips_per_round: int, max_lead: int
+        self, name: str, inboxes: Inboxes[T], own: Any = None, *, max_skips_per_round: int, max_lead: int
     ) -> None:
-        super().__init__(name, inboxes, own)
         self._skips = max_skips_per_round
         self._max_lead = max_lead
         self._news = anyio.Event()
-        for inbox in inboxes:
-            inbox.on_ready = self._wake
+        super().__init__(name, inboxes, own)
+
+    def _opened(self, inbox: Inbox[T]) -> None:
+        inbox.on_ready = self._wake
 
     def _wake(self) -> None:
         self._news.set()
@@ -98,7 +99,7 @@ class BestEffortMerge(MergeFlow[T]):
         await anyio.lowlevel.checkpoint_if_cancelled()  # as in `Inbox.wait`
         await resting(self._news.wait())
         self._news = anyio.Event()
-        await self._inboxes[0].passage()
+        await next(iter(self._inboxes.values())).passage()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,7 @@ class BestEffort(Merge):
     def __str__(self) -> str:
         return f"merge (best effort: max_skips_per_round={self.max_skips_per_round}, max_lead={self.max_lead})"
 
-    def open(self, inboxes: Sequence[Inbox[T]], own: Json | None) -> MergeFlow[T]:
+    def open(self, inboxes: Inboxes[T], own: Json | None) -> MergeFlow[T]:
         return BestEffortMerge(
             self.name, inboxes, own, max_skips_per_round=self.max_skips_per_round, max_lead=self.max_lead
         )

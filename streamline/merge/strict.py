@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import TypeVar
 
-from streamline.core.channel import FlushPoints, Inbox
 from streamline.core.state import Json
-from streamline.merge.base import MANY, Merge, MergeFlow, Taking
+from streamline.merge.base import MANY, Inboxes, Merge, MergeFlow, Taking
 
 T = TypeVar("T")
 
@@ -17,7 +16,7 @@ T = TypeVar("T")
 class StrictMerge(MergeFlow[T]):
     """Always the active worker with the smallest (produced, index)."""
 
-    def __init__(self, name: str, inboxes: Sequence[Inbox[T]], own: Json | None = None) -> None:
+    def __init__(self, name: str, inboxes: Inboxes[T], own: Json | None = None) -> None:
         super().__init__(name, inboxes, own)
         self._turns = [
             self._turn(worker) for worker in self._active
@@ -38,12 +37,10 @@ class StrictMerge(MergeFlow[T]):
         lowest = self._produced[first]
         return all(self._produced[worker] == lowest + (worker < first) for worker in self._active)
 
-    def _tell_flush_points(self) -> None:
-        if self._batch > 1 and self._active and not self._replay and self._level(self._smallest()):
-            place, step = sum(self._produced) - sum(self._began), len(self._active)
-            for at, worker in enumerate(sorted(self._active, key=self._turn), place):
-                first = self._produced[worker] - self._began[worker]
-                self._inboxes[worker].flush_at(FlushPoints(first, at % self._batch, step, self._batch))
+    def _flush_places(self) -> tuple[int, int] | None:
+        if self._batch > 1 and self._active and not self._replay and self._level(first := self._smallest()):
+            return first, sum(self._produced) - sum(self._began)
+        return None
 
     def _pick(self, taking: Taking) -> int | None:
         while self._active:
@@ -82,5 +79,5 @@ class Strict(Merge):
     def __str__(self) -> str:
         return "merge (strict)"
 
-    def open(self, inboxes: Sequence[Inbox[T]], own: Json | None) -> MergeFlow[T]:
+    def open(self, inboxes: Inboxes[T], own: Json | None) -> MergeFlow[T]:
         return StrictMerge(self.name, inboxes, own)

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
-from streamline.core.channel import Inbox
+from streamline.core.channel import Channel, Inbox
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Flow, Opener, Site
-from streamline.core.state import Tree
+from streamline.core.state import At, DeferredState, State, Tree
+from streamline.core.tasks import Session, Tasks
 from streamline.plan.plan import READ_AHEAD_ITEMS, Plan
+from streamline.sources.base import Source
+from streamline.sources.live import FedSource
 from streamline.transforms.base import Stage
 
 
@@ -77,6 +80,40 @@ def worker_flow(plan: Plan, site: Site, state: Tree | None) -> Flow[Any]:
     for stage in plan.worker:
         opener = StageOpener(stage, opener)
     return opener(state)
+
+
+class BeginState(DeferredState):
+    """The state of a worker before its first item: `actual`, the host's, once it is opened; until then, made here."""
+
+    __slots__ = ("_plan", "_site", "_state", "actual")
+
+    def __init__(self, plan: Plan, site: Site, state: Tree | None) -> None:
+        self.actual: State | None = None
+        self._plan = plan
+        self._site = site
+        self._state = state
+
+    @property
+    def real(self) -> State:
+        if self.actual is None:
+            self.actual = self._opened()
+        return self.actual
+
+    def _opened(self) -> State:
+        """Return the state of the worker's flow, opened here without I/O and closed again."""
+        tasks = Tasks(cast(Any, None), Session(metered=False))
+        tasks.session.errors = self._site.tasks.session.errors
+        plan, site = self._plan, replace(self._site, tasks=tasks)
+        if plan.mode == "shared":
+            name = plan.source.name
+            inbox = Channel[Any](At(name, 0 if self._state is None else self._state[name]), 1)
+            source: Source[Any] = FedSource(name=name, inbox=inbox.inbox)
+            tasks.own(inbox.abandon)
+            plan = replace(plan, source=source)
+        try:
+            return worker_flow(plan, site, self._state).state
+        finally:
+            tasks.finished()
 
 
 def _head(plan: Plan, site: Site) -> Opener[Any]:

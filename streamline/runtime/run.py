@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from os import PathLike
@@ -20,7 +20,7 @@ from streamline.core.meters import Meters, Traffic
 from streamline.core.state import Json, Tree
 from streamline.core.tasks import MEMORY_BYTES, Awaited, Session, Tasks
 from streamline.errors import PlanError
-from streamline.merge.base import DeferredProgress, MergeFlow
+from streamline.merge.base import DeferredProgress, Inboxes, MergeFlow
 from streamline.observe.progress import Progress
 from streamline.observe.stats import stats_of
 from streamline.observe.trace import Trace
@@ -28,7 +28,7 @@ from streamline.observe.watchdog import Watched
 from streamline.plan.cache_key import caches_of
 from streamline.plan.compile import merged_size
 from streamline.plan.plan import Plan
-from streamline.plan.worker import SourceOpener, StageOpener, ahead_of
+from streamline.plan.worker import BeginState, SourceOpener, StageOpener, ahead_of
 from streamline.runtime.rank_ends import begun_at
 from streamline.sharding.end_flow import ending
 from streamline.sharding.ends import Agreement
@@ -186,27 +186,40 @@ class _MergeOpener:
         feed = self._feed(shards, state)
         if not self.begun:
             self.begun.append(self.backend.begin(plan, site, len(shards)))
-        (workers,) = self.begun
-        inboxes = []
-        for at, shard in enumerate(shards):
-            worker_site = replace(site, shard=shard, num_shards=plan.shard.num_shards)
-            worker_state = None if own is None else own["workers"][at]
-            fed = None if feed is None else feed.inbox(shard)
-            inboxes.append(workers.open_worker(worker_site, worker_state, fed))
+        inboxes = self._inboxes(shards, own, feed)
+        if own is not None or feed is not None:  # what can't be resumed is refused when the stream is opened
+            opened = [inboxes.open(at) for at in range(len(shards))]
+            inboxes = Inboxes.of(opened)
+            if feed is not None:
+                feed.watch(opened)
         merge: MergeFlow[Any] = plan.merge.open(inboxes, own)
         merge.meter = site.meter(plan.merge.name, "merge")
         if merge.meter is not None:
             merge.meter.ordered = not plan.merge.chooses
         if feed is not None:
-            feed.watch(inboxes)
             merge.on_wait, merge.on_ended = feed.merge_waits, feed.worker_ended
-        else:
-            if site.tasks.session.errors.policy.skips and not plan.merge.chooses:
-                merge.held = DeferredProgress()  # of a live source the journal would grow meanwhile
-            if not any(stage.repeats for stage in plan.after):  # which would open the workers again
-                _notify_when_spent(inboxes, site.tasks.session)
+        elif site.tasks.session.errors.policy.skips and not plan.merge.chooses:
+            merge.held = DeferredProgress()  # of a live source the journal would grow meanwhile
         site.tasks.session.awaited = partial(_awaited, ref(merge), shards)
         return merge
+
+    def _inboxes(self, shards: range, own: Json | None, feed: LiveReader | None) -> Inboxes[Any]:
+        """Return the inboxes of the rank's workers, at the merge's part of a state or at the beginning."""
+        plan, (workers,) = self.plan, self.begun
+        on_end = None
+        if feed is None and not any(stage.repeats for stage in plan.after):  # which would open the workers again
+            on_end = _when_spent(len(shards), self.site.tasks.session)
+
+        def placed(at: int) -> tuple[Site, Tree | None]:
+            worker_site = replace(self.site, shard=shards[at], num_shards=plan.shard.num_shards)
+            return worker_site, None if own is None else own["workers"][at]
+
+        def open_worker(at: int) -> Inbox[Any]:
+            inbox = workers.open_worker(*placed(at), None if feed is None else feed.inbox(shards[at]))
+            inbox.on_end = on_end
+            return inbox
+
+        return Inboxes(len(shards), open_worker, lambda at: BeginState(plan, *placed(at)))
 
     def _feed(self, shards: range, state: Tree | None) -> LiveReader | None:
         """Return what reads a live source for all workers of the rank; None for any other source."""
@@ -228,9 +241,9 @@ class _MergeOpener:
         return replace(self, site=site)
 
 
-def _notify_when_spent(inboxes: Sequence[Inbox[Any]], session: Session) -> None:
-    """Notify the session when all workers have come to their ends. If one fails, that is never."""
-    left = len(inboxes)
+def _when_spent(workers: int, session: Session) -> Callable[[bool], None] | None:
+    """Return what notifies the session when it was called at the end of each worker. If one fails, that is never."""
+    left = workers
 
     def ended(failed: bool) -> None:
         nonlocal left
@@ -238,9 +251,7 @@ def _notify_when_spent(inboxes: Sequence[Inbox[Any]], session: Session) -> None:
         if not left and session.spent is not None:
             session.spent()
 
-    if session.spent is not None:
-        for inbox in inboxes:
-            inbox.on_end = ended
+    return None if session.spent is None else ended
 
 
 def _awaited(merge: ref[MergeFlow[Any]], shards: range) -> list[Awaited]:

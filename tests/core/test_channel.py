@@ -18,6 +18,7 @@ from streamline.core.flow import Chunk, Flow
 from streamline.core.pace import HANDOVER_S
 from streamline.core.state import At, CountedStates
 from streamline.errors import ClosedError
+from streamline.merge.base import Inboxes
 from streamline.merge.best_effort import BestEffortMerge
 from tests.kit import AsyncTest
 
@@ -248,7 +249,7 @@ def test_a_receiver_that_is_sent_something_each_turn_can_be_cancelled(
 ) -> None:
     async def test() -> None:
         scope, received = anyio.CancelScope(), 0
-        merge = BestEffortMerge("merge", [channel.inbox], max_skips_per_round=2, max_lead=8)
+        merge = BestEffortMerge("merge", Inboxes.of([channel.inbox]), max_skips_per_round=2, max_lead=8)
         flow = merge if best_effort else channel.inbox
 
         async def receive() -> None:

@@ -14,7 +14,7 @@ from streamline.core.channel import Channel
 from streamline.core.error_policy import Failure
 from streamline.core.flow import Chunk
 from streamline.core.state import At, CountedStates, MadeStates, Skipped, State, Tally
-from streamline.merge.base import DeferredProgress
+from streamline.merge.base import DeferredProgress, Inboxes
 from streamline.merge.strict import StrictMerge
 from streamline.pipeline import Pipeline
 from tests.kit import run_on
@@ -107,7 +107,7 @@ class Worker:
 
 
 def merge_of(*workers: Worker) -> StrictMerge[int]:
-    merge = StrictMerge("merge", [worker.channel.inbox for worker in workers])
+    merge = StrictMerge("merge", Inboxes.of([worker.channel.inbox for worker in workers]))
     merge.held = DeferredProgress()
     return merge
 

@@ -1,45 +1,132 @@
-"""What a run with many shards costs: no more for each of them than one with few."""
+"""Thousands of shards: what is made before the first item, and for each of them, is counted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 import streamline as sl
-from streamline.sharding.index import Bijection, Positions
-from tests.kit import counted_calls
+from streamline.backends.base import Workers
+from streamline.backends.hosts.connection import OPENING, HostConnection
+from streamline.backends.hosts.remote_worker import RemoteWorker
+from streamline.backends.ipc.link import Link
+from streamline.core.channel import Inbox
+from streamline.core.flow import Site
+from streamline.core.state import Tree
+from streamline.merge.base import FIRST_WORKERS
+from streamline.plan.plan import Plan
 
-FEW, MANY = 40, 320
-MORE = 1.3 * MANY / FEW
-"""How many times more may be done for many than for few: what grows with the square is done 64 times more."""
-
-
-@pytest.mark.parametrize("batch", [1, 8])
-def test_reading_all_of_many_shards_costs_no_more_for_each(batch: int) -> None:
-    async def read(shards: int) -> None:
-        pipe = sl.from_items(range(4 * shards)).shard(shards).map(str).merge().batch(batch)
-        with counted_calls(counts):
-            assert len([each async for each in pipe]) == 4 * shards // batch
-
-    counts: list[int] = []
-    for shards in (FEW, MANY):
-        anyio.run(read, shards)
-    assert counts[1] < MORE * counts[0]
+MANY = 2000
 
 
-def test_many_shards_of_shuffled_files_compute_each_place_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def counted(self: Bijection, positions: Positions, of: Callable[..., Positions] = Bijection.__call__) -> Positions:
-        computed.append(len(positions))
-        return of(self, positions)
+class Counting:
+    """Inline, with a count of the workers that were opened, and of those that were started."""
 
-    computed: list[int] = []
-    for number in range(MANY):
-        (tmp_path / f"{number}.txt").touch()
-    pipe = sl.read_lines(tmp_path / "*.txt").shuffle_files(seed=1).shard(MANY)
-    monkeypatch.setattr(Bijection, "__call__", counted)
-    with pipe.open() as stream:
-        assert list(stream) == []
-    assert computed == [1] * MANY
+    def __init__(self) -> None:
+        self.opened: list[int] = []
+        self.started: list[int] = []
+
+    def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
+        self._inline = sl.Inline().begin(plan, site, workers)
+        return self
+
+    def open_worker(self, site: Site, state: Tree | None, feed: Inbox[Any] | None = None) -> Inbox[Any]:
+        self.opened.append(site.shard)
+        inbox = self._inline.open_worker(site, state, feed)
+        starter = inbox.starter
+        assert starter is not None
+
+        def start() -> Any:
+            self.started.append(site.shard)
+            return starter()
+
+        inbox.starter = start
+        return inbox
+
+
+def test_the_first_item_waits_for_the_first_workers_alone() -> None:
+    backend = Counting()
+    with sl.from_items(range(MANY)).shard(MANY).open(backend=backend) as stream:
+        assert backend.opened == list(range(FIRST_WORKERS))
+        assert next(stream) == 0
+        assert len(backend.opened) < MANY // 2
+    assert backend.started == backend.opened
+
+
+@pytest.mark.parametrize("merge", [{}, {"kind": "best_effort"}])
+def test_all_workers_are_opened_and_started_once_in_turn(merge: dict[str, Any]) -> None:
+    backend = Counting()
+    with sl.from_items(range(3 * MANY)).shard(MANY).merge(**merge).open(backend=backend) as stream:
+        found = list(stream)
+    assert found == list(range(3 * MANY)) if not merge else sorted(found) == list(range(3 * MANY))
+    assert sorted(backend.opened) == list(range(MANY))
+    assert backend.started == backend.opened
+
+
+def test_a_merge_that_waits_starts_the_others() -> None:
+    """No worker is idle because the one whose turn it is takes long."""
+
+    begun: set[int] = set()
+    all_begun = anyio.Event()
+
+    async def slow(item: int) -> int:
+        begun.add(item)
+        if len(begun) == 300:
+            all_begun.set()
+        if item == 0:
+            await all_begun.wait()
+        return item
+
+    with sl.from_items(range(300)).shard(300).map(slow).open() as stream:
+        assert list(stream) == list(range(300))
+
+
+def test_a_snapshot_has_workers_that_are_not_open_yet() -> None:
+    pipe = sl.from_items(range(2 * MANY)).shard(MANY).map(lambda item: item)
+    with pipe.open(backend=Counting()) as stream:
+        first = [next(stream) for _ in range(3)]
+        snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
+    assert len(snapshot.worker_states) == MANY
+    backend = Counting()
+    with pipe.open(resume=snapshot, backend=backend) as stream:
+        assert backend.opened == list(range(MANY)), "a state that can't be resumed is refused at the opening"
+        assert next(stream) == 3
+        assert len(backend.started) < MANY // 2
+        assert [*first, 3, *stream] == list(range(2 * MANY))
+    assert backend.started == [*range(3, MANY), 0, 1, 2]
+
+
+def test_batches_after_the_merge_end_where_they_ended_with_all_workers_open() -> None:
+    """What a worker is told of flush points when it is opened late is what it would have been told at the start."""
+    told: dict[int, Any] = {}
+
+    class Told(Counting):
+        def open_worker(self, site: Site, state: Tree | None, feed: Inbox[Any] | None = None) -> Inbox[Any]:
+            inbox = super().open_worker(site, state, feed)
+            inbox.on_flush_points = lambda: told.setdefault(site.shard, inbox._channel.flush_points)
+            return inbox
+
+    shards, size = 2 * FIRST_WORKERS + 1, 32
+    with (
+        sl.from_items(range(3 * shards)).shard(shards).merge().batch(size, collate=None).open(backend=Told()) as stream
+    ):
+        assert [item for batch in stream for item in batch] == list(range(3 * shards))
+    assert told == {worker: (0, worker % size, shards, size) for worker in range(shards)}
+
+
+def test_a_host_opens_a_few_workers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening: list[int] = []
+    actual = RemoteWorker.open
+
+    def opened(worker: RemoteWorker[Any], link: Link) -> None:
+        assert isinstance(worker.connection, HostConnection)
+        opening.append(len(worker.connection._opening))
+        actual(worker, link)
+
+    monkeypatch.setattr(RemoteWorker, "open", opened)
+    with sl.from_items(range(600)).shard(300).open(backend=sl.Threads(2)) as stream:
+        assert list(stream) == list(range(600))
+    assert len(opening) == 300
+    assert max(opening) == OPENING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 from time import perf_counter
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("streamline.hosts")
 
+OPENING = 16
+"""Workers that a host opens at a time; some 20 ms of its work."""
+
 
 class HostConnection:
     """The workers of a run that one host runs.
@@ -83,6 +87,8 @@ class HostConnection:
         self._link: Link | None = None
         self._workers: dict[int, RemoteWorker[Any]] = {}
         self._wanted: set[int] = set()
+        self._unopened: deque[RemoteWorker[Any]] = deque()  # in the host
+        self._opening: set[int] = set()
         self._crash_report = (
             CrashReport[RemoteWorker[Any]](crash_tracking) if placement is None else placement.crash_report
         )
@@ -101,7 +107,7 @@ class HostConnection:
         self._failure: BaseException | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             HostReady: self._ready,
-            WorkerOpened: lambda message: self._forward(message, RemoteWorker.opened),
+            WorkerOpened: self._opened,
             CallProgress: lambda message: self._forward(message, lambda worker, it: worker.restart_policy.calling(it)),
             WorkerEnded: lambda message: self._forward(message, self._ended),
             LiveCredit: self._live_credit,
@@ -150,7 +156,8 @@ class HostConnection:
         elif self._leaving:  # the run is ending: nothing will come
             worker.gone()
         elif self._link is not None:
-            worker.open(self._link)
+            self._unopened.append(worker)
+            self._open_next()
         elif self._changed is not None:
             self._changed.set()
 
@@ -201,10 +208,8 @@ class HostConnection:
         observed, answer = meters.observer is not None, self._placement is not None
         link.send(Hello(self.host.name, counted if meters.on else None, observed, ask, answer, self._share))
         self._tasks.start(link.flush, f"connection to {self.host.name}, writing", lambda: None)
-        for number in sorted(self._wanted):
-            worker = self._workers[number]
-            if not worker.over and not self._crash_report.waits(worker):
-                worker.open(link)
+        self._unopened.extend(self._workers[number] for number in sorted(self._wanted))
+        self._open_next()
         self._next_turn()
 
     async def _wait_until_wanted(self) -> None:
@@ -255,6 +260,8 @@ class HostConnection:
         link, self._link = self._link, None
         assert link is not None
         link.close()
+        self._unopened.clear()
+        self._opening.clear()
         self._disconnected()
         if self._placement is not None:
             self._placement.went(self)
@@ -296,6 +303,21 @@ class HostConnection:
         self._meter.shards.discard(worker.site.shard)
         self._placement.released(worker)
         return True
+
+    def _open_next(self) -> None:
+        """Open workers in the host, some at a time: it opens them before it sends what the first ones give."""
+        while self._unopened and self._link is not None and not self._leaving and len(self._opening) < OPENING:
+            worker = self._unopened.popleft()
+            mine = worker.connection is self and worker.link is None and not worker.over
+            if mine and not self._crash_report.waits(worker):
+                self._opening.add(worker.number)
+                worker.open(self._link)
+
+    def _is_open(self, number: int) -> None:
+        """Note that the host has opened a worker, or that it won't."""
+        if number in self._opening:
+            self._opening.remove(number)
+            self._open_next()
 
     def _next_turn(self) -> None:
         """Open the worker whose turn it is, if workers take turns."""
@@ -373,8 +395,13 @@ class HostConnection:
         if self._placement is not None and self._link is not None:  # else it has died since
             self._placement.came(self)
 
+    def _opened(self, message: WorkerOpened) -> None:
+        self._forward(message, RemoteWorker.opened)
+        self._is_open(message.worker)
+
     def _ended(self, worker: RemoteWorker[Any], message: WorkerEnded) -> None:
         worker.ended(message)
+        self._is_open(worker.number)
         self._end_turn(worker)
 
     def _live_credit(self, message: LiveCredit) -> None:
@@ -390,6 +417,7 @@ class HostConnection:
         worker = self._workers.get(message.worker)
         if self._link is None:
             return  # deferred in a pause, and the host has died since
+        self._is_open(message.worker)
         if worker is not None and worker.reopening() and self._link is not None:
             worker.link = None
             if not self._release(worker):

@@ -193,7 +193,7 @@ class _HostedRun:
             link, states, message.worker, message.items, message.size, message.in_flight, message.in_flight_bytes
         )
         sender.flush_points = message.flush_points
-        worker = self._workers[message.worker] = _Worker(sender)
+        worker = self._workers[message.worker] = _Worker(sender, message.shard)
         site = Site(tasks, message.shard, message.num_shards, message.epoch, message.skipped)
         plan = self._plan
         if message.live_capacity:
@@ -219,7 +219,7 @@ class _HostedRun:
         room = sender.keep(cast("Inbox[Any]", flow)) if own else message.items
         link.send(WorkerOpened(message.worker, states.dump_state(flow.state), room))
         if self._reporter is not None:
-            sender.on_edge = self._reporter.report
+            sender.on_edge = partial(self._reporter.report, message.shard)
         name = f"worker of shard {message.shard}"
         work = partial(tasks.gate.participate, name, partial(drive, flow, sender, tasks.gate))
         worker.job = tasks.start(work, name, sender.abandon)
@@ -244,7 +244,7 @@ class _HostedRun:
             if worker.receiver is not None:
                 worker.receiver.channel.abandon()
             if self._reporter is not None:
-                self._reporter.report()  # it may go on elsewhere
+                self._reporter.report(worker.shard)  # it may go on elsewhere
             self._link.send(WorkerClosed(number))
 
         self._tasks.start(close, "close", lambda: None)
@@ -289,8 +289,9 @@ class _HostedRun:
 class _Worker:
     """One worker in the host."""
 
-    def __init__(self, sender: ItemSender[Any]) -> None:
+    def __init__(self, sender: ItemSender[Any], shard: int) -> None:
         self.sender = sender
+        self.shard = shard
         self.receiver: ItemReceiver | None = None
         self.job: Job | None = None
 

@@ -1,8 +1,9 @@
 """Metrics of a host process, reported to the consumer and shown there as if counted locally.
 
-`MetricsReporter` (host side) reports with the first items of a worker, at its end and at the host's; in between a
-thread reports what is new, several times a second while anything is at work. It is a thread since a stuck function
-holds the event loop, and is what must be seen; it also flushes what that function keeps the loop from writing.
+`MetricsReporter` (host side) reports what a worker has counted with its first items and at its end, and all at the
+host's; in between a thread reports what is new, several times a second while anything is at work. It is a thread since
+a stuck function holds the event loop, and is what must be seen; it also flushes what that function keeps the loop from
+writing.
 `RemoteMetrics` (consumer side) adds up the counts of a host and its replacements: work that is repeated counts again.
 """
 
@@ -13,17 +14,18 @@ import threading
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import MetricsUpdate, Span
-from streamline.core.counters import BORDER, Doing, HostMeter, StageCounts, StageMeter
+from streamline.core.counters import BORDER, ChannelMeter, Doing, HostMeter, StageCounts, StageMeter
 from streamline.core.meters import Meters, Traffic
 from streamline.core.tasks import Session
 from streamline.core.threads import start_thread
 from streamline.errors import HostError
 
 Key = tuple[str, int]
+M = TypeVar("M", StageMeter, ChannelMeter)
 
 
 class RemoteMetrics:
@@ -70,14 +72,14 @@ class RemoteMetrics:
 
     def took(self, shard: int) -> None:
         """Go on from what other hosts have counted of a worker, which this one runs now, and may have run before."""
-        now = perf_counter()
-        for key, meter in list(self._meters.stages.items()):
-            if key[1] == shard and meter.host is not None:
+        now, meters = perf_counter(), self._meters
+        for key in [(name, shard) for name in meters.names]:
+            meter, channel = meters.stages.get(key), meters.channels.get(key)
+            if meter is not None and meter.host is not None:
                 meter.host = self._host
                 self._shown[key] = meter
                 self._earlier[key] = meter.stopped(now).without(self._counted.get(key))
-        for key, channel in list(self._meters.channels.items()):
-            if key[1] == shard and not key[0].endswith(BORDER):
+            if channel is not None and not key[0].endswith(BORDER):
                 self._earlier_items[key] = channel.items - self._counted_items.get(key, 0)
 
     def lost(self) -> None:
@@ -141,14 +143,18 @@ class MetricsReporter:
                     start_thread(thread)
                     self._thread = thread
 
-    def report(self) -> bool:
-        """Send what is new; return whether anything was. Thread-safe."""
+    def report(self, shard: int | None = None) -> bool:
+        """Send what is new; return whether anything was. Thread-safe.
+
+        Args:
+          shard: of whose worker; None: of all.
+        """
         meters = self._meters
         with self._lock:
-            stages = [(key, meter.counted()) for key, meter in list(meters.stages.items())]
+            stages = [(key, meter.counted()) for key, meter in _of(shard, meters.stages, meters)]
             channels = [
                 (key, (channel.name, channel.shard, channel.capacity, channel.items, channel.depth, channel.peak))
-                for key, channel in list(meters.channels.items())
+                for key, channel in _of(shard, meters.channels, meters)
             ]
             traffics = [(name, (name, *traffic.counts())) for (name, _), traffic in list(meters.traffics.items())]
             spans, self._spans = self._spans, []
@@ -193,6 +199,13 @@ class MetricsReporter:
                 pause_s = TICK_S if self.report() else min(SLOWEST_S, 2 * pause_s)
                 if pause_s > TICK_S and not self._gate.at_work:
                     break
+
+
+def _of(shard: int | None, found: dict[Key, M], meters: Meters) -> list[tuple[Key, M]]:
+    """Return the meters of a worker; None: all."""
+    if shard is None:
+        return list(found.items())
+    return [(key, found[key]) for name in sorted(meters.names) if (key := (name, shard)) in found]
 
 
 def _note(reporter: MetricsReporter, meter: StageMeter, doing: Doing, began: float, ended: float) -> None:

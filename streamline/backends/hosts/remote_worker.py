@@ -7,9 +7,8 @@ host dies, the worker is opened again after the last item that arrived.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from time import perf_counter
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
 
@@ -28,52 +27,14 @@ from streamline.backends.ipc.messages import (
     WorkerEnded,
     WorkerOpened,
 )
-from streamline.backends.ipc.state_codec import ColumnDecoder, DeferredState
+from streamline.backends.ipc.state_codec import ColumnDecoder
 from streamline.core.channel import Channel, FlushPoints, Inbox
 from streamline.core.counters import BORDER
 from streamline.core.flow import Chunk, Site
-from streamline.core.state import At, Reference, State, Tree
-from streamline.core.tasks import Session, Tasks
+from streamline.core.state import Reference, Tree
 from streamline.errors import TransportError, WorkerDied
 from streamline.plan.plan import Plan
-from streamline.plan.worker import worker_flow
-from streamline.sources.base import Source
-from streamline.sources.live import FedSource
-
-
-class BeginState(DeferredState):
-    """The state of a worker before its first item: `actual`, the host's, once it is opened; until then, made here."""
-
-    __slots__ = ("_plan", "_site", "_state", "actual")
-
-    def __init__(self, plan: Plan, site: Site, state: Tree | None) -> None:
-        self.actual: State | None = None
-        self._plan = plan
-        self._site = site
-        self._state = state
-
-    @property
-    def real(self) -> State:
-        if self.actual is None:
-            self.actual = self._opened()
-        return self.actual
-
-    def _opened(self) -> State:
-        """Return the state of the worker's flow, opened here without I/O and closed again."""
-        tasks = Tasks(cast(Any, None), Session(metered=False))
-        tasks.session.errors = self._site.tasks.session.errors
-        plan, site = self._plan, replace(self._site, tasks=tasks)
-        if plan.mode == "shared":
-            name = plan.source.name
-            inbox = Channel[Any](At(name, 0 if self._state is None else self._state[name]), 1)
-            source: Source[Any] = FedSource(name=name, inbox=inbox.inbox)
-            tasks.own(inbox.abandon)
-            plan = replace(plan, source=source)
-        try:
-            return worker_flow(plan, site, self._state).state
-        finally:
-            tasks.finished()
-
+from streamline.plan.worker import BeginState
 
 T = TypeVar("T")
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import pickle
 import weakref
-from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from io import BytesIO
 from itertools import count
@@ -25,7 +24,7 @@ from streamline.backends.ipc.by_value import ValuePickler
 from streamline.backends.ipc.messages import Encoded
 from streamline.core.choices import Branch, LogSegment
 from streamline.core.flow import Chunk
-from streamline.core.state import State, States, Tally, Tree, trimmed
+from streamline.core.state import DeferredState, State, States, trimmed
 from streamline.errors import PlanTypeError, ResumeError
 
 
@@ -141,33 +140,6 @@ class _LazyColumn:
 
     def __getitem__(self, index: int, /) -> State:
         return self.body[0][index]
-
-
-class DeferredState(State):
-    """A state that is loaded or made when it is read."""
-
-    __slots__ = ()
-
-    @property
-    @abstractmethod
-    def real(self) -> State:
-        """The state itself."""
-
-    def json(self, until: State | None = None) -> Tree:
-        return self.real.json(None if until is None else until.latest)
-
-    @property
-    def latest(self) -> State:
-        return self.real.latest
-
-    def tally(self, found: Tally) -> None:
-        self.real.tally(found)
-
-    def where(self) -> str:
-        return self.real.where()
-
-    def forks(self) -> Iterator[Branch]:
-        return self.real.forks()
 
 
 class _LazyProgress(DeferredState):

@@ -19,7 +19,7 @@ from streamline.backends.base import Backend
 from streamline.backends.hosts.remote_metrics import MetricsReporter, RemoteMetrics
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import Message, MetricsUpdate
-from streamline.core.counters import HostMeter
+from streamline.core.counters import HostMeter, StageCounts, StageMeter
 from streamline.core.meters import Meters
 from streamline.core.tasks import Session
 from streamline.observe.figures import ReadStats
@@ -437,3 +437,26 @@ def test_hosts_hold_no_event_loop_that_anybody_minds(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING):
         anyio.run(test)
     assert not [record for record in caplog.records if record.name == "streamline.hints"]
+
+
+def test_the_edge_of_a_worker_costs_the_same_however_many_workers_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    link, session = Wires(), Session()
+    reporter, counted = MetricsReporter(link, session), StageMeter.counted
+    for shard in range(500):
+        for name in ("items", "decode"):
+            session.meters.stage(name, "map", shard).count([shard])
+            session.meters.channel(name, shard, 8).items = shard + 1
+    looked_at: list[int] = []
+
+    def noted(meter: StageMeter) -> StageCounts:
+        looked_at.append(meter.shard)
+        return counted(meter)
+
+    monkeypatch.setattr(StageMeter, "counted", noted)
+    assert reporter.report(7)
+    assert looked_at == [7, 7]
+    (update,) = link.sent
+    assert [(stage.name, stage.shard) for stage in update.stages] == [("decode", 7), ("items", 7)]
+    assert [(name, shard) for name, shard, *_ in update.channels] == [("decode", 7), ("items", 7)]
+    assert reporter.report()
+    assert len(link.sent[1].stages) == 998
