@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from streamline.core.place import empty
     from streamline.core.replay import replay
     from streamline.io.storage.options import HttpOptions
+    from streamline.observe import metrics
     from streamline.observe.stats import Stats
     from streamline.observe.trace import Trace
     from streamline.observe.verdict import Verdict
@@ -117,6 +118,7 @@ __all__ = [
     "from_polars",
     "from_stream",
     "from_torch",
+    "metrics",
     "mix",
     "read_arrow",
     "read_csv",
@@ -177,7 +179,11 @@ _NAMES = {
 """What each module gives: it is imported when a name of it is first used, so that a process that runs workers, which
 needs few of them, starts in a third of the time."""
 
-_SUBMODULES = {"decode": "streamline.transforms.decode", "errors": "streamline.errors"}
+_SUBMODULES = {
+    "decode": "streamline.transforms.decode",
+    "errors": "streamline.errors",
+    "metrics": "streamline.observe.metrics",
+}
 """What is itself a module."""
 
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

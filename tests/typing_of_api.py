@@ -240,10 +240,11 @@ def seen(pipe: sl.Pipeline[bytes], snapshot: sl.Snapshot) -> None:
     pipe.draw().save(Path("plan.svg"))
     assert_type(pipe.explain(snapshot, accept=["batch.size"]), sl.Explanation)
     assert_type(pipe.explain(snapshot).fits, bool)
-    with pipe.open(accept=("batch.size",), progress=True, stall_s=None) as stream:
+    with pipe.open(accept=("batch.size",), progress=True, stall_s=None, metrics="127.0.0.1:0") as stream:
         assert_type(stream.stats(), sl.Stats)
         assert_type(stream.stats().since(stream.stats()), sl.Stats)
         assert_type(stream.stats().verdict, sl.Verdict | None)
+        assert_type(sl.metrics.scalars(stream.stats()), dict[str, float])
         assert_type(stream.stats().stages[0].busy_s, float)
         assert_type(stream.trace("run.json", max_bytes=1 << 20), sl.Trace)
         with stream.paused(quiesce_timeout=0) as at_work:

@@ -50,7 +50,11 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         self._ended = False
         self._begin_at(self._loop_thread.start())
         if not ahead:
-            resolved.show(self._session)
+            try:
+                resolved.show(self._session)
+            except BaseException:
+                self.close()
+                raise
 
     def begin(self) -> None:
         """Begin to show and to time a stream that was opened ahead: its consumer has come."""
