@@ -66,6 +66,7 @@ class JobOptions(RunOptions, total=False):
     """What all `write_*` take alike, as keywords; the options of `open` among them."""
 
     shard_bytes: int
+    compression: str | None
     resume: bool
     http: HttpOptions | None
     storage_options: Mapping[str, Any] | None
@@ -109,6 +110,9 @@ def write_jsonl(pipeline: Openable[Any], folder: str | PathLike[str], **options:
       pipeline: runs to its end, or until a failure; blocks meanwhile.
       folder: a local one, made if it is missing, or one in a store: s3://, gs://, az://.
       shard_bytes: a shard ends after the item with which it has so many bytes; >= 1, by default 256 MiB.
+      compression: "gzip" or "zstd" (its default level), each shard as one stream, `shard-00000-000000.jsonl.gz`;
+        `shard_bytes` counts bytes before it. Of Parquet, one of pyarrow's: "snappy" by default, "zstd", "gzip",
+        "brotli", "lz4", "none". NumPy files have none.
       resume: go on with the job that has begun to write there, where its last whole shard ends; where there is none,
         begin. Without it, a folder that isn't empty is refused.
       http, storage_options: how a store is reached, see `read_jsonl`.
@@ -178,6 +182,7 @@ def write(
     format: OutputFormat,
     *,
     shard_bytes: int = SHARD_BYTES,
+    compression: str | None = None,
     resume: bool = False,
     http: HttpOptions | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -193,6 +198,7 @@ def write(
             f"write_{format.kind}(resume=) is True or False, got {given(resume)}: the folder has the state"
         )
     check_int(f"write_{format.kind}(shard_bytes=)", shard_bytes, 1)
+    format = format if compression is None else format.compressed(compression)
     if options.setdefault("ends", "allow") != "allow":
         raise PlanError(f"write_{format.kind}(ends=): each rank writes all that it has: leave it out")
     if not pipeline.plan.source.survives_kill:
@@ -216,7 +222,7 @@ class _WriteJob:
         self._format = format
         self._shard_bytes = shard_bytes
         self._name = manifest_name(rank.rank, rank.world_size)
-        self._manifest = Manifest(format=format.kind, rank=rank.rank, world_size=rank.world_size)
+        self._manifest = Manifest(format=format.suffix[1:], rank=rank.rank, world_size=rank.world_size)
         self._sink: ShardFile | None = None
         self._encoder: Encoder | None = None
         self._items = 0  # in the shard
@@ -259,8 +265,8 @@ class _WriteJob:
                 f"a job has written to {path}: go on with it, resume=True (--resume), or give another folder"
             )
         found = parsed(content, f"{path}/{self._name}")
-        if found.format != self._format.kind:
-            raise WriteError(f"{path} holds {found.format}, and this writes {self._format.kind}: give another folder")
+        if found.format != (own := self._format.suffix[1:]):
+            raise WriteError(f"{path} holds {found.format}, and this writes {own}: write that, or give another folder")
         self._manifest = found
         return found
 

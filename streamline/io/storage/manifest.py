@@ -39,7 +39,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """What one rank of a job has written.
 
     Attributes:
-      format: "jsonl".
+      format: what its shards' names end with: "jsonl", "jsonl.gz".
       run: how often the job has been begun or resumed, before this time.
       complete: whether the rank has written all that its stream gave.
       common: what all shards have in common, as their encoder keeps it: columns, say.

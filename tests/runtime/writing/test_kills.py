@@ -18,10 +18,17 @@ KILLER = Path(__file__).with_name("killer.py")
 
 
 def killed(
-    folder: object, format: str, *, step: int = 1, large: bool = False, options: Mapping[str, Any] | None = None
+    folder: object,
+    format: str,
+    *,
+    step: int = 1,
+    large: bool = False,
+    options: Mapping[str, Any] | None = None,
+    compression: str | None = None,
 ) -> int:
     """Kill a job at each operation; return how many there are."""
     job = {"folder": str(folder), "format": format, "step": step, "large": large, "storage_options": options}
+    job["compression"] = compression
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, str(KILLER), json.dumps(job)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=550, env=environment)
@@ -36,7 +43,7 @@ def test_on_disk_nothing_is_lost_and_nothing_comes_twice(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("format", ["npy", "parquet", "tar"])
 def test_other_formats_at_every_seventh_operation(tmp_path: Path, format: str) -> None:
-    assert killed(tmp_path, format, step=7) > 40
+    assert killed(tmp_path, format, step=7, compression="zstd" if format == "tar" else None) > 40
 
 
 def test_in_s3_nothing_is_lost_and_nothing_comes_twice(bucket: Bucket) -> None:
