@@ -35,7 +35,7 @@ from streamline.io.formats.encoders import (
     UnwritableItemError,
 )
 from streamline.io.storage.base import ShardFile
-from streamline.io.storage.manifest import Manifest, WrittenShard, manifest_name, parsed
+from streamline.io.storage.manifest import Manifest, WrittenShard, manifest_name, parsed, world_sizes
 from streamline.io.storage.options import Access, HttpOptions
 from streamline.io.storage.output_folder import OutputFolder, output_folder, unwritable
 from streamline.runtime.open import Openable, RunOptions
@@ -254,7 +254,9 @@ class _WriteJob:
         """
         path, content = self._out.path, self._out.manifest(self._name)
         if content is None:
-            if others := [name for name in self._out.names() if not self._of_other_rank(name)]:
+            names = self._out.names()
+            self._check_ranks(names)
+            if others := [name for name in names if not self._of_other_rank(name)]:
                 raise WriteError(
                     f"{path} isn't empty, and has no {self._name} of a job to go on with: it holds {others[0]}"
                     f"{f' and {len(others) - 1:,} more' if len(others) > 1 else ''}; give an empty folder"
@@ -269,6 +271,18 @@ class _WriteJob:
             raise WriteError(f"{path} holds {found.format}, and this writes {own}: write that, or give another folder")
         self._manifest = found
         return found
+
+    def _check_ranks(self, names: list[str]) -> None:
+        """Refuse a job of another number of ranks: each of these has a state and shards, and none has those of all."""
+        own = self._manifest
+        if sizes := world_sizes(names) - {own.world_size}:
+            ranks = min(sizes)
+            raise WriteError(
+                f"{self._out.path} holds the job of {counted(ranks, 'rank')}, and this is rank {own.rank} of "
+                f"{own.world_size}: give another folder, or go on with world_size={ranks}. Ranks don't wait for each "
+                "other here, so one process may run several in turn: write(…, resume=True, rank=r, "
+                f"world_size={ranks}) for each r"
+            )
 
     def _of_other_rank(self, name: str) -> bool:
         """Whether a file may be that of another rank of this job."""

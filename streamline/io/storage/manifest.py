@@ -105,6 +105,12 @@ def manifests_among(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if NAME.fullmatch(name))
 
 
+def world_sizes(names: Iterable[str]) -> set[int]:
+    """Return of how many ranks the jobs are whose manifests are among the names of a folder."""
+    found = map(NAME.fullmatch, names)
+    return {int(name[2]) if name[2] else 1 for name in found if name is not None}
+
+
 def shards_of(folder: str, parts: Iterable[Manifest], *, whole: bool) -> list[WrittenShard]:
     """Return the shards that manifests name, in the order of ranks and of writing.
 

@@ -445,13 +445,30 @@ def test_ranks_write_shards_of_their_own_into_one_folder(tmp_path: Path) -> None
         pipe.write(tmp_path, shard_bytes=4, rank=1, world_size=2)
     with pytest.raises(ReadError, match=r"isn't written to its end \(ranks 1\)"):
         list(sl.read_jsonl(tmp_path))
-    with pytest.raises(WriteError, match=r"isn't empty, and has no manifest-00001-of-00003\.json"):
-        pipe.write(tmp_path, rank=1, world_size=3, resume=True)
     pipe.write(tmp_path, shard_bytes=4, rank=1, world_size=2, resume=True)
     of_ranks = [list(pipe.open(rank=rank, world_size=2, ends="allow").sync_stream()) for rank in range(2)]
     assert list(sl.read_jsonl(tmp_path)) == of_ranks[0] + of_ranks[1]
     assert list(sl.read_jsonl(tmp_path / "manifest-00001-of-00002.json")) == of_ranks[1]
     assert sorted(of_ranks[0] + of_ranks[1]) == list(range(15))
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 3), (2, 1), (1, 2), (3, 2)])
+def test_another_number_of_ranks_is_refused_and_one_process_can_go_on_for_all(
+    before: int, now: int, tmp_path: Path
+) -> None:
+    pipe = sl.from_items(range(15)).shard(3)
+    for rank in range(before):
+        with crash(9):
+            pipe.write(tmp_path, shard_bytes=4, rank=rank, world_size=before)
+    found, ranks = snapshot_of(tmp_path), "1 rank" if before == 1 else f"{before} ranks"
+    for rank, resume in ((0, True), (now - 1, True), (0, False)):
+        said = rf"holds the job of {ranks}, and this is rank {rank} of {now}: .*world_size={before}\. "
+        with pytest.raises(WriteError, match=said):
+            pipe.write(tmp_path, rank=rank, world_size=now, resume=resume)
+    assert snapshot_of(tmp_path) == found
+    for rank in range(before):
+        pipe.write(tmp_path, shard_bytes=4, rank=rank, world_size=before, resume=True)
+    assert sorted(sl.read_jsonl(tmp_path)) == list(range(15))
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
