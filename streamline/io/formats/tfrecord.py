@@ -214,6 +214,8 @@ class RecordCutter:
 
     def _undamaged(self, records: list[bytes], sums: list[bytes]) -> int:
         """Return how many of the records, from the first one on, have the checksums that are stored with them."""
+        if not records:
+            return 0
         stored = np.frombuffer(b"".join(sums), "<u4")
         wrong = masked(np.fromiter(map(self._crc, records), np.uint32, len(records))) != stored
         return int(wrong.argmax()) if wrong.any() else len(records)
