@@ -787,7 +787,7 @@ class Pipeline(Openable[T]):
         Args:
           folder: on local disk, or in a store.
           format: with its defaults, see `sl.write_jsonl`, `write_npy`, `write_parquet` and `write_tar`.
-          options: as of `sl.write_jsonl`: `shard_bytes`, `resume`, those of `open`, …
+          options: as of `sl.write_jsonl`: `shard_bytes`, `compression`, `resume`, those of `open`, …
 
         Raises:
           As `sl.write_jsonl`.

@@ -296,7 +296,7 @@ def ended(numbers: sl.Pipeline[int]) -> None:
 
 def written(numbers: sl.Pipeline[int]) -> None:
     assert_type(numbers.write("out", "tar", shard_bytes=1000, resume=True, backend=sl.Threads(2)), sl.Written)
-    assert_type(sl.write_jsonl(numbers, "out", progress=True, storage_options={"region": "r"}), sl.Written)
+    assert_type(sl.write_jsonl(numbers, "out", compression="gzip", storage_options={"region": "r"}), sl.Written)
     assert_type(sl.write_npy(numbers, "out", http=sl.HttpOptions(retries=3)), sl.Written)
     assert_type(sl.write_tar(numbers, "out", rank=0, world_size=2), sl.Written)
     assert_type(sl.write_parquet(numbers, "out", schema=None), sl.Written)

@@ -119,10 +119,11 @@ class ResolvedRun:
           DeadLetterError: they can't be written where they should be, or something else is there.
         """
         before, rank, letters = self._skipped, self.rank, None
+        cached = any(cache.path is not None for cache in caches_of(self.plan))
         if self.policy.dead_letters is not None:
             path, of = self.policy.dead_letters, (rank.rank, rank.world_size)
-            letters = DeadLetters(path, *of, self.epoch, before, rank.process)
-        cached = any(cache.path is not None for cache in caches_of(self.plan))
+            kept = cached and self.resume is not None
+            letters = DeadLetters(path, *of, self.epoch, before, rank.process, cached=kept)
         return Errors(self.policy, before, letters, merged_size(self.plan), meters, cached=cached)
 
     @property
