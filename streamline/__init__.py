@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         read_arrow,
         read_csv,
         read_files,
+        read_hdf5,
         read_jsonl,
         read_lines,
         read_npy,
@@ -121,6 +122,7 @@ __all__ = [
     "read_arrow",
     "read_csv",
     "read_files",
+    "read_hdf5",
     "read_jsonl",
     "read_lines",
     "read_npy",
@@ -158,8 +160,8 @@ _NAMES = {
     "streamline.observe.verdict": "Verdict",
     "streamline.pipeline": "Pipeline",
     "streamline.plan.draw": "Drawing",
-    "streamline.readers": "from_arrow read_arrow read_csv read_files read_jsonl read_lines "
-    "read_npy read_parquet read_tar read_tfrecord stream_http",
+    "streamline.readers": "from_arrow read_arrow read_csv read_files read_hdf5 read_jsonl "
+    "read_lines read_npy read_parquet read_tar read_tfrecord stream_http",
     "streamline.runtime.check_report": "Report",
     "streamline.runtime.debug": "DebugStream",
     "streamline.runtime.open": "Opened",

@@ -12,6 +12,7 @@ from streamline.io.formats.arrow import ArrowFormat
 from streamline.io.formats.base import Format
 from streamline.io.formats.columnar import Predicate
 from streamline.io.formats.csv import MAX_RECORD_BYTES, CsvFormat, Dialect, Header
+from streamline.io.formats.hdf5 import Hdf5Format
 from streamline.io.formats.line_decoding import MAX_LINE_BYTES, Decode, decode_json, decode_text
 from streamline.io.formats.lines import LineFormat
 from streamline.io.formats.npy import NpyFormat
@@ -218,6 +219,28 @@ def read_npy(
       As `read_lines`; a DataError (damaged, or no such array) has file and row.
     """
     return pipeline_of(NpyFormat(arrays=_names("read_npy(arrays=)", arrays)), paths, name, **access)
+
+
+def read_hdf5(
+    paths: Paths, *, datasets: Iterable[str] | None = None, name: str = "read_hdf5", **access: Unpack[AccessOptions]
+) -> Pipeline[dict[str, Any]]:
+    """Read the rows of HDF5 files, along the first axis: dicts {data set: row}. Needs `pip install 'streamline[hdf5]'`.
+
+    The data sets of a file have as many rows. Rows are views of the chunks that were read, NumPy's scalars where the
+    first axis is the only one, and str where they are UTF-8. One file is split over shards by ranges of rows. Of a
+    remote file, the chunks are read by ranges.
+
+    Args:
+      paths: as `read_lines`.
+      datasets: names of those that are read, with their groups: "train/x". None: all of the file.
+      name, access: as `read_lines`.
+
+    Raises:
+      As `read_lines`; a DataError (damaged, or no such data set) has file and row.
+      PlanError: h5py isn't installed.
+    """
+    check_installed("read_hdf5", "h5py", "h5py", "hdf5")
+    return pipeline_of(Hdf5Format(datasets=_names("read_hdf5(datasets=)", datasets)), paths, name, **access)
 
 
 @overload

@@ -114,6 +114,7 @@ def sources() -> None:
     images = sl.read_files("*.png").map(sl.decode.image())
     assert_type(images, sl.Pipeline[npt.NDArray[np.uint8]])
     assert_type(sl.read_tfrecord("a.tfrecord").map(sl.decode.example()), sl.Pipeline[dict[str, Any]])
+    assert_type(sl.read_hdf5("a.h5"), sl.Pipeline[dict[str, Any]])
     assert_type(sl.read_npy("a.npy"), sl.Pipeline[Any])
     assert_type(sl.read_files("*.png").map(lambda file: file.data), sl.Pipeline[bytes])
     assert_type(sl.from_items([1]).map(lambda _: sl.empty((2, 3), np.float32)), sl.Pipeline[npt.NDArray[Any]])

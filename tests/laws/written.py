@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
@@ -239,6 +240,19 @@ def npy_file(draw: st.DrawFn, numbers: range) -> Written:
     return Written(".npz" if kind != "npy" else ".npy", file.getvalue(), rows, groups=[1] * len(numbers))
 
 
+def hdf5_file(draw: st.DrawFn, numbers: range) -> Written:
+    width, texts = draw(st.integers(0, 3)), [f"né{number}" for number in numbers]
+    array = np.array(numbers, "i4")[:, None] * 10 + np.arange(width, dtype="i4")
+    chunks, packed = draw(st.sampled_from([None, 1, 4])), draw(st.booleans())
+    how: Any = {"chunks": (chunks, width), "compression": "gzip" if packed else None} if chunks and width else {}
+    file = io.BytesIO()
+    with h5py.File(file, "w") as h5:
+        h5.create_dataset("x", data=array, **({"maxshape": (None, width)} | how if how else {}))
+        h5.create_dataset("in/texts", data=texts, dtype=h5py.string_dtype())
+    rows = [{"x": row, "in/texts": text} for row, text in zip(array, texts, strict=True)]
+    return Written(".h5", file.getvalue(), rows, groups=[1] * len(numbers))
+
+
 # Archives and whole files -------------------------------------------------------------------------------------------
 
 FIELDS = st.lists(st.sampled_from(["txt", "JPG", "seg.png"]), min_size=1, max_size=3, unique=True)
@@ -296,6 +310,7 @@ FORMATS: Sequence[Format] = (
     Format("read_parquet", sl.read_parquet, parquet_file),
     Format("read_arrow", sl.read_arrow, arrow_file),
     Format("read_npy", sl.read_npy, npy_file),
+    Format("read_hdf5", lambda paths: sl.read_hdf5(paths, datasets=["x", "in/texts"]), hdf5_file),
     Format("read_tar", sl.read_tar, tar_file),
     Format("read_tfrecord", sl.read_tfrecord, tfrecord_file),
     Format("read_files", sl.read_files, whole_file),
@@ -320,6 +335,13 @@ def numbered(sizes: Sequence[int]) -> Iterator[range]:
 def as_npz(values: list[int]) -> bytes:
     file = io.BytesIO()
     np.savez_compressed(file, x=np.array(values))
+    return file.getvalue()
+
+
+def as_hdf5(values: list[int]) -> bytes:
+    file = io.BytesIO()
+    with h5py.File(file, "w") as h5:
+        h5["id"] = np.array(values)
     return file.getvalue()
 
 
@@ -357,6 +379,7 @@ ENDS: dict[str, tuple[Any, Callable[[list[int]], bytes]]] = {
     "tar, gzip": (sl.read_tar, lambda values: gzip.compress(as_tar(values))),
     "tfrecord, gzip": (sl.read_tfrecord, lambda values: gzip.compress(record_file(map(as_text, values)))),
     "npz": (sl.read_npy, as_npz),
+    "hdf5": (sl.read_hdf5, as_hdf5),
     "parquet": (sl.read_parquet, partial(as_table, parquet=True)),
     "arrow": (sl.read_arrow, as_table),
     "arrow stream": (sl.read_arrow, partial(as_table, stream=True)),

@@ -145,6 +145,7 @@ SOURCES: dict[str, Plan] = {
     "read_arrow": lambda: sl.read_arrow("a.arrow"),
     "read_tar": lambda: sl.read_tar("a.tar").shard(2),
     "read_tfrecord": lambda: sl.read_tfrecord("a.tfrecord"),
+    "read_hdf5": lambda: sl.read_hdf5("a.h5").shard(2),
     "read_npy": lambda: sl.read_npy("a.npy").shard(2),
     "read_npy of npz": lambda: sl.read_npy("a.npz"),
     "read_files": lambda: sl.read_files("*.txt").shard(2),

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -55,6 +56,13 @@ def array(values: Sequence[int], *, packed: bool) -> bytes:
     return file.getvalue()
 
 
+def hdf5(values: Sequence[int]) -> bytes:
+    file = io.BytesIO()
+    with h5py.File(file, "w") as h5:
+        h5["id"] = np.array(values, "i8")
+    return file.getvalue()
+
+
 def tar(values: Sequence[int]) -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as out:
@@ -85,6 +93,7 @@ FORMATS: dict[str, tuple[Any, Dump, Callable[[Any], int]]] = {
     "arrow stream": (sl.read_arrow, partial(table, kind="stream"), lambda item: int(item["id"])),
     "npy": (sl.read_npy, partial(array, packed=False), int),
     "npz": (sl.read_npy, partial(array, packed=True), lambda item: int(item["id"])),
+    "hdf5": (sl.read_hdf5, hdf5, lambda item: int(item["id"])),
     "tar": (sl.read_tar, tar, lambda item: int(item["__key__"])),
     "tar, gzip": (sl.read_tar, lambda values: gzip.compress(tar(values)), lambda item: int(item["__key__"])),
     "tfrecord": (sl.read_tfrecord, records, int),
