@@ -20,14 +20,16 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.io.formats.mds import MdsFormat
 from streamline.io.formats.whole_files import WholeFile
 from streamline.pipeline import Pipeline
+from streamline.readers import pipeline_of
 from streamline.sharding.split import byte_range, contiguous
 from tests.file_kit import PACK
 from tests.io.formats.archives import archive
-from tests.io.formats.records import record_file
+from tests.io.formats.records import array_record_file, mds_file, record_file
 
-__all__ = ["BROKEN", "FORMATS", "Broken", "Format", "Written", "numbered"]
+__all__ = ["BROKEN", "FORMATS", "REMOTE", "Broken", "Format", "Written", "numbered"]
 
 Read = Callable[[Sequence[str]], Pipeline[Any]]
 
@@ -297,6 +299,21 @@ def tfrecord_file(draw: st.DrawFn, numbers: range) -> Written:
     return Written(".tfrecord" if suffix == ".txt" else f".tfrecord{suffix}", data, records)
 
 
+def array_record_of(draw: st.DrawFn, numbers: range) -> Written:
+    records = [b"%d" % number + draw(CONTENT) for number in numbers]
+    data = array_record_file(records, draw(st.integers(1, 4)))
+    return Written(".array_record", data, records, groups=[1] * len(numbers))
+
+
+def mds_of(draw: st.DrawFn, numbers: range) -> Written:
+    contents = [draw(CONTENT) for _ in numbers]
+    samples = [[n.to_bytes(8, "little"), data] for n, data in zip(numbers, contents, strict=True)]
+    suffix, data, plain = packed(draw, mds_file({"id": ("int", 8), "data": ("bytes", None)}, samples))
+    items = [{"id": n, "data": held} for n, held in zip(numbers, contents, strict=True)]
+    name = ".mds" if suffix == ".txt" else f".mds{suffix}"
+    return Written(name, data, items, groups=[1] * len(numbers) if plain else None)
+
+
 def whole_file(draw: st.DrawFn, numbers: range) -> Written:
     data = b"" if not numbers else f"{numbers[0]}".encode() * draw(st.sampled_from([1, 100]))
     return Written(".bin", data, [WholeFile("", data)])
@@ -313,8 +330,13 @@ FORMATS: Sequence[Format] = (
     Format("read_hdf5", lambda paths: sl.read_hdf5(paths, datasets=["x", "in/texts"]), hdf5_file),
     Format("read_tar", sl.read_tar, tar_file),
     Format("read_tfrecord", sl.read_tfrecord, tfrecord_file),
+    Format("read_array_record", sl.read_array_record, array_record_of),
+    Format("read_mds", sl.read_mds, mds_of),
     Format("read_files", sl.read_files, whole_file),
 )
+
+REMOTE = tuple(format for format in FORMATS if format.text != "read_array_record")
+"""Formats of which files may be on a server."""
 
 BROKEN: Sequence[Format] = (
     Format("read_lines", sl.read_lines, broken_lines_file),
@@ -336,6 +358,10 @@ def as_npz(values: list[int]) -> bytes:
     file = io.BytesIO()
     np.savez_compressed(file, x=np.array(values))
     return file.getvalue()
+
+
+def as_mds(values: list[int]) -> bytes:
+    return mds_file({"id": ("int", 8)}, [[value.to_bytes(8, "little", signed=True)] for value in values])
 
 
 def as_hdf5(values: list[int]) -> bytes:
@@ -378,6 +404,8 @@ ENDS: dict[str, tuple[Any, Callable[[list[int]], bytes]]] = {
     "tar": (sl.read_tar, as_tar),
     "tar, gzip": (sl.read_tar, lambda values: gzip.compress(as_tar(values))),
     "tfrecord, gzip": (sl.read_tfrecord, lambda values: gzip.compress(record_file(map(as_text, values)))),
+    "array_record": (sl.read_array_record, lambda values: array_record_file(map(as_text, values))),
+    "mds": (partial(pipeline_of, MdsFormat()), as_mds),
     "npz": (sl.read_npy, as_npz),
     "hdf5": (sl.read_hdf5, as_hdf5),
     "parquet": (sl.read_parquet, partial(as_table, parquet=True)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -46,7 +46,7 @@ class RowTable(Protocol):
         """
 
     def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return the items that a block's rows, or some of them, are."""
+        """Return the items that a block's rows, or some of them, are. Raises as `blocks`, for one that is damaged."""
 
     def cut_short(self) -> str:
         """Return what is missing, where `good` is less than `rows`."""
@@ -69,36 +69,83 @@ class RowFormat(Format[Any]):
         """Open a file. Raises as `RowTable.blocks`."""
 
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
-        part, meter = file.part, demand.meter
-        row, stop = begin["row"], None
+        part, meter, row, place = file.part, demand.meter, begin["row"], file.path
+        rest, wrong = 1, None
         try:
             with Working(meter):
                 table = await self.table(file, demand.site.tasks.threads.run)
+        except DataError as error:
+            wrong = error
+        else:
             if row > table.rows:
                 raise ResumeError(
                     f"the snapshot was taken after {row:,} rows of {file.path}, which has {table.rows:,}: it was "
                     "replaced, or the snapshot is damaged; use an earlier one, or begin anew"
                 )
             share = contiguous(table.rows, part.num_shards, part.shard)
-            row, stop = max(row, share.start), share.stop
-            async with aclosing(table.blocks(row, min(stop, table.good))) as blocks:
+            row = max(row, share.start)
+            async with aclosing(table.blocks(row, min(share.stop, table.good))) as blocks:
                 while True:
-                    with Working(meter):
-                        block = await anext(blocks, None)
+                    try:
+                        with Working(meter):
+                            block = await anext(blocks, None)
+                    except DataError as error:
+                        block, wrong = None, error
                     if block is None:
                         break
-                    for at in range(0, len(block[0]), LIST_ITEMS):
-                        with HoldTimer(meter):
-                            items = table.items([column[at : at + LIST_ITEMS] for column in block])
-                        last = after if row + len(items) == stop else None
-                        rows = range(row + 1, row + 1 + len(items))
-                        yield Chunk(items, IndexedStates(name, begin, {"row": rows}, last))
-                        row += len(items)
-            if row < stop:
-                raise DataError(table.cut_short())
-        except DataError as error:
-            known = "" if stop is None else f", row {row:,}"
-            wrong = DataError(f"{file.path}{known}: {error}")
-            wrong.__cause__ = error.__cause__
-            demand.judge(wrong, file.path, At(name, dict(after)), 1 if stop is None else stop - row)
+                    for chunk in self._chunks(file.path, table, block, row, share.stop, after, name, demand):
+                        yield chunk
+                    row += len(block[0])
+            rest, place = share.stop - row, f"{file.path}, row {row:,}"
+            if rest > 0 and wrong is None:
+                wrong = DataError(table.cut_short())
+        if wrong is not None:
+            demand.judge(_placed(wrong, place), file.path, At(name, dict(after)), rest)
             yield Chunk((), (), At(name, dict(after)))
+
+    def _chunks(
+        self,
+        path: str,
+        table: RowTable,
+        block: Sequence[Sequence[Any]],
+        row: int,
+        stop: int,
+        after: Place,
+        name: str,
+        demand: Demand,
+    ) -> Iterator[Chunk[Any]]:
+        """Yield the items of a block, which begins at `row`; those that are damaged are left out, if they may be."""
+        at = 0
+        while at < len(block[0]):
+            with HoldTimer(demand.meter):
+                items, failure = _items(table, [column[at : at + LIST_ITEMS] for column in block])
+            begin, at = row + at, at + len(items)
+            if items:
+                rows = range(begin + 1, row + at + 1)
+                last = after if row + at == stop else None
+                yield Chunk(items, IndexedStates(name, {"file": path}, {"row": rows}, last))
+            if failure is not None:
+                at += 1
+                state = At(name, dict(after) if row + at == stop else {"file": path, "row": row + at})
+                demand.judge(_placed(failure, f"{path}, row {row + at - 1:,}"), path, state)
+                yield Chunk((), (), state)
+
+
+def _items(table: RowTable, block: Sequence[Sequence[Any]]) -> tuple[list[Any], DataError | None]:
+    """Return the items of a block up to the first that is damaged, and what is wrong with it."""
+    try:
+        return table.items(block), None
+    except DataError:
+        items: list[Any] = []
+        for row in range(len(block[0])):
+            try:
+                items += table.items([column[row : row + 1] for column in block])
+            except DataError as error:
+                return items, error
+        return items, None
+
+
+def _placed(error: DataError, place: str) -> DataError:
+    wrong = DataError(f"{place}: {error}")
+    wrong.__cause__ = error.__cause__
+    return wrong
