@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import cycle
+from itertools import combinations, cycle, product
 from typing import Any
 
 import pytest
@@ -32,6 +32,21 @@ def seeded(names: Iterable[str]) -> list[tuple[str, int]]:
     if FACTOR > 1:
         return [(name, seed) for name in names for seed in SEEDS]
     return list(zip(names, cycle(SEEDS)))
+
+
+def covering(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Return rows of one value of each axis, in which any two values of two axes meet; the product, if there is time.
+
+    Greedy, and always the same: of the product, the rows that have the most pairs that are still to come.
+    """
+    rows = list(product(*axes))
+    if FACTOR > 1:
+        return rows
+    wanted, found = {pair for row in rows for pair in combinations(enumerate(row), 2)}, []
+    while wanted:
+        found.append(max(rows, key=lambda row: len(wanted.intersection(combinations(enumerate(row), 2)))))
+        wanted.difference_update(combinations(enumerate(found[-1]), 2))
+    return found
 
 
 def examples(count: int) -> Callable[[Any], Any]:

@@ -21,6 +21,7 @@ from streamline.backends.ipc.shared_memory import HEAD, SlabLease
 from streamline.pipeline import Pipeline
 from streamline.transfer.pinned_memory import _Block
 from tests.backends.hosts.disturbing import children, leaves_nothing_shared, quiet
+from tests.laws.profile import covering
 from tests.transfer.fake_torch import POISON, FakeTorch
 
 ROW = 1 << 16
@@ -157,10 +158,8 @@ OTHERS: dict[str, Callable[[], Pipeline[Any]]] = {
 """Stages that write where the copies read, as `.batch` does."""
 
 
-@pytest.mark.parametrize("keeps", [False, True], ids=["", "the loop keeps all"])
-@pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_no_byte_of_other_stages_is_staged(torch: FakeTorch, backend: str, name: str, keeps: bool) -> None:
+@pytest.mark.parametrize(("backend", "name", "keeps"), covering(BACKENDS, OTHERS, ["", "the loop keeps all"]))
+def test_no_byte_of_other_stages_is_staged(torch: FakeTorch, backend: str, name: str, keeps: str) -> None:
     pipe, nbytes = OTHERS[name](), 0
     with pipe.transfer("cuda").open(backend=BACKENDS[backend]) as stream:
         for item, plain in zip(list(stream) if keeps else stream, pipe, strict=True):
