@@ -7,6 +7,7 @@ imported is decorators and strategies. What else is asked of pytest, `pytest.rai
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from types import FunctionType, ModuleType
 from typing import Any
@@ -22,6 +23,9 @@ class _Anything:
         if name.startswith("__"):
             raise AttributeError(name)
         return (lambda _: self) if name == "composite" else self  # which makes a strategy of a function
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
     def __or__(self, other: Any) -> Any:
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
@@ -17,7 +17,7 @@ def pairs(draw: st.DrawFn) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-@settings(max_examples=1)
+@settings(max_examples=1, suppress_health_check=list(HealthCheck))
 @given(pairs(), st.lists(st.integers()).map(len))
 def decorated(pair: tuple[int, int], length: int, number: int) -> None:
     """Be as tests are."""
