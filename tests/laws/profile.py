@@ -11,13 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-import streamline.core.channel
-import streamline.plan.plan
-import streamline.runtime.thread_bridge
-import streamline.transforms.completion_order
-import streamline.transforms.concurrent
-import streamline.transforms.map
-
 FACTOR = float(os.environ.get("STREAMLINE_EXAMPLES", "1"))
 
 SHARE = 0.12
@@ -66,6 +59,13 @@ def examples(count: int) -> Callable[[Any], Any]:
 @contextmanager
 def short(**constants: float) -> Iterator[None]:
     """Let lists, segments and bounds be so small that a few items reach them."""
+    import streamline.core.channel  # here: a host process that imports this module has no need of them
+    import streamline.plan.plan
+    import streamline.runtime.thread_bridge
+    import streamline.transforms.completion_order
+    import streamline.transforms.concurrent
+    import streamline.transforms.map
+
     places: dict[str, list[Any]] = {
         "LIST_ITEMS": [
             streamline.core.channel,

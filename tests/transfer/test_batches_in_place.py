@@ -18,7 +18,6 @@ import pytest
 
 import streamline as sl
 from streamline.backends.ipc.shared_memory import HEAD, SlabLease
-from streamline.pipeline import Pipeline
 from streamline.transfer.pinned_memory import _Block
 from tests.backends.hosts.disturbing import children, leaves_nothing_shared, quiet
 from tests.laws.profile import covering
@@ -64,7 +63,7 @@ def row(number: int) -> Any:
     return np.full(ROW, number, np.float32)
 
 
-def batches(shards: int = 1) -> Pipeline[Any]:
+def batches(shards: int = 1) -> sl.Pipeline[Any]:
     return sl.from_items(range(SIZE * BATCHES)).shard(shards).map(row).batch(SIZE)
 
 
@@ -146,7 +145,7 @@ def pieces(item: Any) -> list[Any]:
     return [item.data]
 
 
-OTHERS: dict[str, Callable[[], Pipeline[Any]]] = {
+OTHERS: dict[str, Callable[[], sl.Pipeline[Any]]] = {
     "pack": lambda: sl.from_items(range(200)).shard(1).map(document).pack(1 << 17, eos=1),
     "pack of full blocks": lambda: sl.from_items(range(30)).shard(1).map(document).pack(1 << 16, drop_remainder=True),
     "regenerate": lambda: batches().regenerate(SIZE * 5, block=SIZE, reuse=2),
