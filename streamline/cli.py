@@ -19,8 +19,6 @@ import click
 
 from streamline import __version__
 from streamline.errors import PlanError, StreamlineError, printable
-from streamline.snapshot.inspection import report
-from streamline.snapshot.snapshot import Snapshot
 
 WIDTH, WIDEST = 120, 160
 """Columns where there is no terminal, and at the most."""
@@ -54,6 +52,8 @@ def inspect(path: str, rank: int | None) -> None:
     Whose it is, the files and the plan that it was taken of, where each shard stands, and what a resume does again.
     """
     import streamline.pipeline  # noqa: F401 - with it, all kinds of stages are known
+    from streamline.snapshot.inspection import report
+    from streamline.snapshot.snapshot import Snapshot
 
     width = min(get_terminal_size((WIDTH, 24)).columns, WIDEST)
     try:
