@@ -22,6 +22,8 @@ demo: $(RUNTIME)  ## train, be killed, resume, compare
 demo-cluster: $(RUNTIME)  ## train with workers on three nodes, lose one, compare
 	$(BIN)/streamline demo --cluster
 
+# Nor do they multiply matrices, for which NumPy starts a thread for each core.
+test: export OPENBLAS_NUM_THREADS := 1
 test: $(READY)  ## the tests
 	.ci/servers
 	$(BIN)/python -m pytest -q --numprocesses auto --dist worksteal --ignore tests/trainers --ignore tests/ray
@@ -46,8 +48,9 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-laws: $(READY)  ## the law kit, deep: thousands of random pipelines
+laws: $(READY)  ## the law kit, deep: thousands of random pipelines; then whole products and every death, at length
 	STREAMLINE_EXAMPLES=50 $(BIN)/python -m pytest -q --timeout 3600 tests/laws
+	STREAMLINE_EXAMPLES=2 $(BIN)/python -m pytest -q --timeout 3600 $$(grep -rl "laws.profile import.*\(FACTOR\|covering\)" tests --include "test_*.py" --exclude-dir laws --exclude-dir ray)
 
 bench-smoke: $(READY)
 	$(BIN)/python -m bench --smoke

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from streamline.core.place import empty
     from streamline.core.replay import replay
     from streamline.io.storage.options import HttpOptions
+    from streamline.observe import metrics
     from streamline.observe.stats import Stats
     from streamline.observe.trace import Trace
     from streamline.observe.verdict import Verdict
@@ -49,11 +50,14 @@ if TYPE_CHECKING:
     from streamline.plan.draw import Drawing
     from streamline.readers import (
         from_arrow,
+        read_array_record,
         read_arrow,
         read_csv,
         read_files,
+        read_hdf5,
         read_jsonl,
         read_lines,
+        read_mds,
         read_npy,
         read_parquet,
         read_tar,
@@ -117,12 +121,16 @@ __all__ = [
     "from_polars",
     "from_stream",
     "from_torch",
+    "metrics",
     "mix",
+    "read_array_record",
     "read_arrow",
     "read_csv",
     "read_files",
+    "read_hdf5",
     "read_jsonl",
     "read_lines",
+    "read_mds",
     "read_npy",
     "read_parquet",
     "read_tar",
@@ -158,8 +166,8 @@ _NAMES = {
     "streamline.observe.verdict": "Verdict",
     "streamline.pipeline": "Pipeline",
     "streamline.plan.draw": "Drawing",
-    "streamline.readers": "from_arrow read_arrow read_csv read_files read_jsonl read_lines "
-    "read_npy read_parquet read_tar read_tfrecord stream_http",
+    "streamline.readers": "from_arrow read_array_record read_arrow read_csv read_files "
+    "read_hdf5 read_jsonl read_lines read_mds read_npy read_parquet read_tar read_tfrecord stream_http",
     "streamline.runtime.check_report": "Report",
     "streamline.runtime.debug": "DebugStream",
     "streamline.runtime.open": "Opened",
@@ -177,7 +185,11 @@ _NAMES = {
 """What each module gives: it is imported when a name of it is first used, so that a process that runs workers, which
 needs few of them, starts in a third of the time."""
 
-_SUBMODULES = {"decode": "streamline.transforms.decode", "errors": "streamline.errors"}
+_SUBMODULES = {
+    "decode": "streamline.transforms.decode",
+    "errors": "streamline.errors",
+    "metrics": "streamline.observe.metrics",
+}
 """What is itself a module."""
 
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

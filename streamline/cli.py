@@ -19,8 +19,6 @@ import click
 
 from streamline import __version__
 from streamline.errors import PlanError, StreamlineError, printable
-from streamline.snapshot.inspection import report
-from streamline.snapshot.snapshot import Snapshot
 
 WIDTH, WIDEST = 120, 160
 """Columns where there is no terminal, and at the most."""
@@ -54,6 +52,8 @@ def inspect(path: str, rank: int | None) -> None:
     Whose it is, the files and the plan that it was taken of, where each shard stands, and what a resume does again.
     """
     import streamline.pipeline  # noqa: F401 - with it, all kinds of stages are known
+    from streamline.snapshot.inspection import report
+    from streamline.snapshot.snapshot import Snapshot
 
     width = min(get_terminal_size((WIDTH, 24)).columns, WIDEST)
     try:
@@ -108,9 +108,12 @@ def _backend(_: click.Context, __: click.Parameter, text: str) -> Any:
 @click.option("--to", "folder", required=True, metavar="FOLDER", help="Local, or in a store: s3://, gs://, az://.")
 @click.option("--format", type=click.Choice(["jsonl", "npy", "parquet", "tar"]), default="jsonl", show_default=True)
 @click.option("--shard-bytes", callback=_bytes, default="256MiB", show_default=True, help="A shard's size, about.")
+@click.option("--compression", metavar="NAME", help="Of jsonl and tar gzip or zstd; of parquet one of pyarrow's.")
 @click.option("--resume", is_flag=True, help="Go on with the job that has begun to write there, or begin.")
 @click.option("--backend", callback=_backend, default="inline", show_default=True, help="Or threads:N, or processes:N.")
-def run(target: str, folder: str, format: Any, shard_bytes: int, resume: bool, backend: Any) -> None:
+def run(
+    target: str, folder: str, format: Any, shard_bytes: int, compression: str | None, resume: bool, backend: Any
+) -> None:
     """Run the pipeline TARGET, FILE.py:NAME or package.module:NAME, and write its items to a folder of shards.
 
     Exactly once across kills and resumes. A function is called, without arguments, and returns the pipeline. Shows how
@@ -120,7 +123,15 @@ def run(target: str, folder: str, format: Any, shard_bytes: int, resume: bool, b
 
     try:
         pipeline = named(target, Pipeline)
-        found = pipeline.write(folder, format, shard_bytes=shard_bytes, resume=resume, backend=backend, progress=True)
+        found = pipeline.write(
+            folder,
+            format,
+            shard_bytes=shard_bytes,
+            compression=compression,
+            resume=resume,
+            backend=backend,
+            progress=True,
+        )
     except StreamlineError as error:
         raise click.ClickException(_shown("\n".join([str(error), *_notes(error)]))) from error
     except KeyboardInterrupt as error:

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, over
 
 from streamline.core.options import check_installed, check_int, given
 from streamline.errors import PlanError, PlanTypeError
+from streamline.io.formats.array_record import ArrayRecordFormat
 from streamline.io.formats.arrow import ArrowFormat
 from streamline.io.formats.base import Format
 from streamline.io.formats.columnar import Predicate
 from streamline.io.formats.csv import MAX_RECORD_BYTES, CsvFormat, Dialect, Header
+from streamline.io.formats.hdf5 import Hdf5Format
 from streamline.io.formats.line_decoding import MAX_LINE_BYTES, Decode, decode_json, decode_text
 from streamline.io.formats.lines import LineFormat
+from streamline.io.formats.mds import SUFFIX, MdsFormat
 from streamline.io.formats.npy import NpyFormat
 from streamline.io.formats.parquet import ParquetFormat
 from streamline.io.formats.tar import MAX_SAMPLE_BYTES, Member, TarFormat
@@ -21,7 +24,7 @@ from streamline.io.formats.tfrecord import MAX_RECORD_BYTES as MAX_TFRECORD_BYTE
 from streamline.io.formats.tfrecord import TFRecordFormat
 from streamline.io.formats.whole_files import WholeFile, WholeFormat
 from streamline.io.storage.options import Access, AccessOptions, HttpOptions
-from streamline.io.storage.paths import Paths, given_paths
+from streamline.io.storage.paths import Paths, given_paths, is_remote
 from streamline.pipeline import Pipeline
 from streamline.sources.files import Files
 from streamline.sources.framing import Framing, ServerSentEvent
@@ -93,6 +96,29 @@ def _lines(
 ) -> Pipeline[T]:
     max_line_bytes = check_int(f"{kind}(max_line_bytes=)", max_line_bytes, 1)
     return pipeline_of(LineFormat(made_by=kind, decode=decode, max_line_bytes=max_line_bytes), paths, name, **access)
+
+
+def read_array_record(
+    paths: Paths, *, name: str = "read_array_record", **access: Unpack[AccessOptions]
+) -> Pipeline[bytes]:
+    """Read the records of ArrayRecord files, as bytes; `.map(sl.decode.example())` parses `tf.train.Example`.
+
+    A resume reads the group of its record again. One file is split over shards by ranges of records. Files are local:
+    array_record reads no others. Needs `pip install 'streamline[array_record]'`.
+
+    Args:
+      paths: as `read_lines`, local ones.
+      name, access: as `read_lines`.
+
+    Raises:
+      As `read_lines`; a DataError (damaged, or cut short) has file and record.
+      PlanError: array_record isn't installed; a path isn't local.
+    """
+    check_installed("read_array_record", "array_record", "array_record", "array_record")
+    given_ = given_paths(paths)
+    if (remote := next(filter(is_remote, given_), None)) is not None:
+        raise PlanError(f"read_array_record reads local files only, as array_record does: copy {remote} to a disk")
+    return pipeline_of(ArrayRecordFormat(), given_, name, **access)
 
 
 @overload
@@ -200,6 +226,24 @@ def _csv_dialect(delimiter: Any, quotechar: Any) -> Dialect:
     return Dialect(delimiter, quotechar)
 
 
+def read_mds(paths: Paths, *, name: str = "read_mds", **access: Unpack[AccessOptions]) -> Pipeline[dict[str, Any]]:
+    """Read the samples of MDS shards, as MosaicML's streaming writes them, as dicts by column. Needs nothing else.
+
+    Images come as they are stored, as bytes, for `sl.decode.image()`. A resume looks up its sample, and one shard is
+    split by samples. A compressed shard is unpacked into memory first, by a resume too, and can't be split.
+
+    Args:
+      paths: as `read_lines`, of the shards; or the folder with them, whose *.mds are read: "s3://bucket/train". Write
+        "train/*.mds.zstd" for compressed ones (zstd, gzip, bzip2, xz). An index.json is not looked at.
+      name, access: as `read_lines`.
+
+    Raises:
+      As `read_lines`; a DataError (damaged, or cut short; a column of pickles, or of `pil`) has file and row.
+    """
+    shards = [path if SUFFIX in path else f"{path.rstrip('/')}/*{SUFFIX}" for path in given_paths(paths)]
+    return pipeline_of(MdsFormat(), shards, name, **access)
+
+
 def read_npy(
     paths: Paths, *, arrays: Iterable[str] | None = None, name: str = "read_npy", **access: Unpack[AccessOptions]
 ) -> Pipeline[Any]:
@@ -218,6 +262,28 @@ def read_npy(
       As `read_lines`; a DataError (damaged, or no such array) has file and row.
     """
     return pipeline_of(NpyFormat(arrays=_names("read_npy(arrays=)", arrays)), paths, name, **access)
+
+
+def read_hdf5(
+    paths: Paths, *, datasets: Iterable[str] | None = None, name: str = "read_hdf5", **access: Unpack[AccessOptions]
+) -> Pipeline[dict[str, Any]]:
+    """Read the rows of HDF5 files, along the first axis: dicts {data set: row}. Needs `pip install 'streamline[hdf5]'`.
+
+    The data sets of a file have as many rows. Rows are views of the chunks that were read, NumPy's scalars where the
+    first axis is the only one, and str where they are UTF-8. One file is split over shards by ranges of rows. Of a
+    remote file, the chunks are read by ranges.
+
+    Args:
+      paths: as `read_lines`.
+      datasets: names of those that are read, with their groups: "train/x". None: all of the file.
+      name, access: as `read_lines`.
+
+    Raises:
+      As `read_lines`; a DataError (damaged, or no such data set) has file and row.
+      PlanError: h5py isn't installed.
+    """
+    check_installed("read_hdf5", "h5py", "h5py", "hdf5")
+    return pipeline_of(Hdf5Format(datasets=_names("read_hdf5(datasets=)", datasets)), paths, name, **access)
 
 
 @overload

@@ -24,7 +24,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests are no package
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `tests` is installed nowhere
 
 from streamline.io.storage.base import ADDED
 from tests.kit import LOOPS, AsyncTest, run_on

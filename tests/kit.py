@@ -6,18 +6,15 @@ import asyncio
 import math
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count, cycle
+from itertools import count
 from typing import Any, TypeAlias
 
 import anyio
 
 import streamline as sl
-from streamline.backends.base import Backend, Workers
-from streamline.core.flow import Site
-from streamline.plan.plan import Plan
 
 AsyncTest: TypeAlias = Callable[[], Awaitable[None]]
 Pipe: TypeAlias = "sl.Pipeline[Any]"
@@ -25,28 +22,6 @@ Pipe: TypeAlias = "sl.Pipeline[Any]"
 LOOPS = ["asyncio", "uvloop"]
 LONGEST_S = 200.0
 """What takes longer hangs. No test depends on how fast the machine is, or on what it does beside."""
-
-
-class AnyThreads(sl.Threads):
-    """Threads that take pipelines without `.shard`, too: random ones are of every kind."""
-
-    def check(self, plan: Plan) -> None:
-        """Refuse nothing."""
-
-
-@dataclass(frozen=True)
-class Changing:
-    """Another backend at each opening, in turn."""
-
-    backends: Sequence[Backend]
-    turns: Any = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "turns", cycle(self.backends))
-
-    def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
-        backend: Backend = next(self.turns)
-        return backend.begin(plan, site, workers)
 
 
 def run_on(loop: str, test: AsyncTest) -> None:

@@ -215,6 +215,8 @@ def test_a_job_is_run_and_run_again(job: Path) -> None:
     assert (again.exit_code, again.output.endswith("by earlier runs: nothing to do\n")) == (0, True)
     refused = run("run", "job.py:pipe", "--to", "out")
     assert (refused.exit_code, "resume=True (--resume)" in refused.output) == (1, True)
+    assert run("run", "job.py:pipe", "--to", "gz", "--compression", "gzip").exit_code == 0
+    assert list(sl.read_jsonl("gz/*.jsonl.gz")) == list(range(20))
     assert run("run", "job.py:pipe", "--to", "npy", "--format", "npy", "--shard-bytes", "1KiB").exit_code == 0
     assert list(sl.read_npy("npy")) == list(range(20))
 

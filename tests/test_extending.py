@@ -16,11 +16,11 @@ from streamline.pipeline import Pipeline
 from streamline.readers import pipeline_of
 from streamline.snapshot.inspection import report
 from streamline.testing import check_resume, check_stage, oracle
+from tests.backends.kit import AnyThreads
 from tests.extending.own_format import Records
 from tests.extending.own_source import Squares
 from tests.extending.own_stage import EveryNth
 from tests.extending.own_storage import ZipStorage
-from tests.kit import AnyThreads
 
 Pipe = Pipeline[Any]
 

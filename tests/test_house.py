@@ -254,10 +254,21 @@ def test_importing_it_imports_nothing_heavy() -> None:
         "print(f'import streamline: {1000 * (time.perf_counter() - began):.0f} ms')\n"
         f"print('heavy:', *(name for name in {HEAVY!r} if name in sys.modules))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200)
-    took, heavy = done.stdout.splitlines()
+    took, heavy = printed(program)
     print(took)  # for information: `pytest -s`
     assert heavy == "heavy:"
+
+
+def test_a_command_imports_what_it_needs_itself() -> None:
+    heavy = ("rich", "numpy", "anyio", *HEAVY)
+    program = f"import sys, streamline.cli\nprint('heavy:', *(name for name in {heavy!r} if name in sys.modules))\n"
+    assert printed(program) == ["heavy:"]
+
+
+def printed(program: str) -> list[str]:
+    """Return the lines that a program prints in an interpreter of its own."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200)
+    return done.stdout.splitlines()
 
 
 def test_what_users_import_is_where_it_is_said_to_be() -> None:

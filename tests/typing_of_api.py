@@ -114,6 +114,9 @@ def sources() -> None:
     images = sl.read_files("*.png").map(sl.decode.image())
     assert_type(images, sl.Pipeline[npt.NDArray[np.uint8]])
     assert_type(sl.read_tfrecord("a.tfrecord").map(sl.decode.example()), sl.Pipeline[dict[str, Any]])
+    assert_type(sl.read_array_record("a.array_record"), sl.Pipeline[bytes])
+    assert_type(sl.read_hdf5("a.h5"), sl.Pipeline[dict[str, Any]])
+    assert_type(sl.read_mds("train"), sl.Pipeline[dict[str, Any]])
     assert_type(sl.read_npy("a.npy"), sl.Pipeline[Any])
     assert_type(sl.read_files("*.png").map(lambda file: file.data), sl.Pipeline[bytes])
     assert_type(sl.from_items([1]).map(lambda _: sl.empty((2, 3), np.float32)), sl.Pipeline[npt.NDArray[Any]])
@@ -240,10 +243,11 @@ def seen(pipe: sl.Pipeline[bytes], snapshot: sl.Snapshot) -> None:
     pipe.draw().save(Path("plan.svg"))
     assert_type(pipe.explain(snapshot, accept=["batch.size"]), sl.Explanation)
     assert_type(pipe.explain(snapshot).fits, bool)
-    with pipe.open(accept=("batch.size",), progress=True, stall_s=None) as stream:
+    with pipe.open(accept=("batch.size",), progress=True, stall_s=None, metrics="127.0.0.1:0") as stream:
         assert_type(stream.stats(), sl.Stats)
         assert_type(stream.stats().since(stream.stats()), sl.Stats)
         assert_type(stream.stats().verdict, sl.Verdict | None)
+        assert_type(sl.metrics.scalars(stream.stats()), dict[str, float])
         assert_type(stream.stats().stages[0].busy_s, float)
         assert_type(stream.trace("run.json", max_bytes=1 << 20), sl.Trace)
         with stream.paused(quiesce_timeout=0) as at_work:
@@ -295,7 +299,7 @@ def ended(numbers: sl.Pipeline[int]) -> None:
 
 def written(numbers: sl.Pipeline[int]) -> None:
     assert_type(numbers.write("out", "tar", shard_bytes=1000, resume=True, backend=sl.Threads(2)), sl.Written)
-    assert_type(sl.write_jsonl(numbers, "out", progress=True, storage_options={"region": "r"}), sl.Written)
+    assert_type(sl.write_jsonl(numbers, "out", compression="gzip", storage_options={"region": "r"}), sl.Written)
     assert_type(sl.write_npy(numbers, "out", http=sl.HttpOptions(retries=3)), sl.Written)
     assert_type(sl.write_tar(numbers, "out", rank=0, world_size=2), sl.Written)
     assert_type(sl.write_parquet(numbers, "out", schema=None), sl.Written)

@@ -2,7 +2,8 @@
 
 A line is written when its item counts as consumed, and has its number: the n-th that the stage skipped in the shard and
 epoch. So a resume drops the lines beyond the snapshot's counts, since those items come again, and no item is there
-twice.
+twice. Where a cache on disk may serve what comes after the snapshot, these items aren't tried again, and their lines
+stay; a line that comes all the same takes the place of the one with its number.
 
 Lines are passed to the operating system before the consumer gets its next list, so a kill loses none of them; they are
 not synced, so a power cut may.
@@ -15,7 +16,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -32,12 +33,17 @@ PREFIX = b'{"dead_letter":1,'
 """How each line begins; 1 is the version of the format."""
 
 
+SAME = ("passes", "items", "error", "message", "item")
+"""Fields that two lines of the same failure share, whatever run has written them."""
+
+
 class DeadLetters:
     """The file of one rank. Nothing is kept open between two writes.
 
     Args:
       path: as the user gave it; of several ranks, each has a file of its own: "bad-rank-00003-of-00008.jsonl".
       counts: of the state that the run begins at: skipped items by (shard, stage).
+      cached: lines beyond the counts may be of items that a cache on disk serves: they stay.
       process: of the job, if several are this rank: each has a file of its own, "bad-rank-…-process-00005.jsonl".
 
     Raises:
@@ -52,6 +58,8 @@ class DeadLetters:
         epoch: int,
         counts: Mapping[tuple[int, str], int],
         process: int | None = None,
+        *,
+        cached: bool = False,
     ) -> None:
         given = Path(path).absolute()  # a later chdir changes nothing
         if world_size > 1:
@@ -61,6 +69,8 @@ class DeadLetters:
         self.path = given
         self._rank = rank
         self._epoch = epoch
+        self._cached = cached
+        self._ahead: dict[_LineNumber, DeadLetter] = {}  # lines beyond the counts
         try:
             self._begin(counts)
         except DeadLetterError:
@@ -100,12 +110,31 @@ class DeadLetters:
             raise _failed(self.path, error) from error
 
     def _append(self, letters: Iterable[DeadLetter]) -> None:
+        if self._ahead:
+            letters = [letter for letter in letters if not self._is_there(letter)]
         lines = b"".join(msgspec.json.encode(letter) + b"\n" for letter in letters)
         descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             write_all(descriptor, lines)
         finally:
             os.close(descriptor)
+
+    def _is_there(self, letter: DeadLetter) -> bool:
+        """Whether a line is there already; of an order that is another one now, this one and later ones are removed."""
+        there = self._ahead.get(_number(letter))
+        if there is None or all(letter[name] == there[name] for name in SAME):
+            return there is not None
+        shard, stage, n = _number(letter)
+        old = {number for number in self._ahead if number[:2] == (shard, stage) and number[2] >= n}
+        with os.fdopen(open_regular(self.path, os.O_RDONLY), "rb") as file:
+            kept = [
+                line
+                for line, fields in self._checked(file)
+                if fields is not None and not (fields["epoch"] == self._epoch and _number(fields) in old)
+            ]
+        replace_file(self.path, b"".join(kept))
+        self._ahead = {number: line for number, line in self._ahead.items() if number not in old}
+        return False
 
     def _begin(self, counts: Mapping[tuple[int, str], int]) -> None:
         """Keep the lines of what the state counts, and of earlier epochs."""
@@ -115,7 +144,7 @@ class DeadLetters:
             return
         with os.fdopen(open_regular(self.path, os.O_RDONLY), "rb") as file:
             lines = list(self._checked(file))
-        kept = [line for line, fields in lines if fields is not None and self._keeps(fields, counts)]
+        kept = [line for line, fields in lines if fields is not None and self._keeps(line, fields, counts)]
         self._warn_of_missing(counts, [fields for _, fields in lines if fields is not None])
         if len(kept) < len(lines):
             replace_file(self.path, b"".join(kept))
@@ -151,10 +180,15 @@ class DeadLetters:
             except msgspec.MsgspecError as error:
                 raise DeadLetterError(f"{self.path} line {number} is damaged: {error}; move the file away") from error
 
-    def _keeps(self, fields: DeadLetter, counts: Mapping[tuple[int, str], int]) -> bool:
+    def _keeps(self, line: bytes, fields: DeadLetter, counts: Mapping[tuple[int, str], int]) -> bool:
         if fields["epoch"] != self._epoch:
             return bool(fields["epoch"] < self._epoch)
-        return bool(fields["n"] <= counts.get((fields["shard"], fields["stage"]), 0))
+        if fields["n"] <= counts.get((fields["shard"], fields["stage"]), 0):
+            return True
+        if self._cached:
+            letter = msgspec.json.decode(line)
+            self._ahead[_number(fields)] = {name: letter.get(name) for name in SAME}
+        return self._cached
 
 
 class _LineKey(msgspec.Struct):
@@ -164,6 +198,14 @@ class _LineKey(msgspec.Struct):
     shard: int
     stage: str
     n: int
+
+
+_LineNumber: TypeAlias = tuple[int, str, int]
+"""Shard, stage and n of a line, which are its own in an epoch."""
+
+
+def _number(fields: DeadLetter) -> _LineNumber:
+    return fields["shard"], fields["stage"], fields["n"]
 
 
 def _fields(line: bytes) -> DeadLetter:

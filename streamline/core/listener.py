@@ -123,7 +123,7 @@ class Listener:
         self._encrypts = None if tls is None else tls.listening()
         self._key = key
         self._on_peer = on_peer
-        self._server = _listening(address)
+        self._server = listening_socket(address)
         self.port: int = 0 if isinstance(address, str) else self._server.getsockname()[1]
         self._pending: OrderedDict[socket.socket, _Pending] = OrderedDict()
         self._logged: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -295,7 +295,12 @@ class Listener:
         self._selector.close()
 
 
-def _listening(address: tuple[str, int] | str) -> socket.socket:
+def listening_socket(address: tuple[str, int] | str) -> socket.socket:
+    """Return a socket that listens at an address, or at a path, and doesn't block.
+
+    Raises:
+      HostError: it is in use, or not of this machine.
+    """
     try:
         server = _server_at(address)
     except (OSError, UnicodeError) as error:  # the latter: no name of a host

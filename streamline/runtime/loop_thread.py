@@ -34,6 +34,9 @@ T = TypeVar("T")
 EXIT_S = 1.0
 """How long a close, or the interpreter's exit, waits for a loop that is stuck in user code."""
 
+SLOW_EXIT_S = 4.0
+"""How long it waits for one that turns: a loaded machine needs time, and the next opening what this one has locked."""
+
 
 class LoopThread(Generic[T]):
     """The thread, its event loop, and the border that lists cross."""
@@ -87,11 +90,21 @@ class LoopThread(Generic[T]):
         if self._stop is not None:
             self.signal(self._stop)
         if self._thread is not threading.current_thread() and self._thread.ident is not None:
-            self._thread.join(EXIT_S)
+            self._join()
         self.border.drop()
         self.border.queue.put(ClosedError("the stream is closed"))  # for another thread that waits for a list
 
-    def signal(self, event: anyio.Event) -> None:
+    def _join(self) -> None:
+        """Wait until the thread has ended; no longer than `EXIT_S` if the loop doesn't turn."""
+        deadline = perf_counter() + SLOW_EXIT_S
+        turns = True
+        while turns and self._thread.is_alive() and perf_counter() < deadline:
+            turned = threading.Event()
+            self.signal(turned)
+            self._thread.join(EXIT_S)
+            turns = turned.is_set()
+
+    def signal(self, event: anyio.Event | threading.Event) -> None:
         """Set what the loop waits for."""
         if self._wake is not None and self._session.gate.copied_from is None:
             try:

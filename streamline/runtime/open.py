@@ -24,6 +24,7 @@ from streamline.core.tasks import MEMORY_BYTES, Session
 from streamline.core.threads import hold_descriptors
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, printable, users_level
+from streamline.observe.exporters import check_metrics
 from streamline.plan.cache_key import bound
 from streamline.plan.plan import Plan
 from streamline.runtime.rank_ends import Resumed, agreed
@@ -60,6 +61,7 @@ class OpenOptions:
     progress: bool = False
     stall_s: float | None = None
     memory: int = MEMORY_BYTES
+    metrics: str | None = None
 
     def check(self, plan: Plan) -> ResolvedRun:
         """Check what can be checked without a look at the source; return the run, whose data is as `plan` names it."""
@@ -75,6 +77,8 @@ class OpenOptions:
         if self.stall_s is not None:
             check_seconds(".open(stall_s=) (or None, for no watchdog)", self.stall_s)
         memory = check_int(".open(memory=)", self.memory, 1)
+        if self.metrics is not None:
+            check_metrics(".open(metrics=)", self.metrics)
         ends = checked_ends(self.ends)
         rank = find_rank(self.rank, self.world_size, self.mesh)
         plan.source.check_run(epoch or 0, rank.world_size)
@@ -90,6 +94,7 @@ class OpenOptions:
             listing=None,
             policy=self.policy,
             progress=self.progress,
+            metrics=self.metrics,
             stall_s=self.stall_s,
             memory=memory,
             ending=Agreement(ends=ends, rank=rank),
@@ -220,6 +225,7 @@ class RunOptions(TypedDict, total=False):
     progress: bool
     stall_s: float | None
     memory: int
+    metrics: str | None
 
 
 class Opened(Generic[T]):

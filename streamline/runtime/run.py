@@ -21,6 +21,7 @@ from streamline.core.state import Json, Tree
 from streamline.core.tasks import MEMORY_BYTES, Awaited, Session, Tasks
 from streamline.errors import PlanError
 from streamline.merge.base import DeferredProgress, Inboxes, MergeFlow
+from streamline.observe.exporters import export
 from streamline.observe.progress import Progress
 from streamline.observe.stats import stats_of
 from streamline.observe.trace import Trace
@@ -52,6 +53,7 @@ class ResolvedRun:
       listing: what the source reads, bound into snapshots.
       policy: what is done with items on which user code fails.
       progress: whether to show how it gets on.
+      metrics: where its metrics are exported; None: nowhere.
       stall_s: how long the consumer may wait before the log says what for; None: for ever.
       memory: bytes that sources may hold read ahead in each process.
       ending: how it ends together with the other ranks.
@@ -67,6 +69,7 @@ class ResolvedRun:
     listing: Any
     policy: Policy = field(default_factory=Policy)
     progress: bool = False
+    metrics: str | None = None
     stall_s: float | None = None
     memory: int = MEMORY_BYTES
     ending: Agreement
@@ -116,10 +119,11 @@ class ResolvedRun:
           DeadLetterError: they can't be written where they should be, or something else is there.
         """
         before, rank, letters = self._skipped, self.rank, None
+        cached = any(cache.path is not None for cache in caches_of(self.plan))
         if self.policy.dead_letters is not None:
             path, of = self.policy.dead_letters, (rank.rank, rank.world_size)
-            letters = DeadLetters(path, *of, self.epoch, before, rank.process)
-        cached = any(cache.path is not None for cache in caches_of(self.plan))
+            kept = cached and self.resume is not None
+            letters = DeadLetters(path, *of, self.epoch, before, rank.process, cached=kept)
         return Errors(self.policy, before, letters, merged_size(self.plan), meters, cached=cached)
 
     @property
@@ -149,9 +153,12 @@ class ResolvedRun:
         return Watched(session, self.plan.source.name, self.merged, shared=self.plan.mode == "shared")
 
     def show(self, session: Session) -> None:
-        """Show the progress of the run, if that is wanted."""
+        """Show the progress of the run, and export its metrics, if that is wanted. Raises `HostError`."""
+        stats = partial(stats_of, session.meters)
+        if self.metrics is not None:
+            session.at_close(export(self.metrics, self.plan.source.name, self.rank.rank, stats))
         if self.progress:
-            progress = Progress(partial(stats_of, session.meters), self.epoch)
+            progress = Progress(stats, self.epoch)
             session.on_chunk_boundary(progress.at_chunk_boundary)
             session.at_close(progress.stop)
             progress.start()

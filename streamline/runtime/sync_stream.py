@@ -50,7 +50,11 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         self._ended = False
         self._begin_at(self._loop_thread.start())
         if not ahead:
-            resolved.show(self._session)
+            try:
+                resolved.show(self._session)
+            except BaseException:
+                self.close()
+                raise
 
     def begin(self) -> None:
         """Begin to show and to time a stream that was opened ahead: its consumer has come."""
@@ -60,7 +64,8 @@ class SyncStream(BaseStream[T], PartIterator[T]):
     def close(self) -> None:
         """End everything that this stream started, and wait until it has ended. Idempotent.
 
-        Sync user code that is stuck is waited for a second at most: a thread can't be ended from outside.
+        Sync user code that is stuck in the event loop's thread is waited for a second at most: a thread can't be ended
+        from outside. Other work has 4 s: hosts need some, and clean-up that awaits something.
         """
         self._session.errors.close(self.state)
         self._end()

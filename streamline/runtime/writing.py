@@ -35,7 +35,7 @@ from streamline.io.formats.encoders import (
     UnwritableItemError,
 )
 from streamline.io.storage.base import ShardFile
-from streamline.io.storage.manifest import Manifest, WrittenShard, manifest_name, parsed
+from streamline.io.storage.manifest import Manifest, WrittenShard, manifest_name, parsed, world_sizes
 from streamline.io.storage.options import Access, HttpOptions
 from streamline.io.storage.output_folder import OutputFolder, output_folder, unwritable
 from streamline.runtime.open import Openable, RunOptions
@@ -66,6 +66,7 @@ class JobOptions(RunOptions, total=False):
     """What all `write_*` take alike, as keywords; the options of `open` among them."""
 
     shard_bytes: int
+    compression: str | None
     resume: bool
     http: HttpOptions | None
     storage_options: Mapping[str, Any] | None
@@ -109,6 +110,9 @@ def write_jsonl(pipeline: Openable[Any], folder: str | PathLike[str], **options:
       pipeline: runs to its end, or until a failure; blocks meanwhile.
       folder: a local one, made if it is missing, or one in a store: s3://, gs://, az://.
       shard_bytes: a shard ends after the item with which it has so many bytes; >= 1, by default 256 MiB.
+      compression: "gzip" or "zstd" (its default level), each shard as one stream, `shard-00000-000000.jsonl.gz`;
+        `shard_bytes` counts bytes before it. Of Parquet, one of pyarrow's: "snappy" by default, "zstd", "gzip",
+        "brotli", "lz4", "none". NumPy files have none.
       resume: go on with the job that has begun to write there, where its last whole shard ends; where there is none,
         begin. Without it, a folder that isn't empty is refused.
       http, storage_options: how a store is reached, see `read_jsonl`.
@@ -178,6 +182,7 @@ def write(
     format: OutputFormat,
     *,
     shard_bytes: int = SHARD_BYTES,
+    compression: str | None = None,
     resume: bool = False,
     http: HttpOptions | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -193,6 +198,7 @@ def write(
             f"write_{format.kind}(resume=) is True or False, got {given(resume)}: the folder has the state"
         )
     check_int(f"write_{format.kind}(shard_bytes=)", shard_bytes, 1)
+    format = format if compression is None else format.compressed(compression)
     if options.setdefault("ends", "allow") != "allow":
         raise PlanError(f"write_{format.kind}(ends=): each rank writes all that it has: leave it out")
     if not pipeline.plan.source.survives_kill:
@@ -216,7 +222,7 @@ class _WriteJob:
         self._format = format
         self._shard_bytes = shard_bytes
         self._name = manifest_name(rank.rank, rank.world_size)
-        self._manifest = Manifest(format=format.kind, rank=rank.rank, world_size=rank.world_size)
+        self._manifest = Manifest(format=format.suffix[1:], rank=rank.rank, world_size=rank.world_size)
         self._sink: ShardFile | None = None
         self._encoder: Encoder | None = None
         self._items = 0  # in the shard
@@ -248,7 +254,9 @@ class _WriteJob:
         """
         path, content = self._out.path, self._out.manifest(self._name)
         if content is None:
-            if others := [name for name in self._out.names() if not self._of_other_rank(name)]:
+            names = self._out.names()
+            self._check_ranks(names)
+            if others := [name for name in names if not self._of_other_rank(name)]:
                 raise WriteError(
                     f"{path} isn't empty, and has no {self._name} of a job to go on with: it holds {others[0]}"
                     f"{f' and {len(others) - 1:,} more' if len(others) > 1 else ''}; give an empty folder"
@@ -259,10 +267,22 @@ class _WriteJob:
                 f"a job has written to {path}: go on with it, resume=True (--resume), or give another folder"
             )
         found = parsed(content, f"{path}/{self._name}")
-        if found.format != self._format.kind:
-            raise WriteError(f"{path} holds {found.format}, and this writes {self._format.kind}: give another folder")
+        if found.format != (own := self._format.suffix[1:]):
+            raise WriteError(f"{path} holds {found.format}, and this writes {own}: write that, or give another folder")
         self._manifest = found
         return found
+
+    def _check_ranks(self, names: list[str]) -> None:
+        """Refuse a job of another number of ranks: each of these has a state and shards, and none has those of all."""
+        own = self._manifest
+        if sizes := world_sizes(names) - {own.world_size}:
+            ranks = min(sizes)
+            raise WriteError(
+                f"{self._out.path} holds the job of {counted(ranks, 'rank')}, and this is rank {own.rank} of "
+                f"{own.world_size}: give another folder, or go on with world_size={ranks}. Ranks don't wait for each "
+                "other here, so one process may run several in turn: write(…, resume=True, rank=r, "
+                f"world_size={ranks}) for each r"
+            )
 
     def _of_other_rank(self, name: str) -> bool:
         """Whether a file may be that of another rank of this job."""

@@ -23,6 +23,7 @@ from streamline.core.forks import disowned_in_copies
 from streamline.core.options import check_int, given
 from streamline.core.threads import HEAR_S, start_thread
 from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
+from streamline.observe.exporters import keep
 from streamline.runtime.loop_thread import EXIT_S
 from streamline.runtime.run import ResolvedRun
 from streamline.runtime.sync_stream import SyncStream
@@ -72,7 +73,10 @@ def passes_of(
         options = {**options, "backend": pool}
     hosted = stay and isinstance(backend, HostingBackend | HostPool)
     again = steps_per_epoch is None and not source.is_live and options.get("dead_letters") is None
-    passes = Passes(partial(open_at, **options), pool, lambda: partial(settled(), **options), ahead=hosted and again)
+    opening = partial(open_at, **options)
+    passes = Passes(
+        opening, pool, lambda: partial(settled(), **options), ahead=hosted and again, metrics=options.get("metrics")
+    )
     if isinstance(backend, HostPool):
         backend.at_close(passes.drop_next)
     return passes
@@ -84,16 +88,25 @@ class Passes(Generic[T]):
     Args:
       pool: the hosts that all passes run in, closed with this; None: they aren't this loader's.
       settled: returns what opens it elsewhere as it would be opened in the thread that calls this.
+      metrics: where those of all passes are exported, which stays open between two of them; None: nowhere.
     """
 
     def __init__(
-        self, open_at: OpenAt[T], pool: HostPool | None, settled: Callable[[], OpenAt[T]], *, ahead: bool = False
+        self,
+        open_at: OpenAt[T],
+        pool: HostPool | None,
+        settled: Callable[[], OpenAt[T]],
+        *,
+        ahead: bool = False,
+        metrics: str | None = None,
     ) -> None:
         self.open_at = open_at
         self._open_next = open_at
         self._settled = settled
         self.ahead = ahead
         self._pool = pool
+        self._metrics = metrics
+        self._kept: weakref.finalize[[], Passes[T]] | None = None
         self._lock = threading.RLock()  # Ctrl-C may come while it is held
         self._epoch = 0
         self._current: weakref.ref[SyncStream[T]] | None = None
@@ -107,6 +120,8 @@ class Passes(Generic[T]):
     def open(self, begin: Snapshot | None, epoch: int) -> LoaderRun[T]:
         """Open the pipeline at a snapshot, or at the beginning of an epoch; or return what was opened ahead."""
         opened = self.open_at(resume=begin, epoch=epoch if begin is None else None)
+        if self._metrics is not None and self._kept is None:
+            self._kept = weakref.finalize(self, keep(self._metrics))
         if self.ahead:
             self._open_next = self._settled()
         with self._lock:
@@ -134,13 +149,16 @@ class Passes(Generic[T]):
             current.spent.add_done_callback(lambda _: self._begin_next())
 
     def close(self) -> None:
-        """Close the present pass, and what was opened ahead, and end the hosts. Idempotent."""
+        """Close the present pass, and what was opened ahead; end the hosts, and the export of metrics. Idempotent."""
         stream = None if self._current is None else self._current()
         if stream is not None:
             stream.close()
         self.drop_next()
         if self._pool is not None:
             self._pool.close()
+        if self._kept is not None:
+            self._kept()
+            self._kept = None
 
     def drop_next(self) -> None:
         """Close what was opened ahead, and open nothing more so. From any thread."""

@@ -22,8 +22,8 @@ from streamline.testing.changes import changed
 from streamline.testing.compositions import Composition
 from streamline.testing.laws import ExpectedItems
 from streamline.testing.steps import DICE, Step, each, number, steps
+from tests.backends.kit import AnyThreads
 from tests.copying_backend import Copying
-from tests.kit import AnyThreads
 from tests.sources.live_kit import Tape
 
 __all__ = ["BACKENDS", "SKIP", "AnyPipeline", "Runs", "failing_steps", "insist", "live_pipelines"]

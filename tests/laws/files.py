@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.core.state import At, CountedStates, Tree
 from streamline.errors import PlanError
+from streamline.io.formats import array_record, hdf5, mds, npy, parquet_table
 from streamline.io.formats import columnar as arrow_groups
 from streamline.io.formats import columnar as arrow_items
 from streamline.io.formats import csv as csv_files
 from streamline.io.formats import line_decoding as lines
-from streamline.io.formats import npy, parquet_table
 from streamline.io.formats.whole_files import WholeFile
 from streamline.io.storage import local
 from streamline.pipeline import Pipeline
@@ -44,6 +44,9 @@ GRAINS: dict[str, dict[Any, dict[str, int]]] = {
         arrow_groups: {"STEP_BYTES": 100},
         arrow_items: {"CALL_BYTES": 1},
         npy: {"BLOCK_BYTES": 30, "BLOCK_ROWS": 3},
+        hdf5: {"OBJECT_ROWS": 3, "FIXED_BYTES": 512},
+        array_record: {"BLOCK_BYTES": 30},
+        mds: {"BLOCK_BYTES": 30},
     },
     "medium": {
         lines: {"FIRST_SLICE_BYTES": 7, "SLICE_BYTES": 40},

@@ -5,18 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import cycle
+from itertools import combinations, cycle, product
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-import streamline.core.channel
-import streamline.plan.plan
-import streamline.runtime.thread_bridge
-import streamline.transforms.completion_order
-import streamline.transforms.concurrent
-import streamline.transforms.map
 
 FACTOR = float(os.environ.get("STREAMLINE_EXAMPLES", "1"))
 
@@ -32,6 +25,21 @@ def seeded(names: Iterable[str]) -> list[tuple[str, int]]:
     if FACTOR > 1:
         return [(name, seed) for name in names for seed in SEEDS]
     return list(zip(names, cycle(SEEDS)))
+
+
+def covering(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Return rows of one value of each axis, in which any two values of two axes meet; the product, if there is time.
+
+    Greedy, and always the same: of the product, the rows that have the most pairs that are still to come.
+    """
+    rows = list(product(*axes))
+    if FACTOR > 1:
+        return rows
+    wanted, found = {pair for row in rows for pair in combinations(enumerate(row), 2)}, []
+    while wanted:
+        found.append(max(rows, key=lambda row: len(wanted.intersection(combinations(enumerate(row), 2)))))
+        wanted.difference_update(combinations(enumerate(found[-1]), 2))
+    return found
 
 
 def examples(count: int) -> Callable[[Any], Any]:
@@ -51,6 +59,13 @@ def examples(count: int) -> Callable[[Any], Any]:
 @contextmanager
 def short(**constants: float) -> Iterator[None]:
     """Let lists, segments and bounds be so small that a few items reach them."""
+    import streamline.core.channel  # here: a host process that imports this module has no need of them
+    import streamline.plan.plan
+    import streamline.runtime.thread_bridge
+    import streamline.transforms.completion_order
+    import streamline.transforms.concurrent
+    import streamline.transforms.map
+
     places: dict[str, list[Any]] = {
         "LIST_ITEMS": [
             streamline.core.channel,

@@ -20,8 +20,8 @@ from streamline.testing.checks import check_failure, check_resume
 from streamline.testing.compositions import Composition, compositions
 from streamline.testing.scripted import Script
 from streamline.testing.steps import DICE
+from tests.backends.kit import AnyThreads, Changing
 from tests.copying_backend import Copying
-from tests.kit import AnyThreads, Changing
 from tests.laws.profile import examples
 
 seeds = st.integers(0, 1000)

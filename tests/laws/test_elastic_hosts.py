@@ -9,8 +9,8 @@ import streamline as sl
 from streamline.testing.checks import check_resume
 from streamline.testing.compositions import Composition, compositions
 from streamline.testing.steps import DICE
+from tests.backends.kit import Changing
 from tests.copying_backend import Copying, HostDeath
-from tests.kit import Changing
 from tests.laws.profile import examples
 
 seeds = st.integers(0, 1000)

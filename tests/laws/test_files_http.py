@@ -26,6 +26,7 @@ from streamline.testing.steps import DICE
 from tests.copying_backend import Copying
 from tests.laws.files import GRAINS, Case, cases
 from tests.laws.profile import examples
+from tests.laws.written import REMOTE
 from tests.serving import PATIENT, Server, breaking, serving
 
 seeds = st.integers(0, 1000)
@@ -62,7 +63,7 @@ def served(
 
 
 @examples(5)
-@given(case=cases(choosing=False, most=8, stages=2), seed=seeds, part_bytes=parts)
+@given(case=cases(choosing=False, most=8, stages=2, formats=REMOTE), seed=seeds, part_bytes=parts)
 def test_strict_pipelines_over_http_resume_exactly(
     server: Server, case: Case, seed: int, part_bytes: int | None
 ) -> None:
@@ -71,7 +72,7 @@ def test_strict_pipelines_over_http_resume_exactly(
 
 
 @examples(2)
-@given(case=cases(choosing=True, most=8, stages=2), seed=seeds, part_bytes=parts)
+@given(case=cases(choosing=True, most=8, stages=2, formats=REMOTE), seed=seeds, part_bytes=parts)
 def test_choosing_pipelines_over_http_lose_and_double_nothing(
     server: Server, case: Case, seed: int, part_bytes: int | None
 ) -> None:
@@ -81,7 +82,12 @@ def test_choosing_pipelines_over_http_lose_and_double_nothing(
 
 
 @examples(2)
-@given(case=cases(most=6, stages=1), seed=seeds, part_bytes=parts, backend=st.sampled_from([sl.Threads(2), Copying(2)]))
+@given(
+    case=cases(most=6, stages=1, formats=REMOTE),
+    seed=seeds,
+    part_bytes=parts,
+    backend=st.sampled_from([sl.Threads(2), Copying(2)]),
+)
 def test_files_over_http_keep_the_laws_on_hosts(
     server: Server, case: Case, seed: int, part_bytes: int | None, backend: Backend
 ) -> None:

@@ -16,9 +16,9 @@ from streamline.backends.base import Backend
 from streamline.testing.checks import check_resume
 from streamline.testing.compositions import Composition, compositions
 from streamline.testing.steps import DICE
+from tests.backends.kit import AnyThreads, Changing
 from tests.backends.remote.machines import machines
 from tests.copying_backend import Copying
-from tests.kit import AnyThreads, Changing
 from tests.laws.failing import Runs, insist, live_pipelines
 from tests.laws.profile import examples
 from tests.sources.live_kit import Tape

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
@@ -19,14 +20,16 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.io.formats.mds import MdsFormat
 from streamline.io.formats.whole_files import WholeFile
 from streamline.pipeline import Pipeline
+from streamline.readers import pipeline_of
 from streamline.sharding.split import byte_range, contiguous
 from tests.file_kit import PACK
 from tests.io.formats.archives import archive
-from tests.io.formats.records import record_file
+from tests.io.formats.records import array_record_file, mds_file, record_file
 
-__all__ = ["BROKEN", "FORMATS", "Broken", "Format", "Written", "numbered"]
+__all__ = ["BROKEN", "FORMATS", "REMOTE", "Broken", "Format", "Written", "numbered"]
 
 Read = Callable[[Sequence[str]], Pipeline[Any]]
 
@@ -239,6 +242,19 @@ def npy_file(draw: st.DrawFn, numbers: range) -> Written:
     return Written(".npz" if kind != "npy" else ".npy", file.getvalue(), rows, groups=[1] * len(numbers))
 
 
+def hdf5_file(draw: st.DrawFn, numbers: range) -> Written:
+    width, texts = draw(st.integers(0, 3)), [f"né{number}" for number in numbers]
+    array = np.array(numbers, "i4")[:, None] * 10 + np.arange(width, dtype="i4")
+    chunks, packed = draw(st.sampled_from([None, 1, 4])), draw(st.booleans())
+    how: Any = {"chunks": (chunks, width), "compression": "gzip" if packed else None} if chunks and width else {}
+    file = io.BytesIO()
+    with h5py.File(file, "w") as h5:
+        h5.create_dataset("x", data=array, **({"maxshape": (None, width)} | how if how else {}))
+        h5.create_dataset("in/texts", data=texts, dtype=h5py.string_dtype())
+    rows = [{"x": row, "in/texts": text} for row, text in zip(array, texts, strict=True)]
+    return Written(".h5", file.getvalue(), rows, groups=[1] * len(numbers))
+
+
 # Archives and whole files -------------------------------------------------------------------------------------------
 
 FIELDS = st.lists(st.sampled_from(["txt", "JPG", "seg.png"]), min_size=1, max_size=3, unique=True)
@@ -283,6 +299,21 @@ def tfrecord_file(draw: st.DrawFn, numbers: range) -> Written:
     return Written(".tfrecord" if suffix == ".txt" else f".tfrecord{suffix}", data, records)
 
 
+def array_record_of(draw: st.DrawFn, numbers: range) -> Written:
+    records = [b"%d" % number + draw(CONTENT) for number in numbers]
+    data = array_record_file(records, draw(st.integers(1, 4)))
+    return Written(".array_record", data, records, groups=[1] * len(numbers))
+
+
+def mds_of(draw: st.DrawFn, numbers: range) -> Written:
+    contents = [draw(CONTENT) for _ in numbers]
+    samples = [[n.to_bytes(8, "little"), data] for n, data in zip(numbers, contents, strict=True)]
+    suffix, data, plain = packed(draw, mds_file({"id": ("int", 8), "data": ("bytes", None)}, samples))
+    items = [{"id": n, "data": held} for n, held in zip(numbers, contents, strict=True)]
+    name = ".mds" if suffix == ".txt" else f".mds{suffix}"
+    return Written(name, data, items, groups=[1] * len(numbers) if plain else None)
+
+
 def whole_file(draw: st.DrawFn, numbers: range) -> Written:
     data = b"" if not numbers else f"{numbers[0]}".encode() * draw(st.sampled_from([1, 100]))
     return Written(".bin", data, [WholeFile("", data)])
@@ -296,10 +327,16 @@ FORMATS: Sequence[Format] = (
     Format("read_parquet", sl.read_parquet, parquet_file),
     Format("read_arrow", sl.read_arrow, arrow_file),
     Format("read_npy", sl.read_npy, npy_file),
+    Format("read_hdf5", lambda paths: sl.read_hdf5(paths, datasets=["x", "in/texts"]), hdf5_file),
     Format("read_tar", sl.read_tar, tar_file),
     Format("read_tfrecord", sl.read_tfrecord, tfrecord_file),
+    Format("read_array_record", sl.read_array_record, array_record_of),
+    Format("read_mds", sl.read_mds, mds_of),
     Format("read_files", sl.read_files, whole_file),
 )
+
+REMOTE = tuple(format for format in FORMATS if format.text != "read_array_record")
+"""Formats of which files may be on a server."""
 
 BROKEN: Sequence[Format] = (
     Format("read_lines", sl.read_lines, broken_lines_file),
@@ -320,6 +357,17 @@ def numbered(sizes: Sequence[int]) -> Iterator[range]:
 def as_npz(values: list[int]) -> bytes:
     file = io.BytesIO()
     np.savez_compressed(file, x=np.array(values))
+    return file.getvalue()
+
+
+def as_mds(values: list[int]) -> bytes:
+    return mds_file({"id": ("int", 8)}, [[value.to_bytes(8, "little", signed=True)] for value in values])
+
+
+def as_hdf5(values: list[int]) -> bytes:
+    file = io.BytesIO()
+    with h5py.File(file, "w") as h5:
+        h5["id"] = np.array(values)
     return file.getvalue()
 
 
@@ -356,7 +404,10 @@ ENDS: dict[str, tuple[Any, Callable[[list[int]], bytes]]] = {
     "tar": (sl.read_tar, as_tar),
     "tar, gzip": (sl.read_tar, lambda values: gzip.compress(as_tar(values))),
     "tfrecord, gzip": (sl.read_tfrecord, lambda values: gzip.compress(record_file(map(as_text, values)))),
+    "array_record": (sl.read_array_record, lambda values: array_record_file(map(as_text, values))),
+    "mds": (partial(pipeline_of, MdsFormat()), as_mds),
     "npz": (sl.read_npy, as_npz),
+    "hdf5": (sl.read_hdf5, as_hdf5),
     "parquet": (sl.read_parquet, partial(as_table, parquet=True)),
     "arrow": (sl.read_arrow, as_table),
     "arrow stream": (sl.read_arrow, partial(as_table, stream=True)),

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.core import atomic_file, dead_letters
 from streamline.core.dead_letters import DeadLetters
 from streamline.core.error_policy import Errors, Policy
 from streamline.core.flow import Flow
@@ -294,6 +295,60 @@ def test_what_a_pass_skipped_beyond_its_end_is_not_taken_for_skips_of_the_next(t
         assert list(stream) == [0, 2, 3] * 3
         assert [failure.item for failure in stream.errors.last] == [1, 1, 1]
     assert letters(tmp_path / "bad.jsonl") == [(0, "check_soon", n, [n - 1], "1") for n in (1, 2, 3)]
+
+
+def numbered(path: Path) -> list[tuple[int, str]]:
+    return [(n, item) for _, _, n, _, item in letters(path)]
+
+
+def test_lines_of_items_that_a_cache_on_disk_serves_stay_at_a_resume(tmp_path: Path) -> None:
+    """They aren't tried again: a pass that is on disk is read from there, whatever the snapshot counts."""
+    bad = tmp_path / "bad.jsonl"
+    pipe = sl.from_items(range(12)).map(check).cache(path=tmp_path / "kept").repeat(2)
+    options = {**SKIP, "dead_letters": bad}
+    with pipe.open(**options) as stream:
+        begun = [next(stream), next(stream)]
+        snapshot = stream.snapshot()
+        list(stream)
+    whole = numbered(bad)
+    assert len(whole) == 3
+    for _ in range(2):
+        with pipe.open(resume=snapshot, **options) as stream:
+            assert numbered(bad) == whole
+            assert len(begun + list(stream)) == 18
+            assert stream.errors.total == 3
+        assert numbered(bad) == whole
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_a_line_that_comes_again_behind_a_cache_is_there_once(
+    another: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No block was written, so that items are tried again; those that fail may be others, where order is chosen."""
+    bad, kept = tmp_path / "bad.jsonl", tmp_path / "kept"
+    pipe = sl.from_items(range(12)).map(check).cache(path=kept)
+    options = {**SKIP, "dead_letters": bad}
+    with pipe.open(**options) as stream:
+        next(stream)
+        snapshot = stream.snapshot()
+        list(stream)
+    whole = bad.read_text()
+    for file in kept.iterdir():
+        file.unlink()
+    if another:
+        bad.write_text(whole.replace('"item":"6"', '"item":"60"'))
+    rewritten, real = list[bytes](), atomic_file.replace_file
+
+    def replace_file(path: Path, data: bytes) -> None:
+        rewritten.append(data)
+        real(path, data)
+
+    monkeypatch.setattr(dead_letters, "replace_file", replace_file)
+    with pipe.open(resume=snapshot, **options) as stream:
+        list(stream)
+    assert numbered(bad) == [(1, "1"), (2, "6"), (3, "11")]
+    assert len(rewritten) == another
+    assert another or bad.read_text() == whole
 
 
 def test_a_snapshot_by_a_signals_handler_while_errors_are_counted_disturbs_nothing(

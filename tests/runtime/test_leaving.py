@@ -21,7 +21,9 @@ import anyio
 import pytest
 
 import streamline as sl
+from streamline.core.tasks import Session
 from streamline.errors import ClosedError
+from streamline.runtime.loop_thread import LoopThread
 from tests.kit import LONGEST_S, AsyncTest, Pipe, Tap, gone, in_thread, run_on, streamline_tasks
 
 Run = Callable[[AsyncTest], None]
@@ -669,3 +671,28 @@ async def _then_end(main: AsyncTest) -> None:
     await main()
     for task in streamline_tasks():
         task.cancel()
+
+
+class EndingThread:
+    """Ends after so many joins."""
+
+    ident = 1
+
+    def __init__(self, joins: int) -> None:
+        self.joins = 0
+        self._enough = joins
+
+    def is_alive(self) -> bool:
+        return self.joins < self._enough
+
+    def join(self, _: float) -> None:
+        self.joins += 1
+
+
+@pytest.mark.parametrize(("turns", "joins"), [(True, 5), (False, 1)])
+def test_a_close_waits_for_a_loop_that_turns_but_not_for_one_that_is_stuck(turns: bool, joins: int) -> None:
+    loop_thread = LoopThread[int](sl.from_items(range(3)).open().resolved, Session())
+    loop_thread._thread = thread = EndingThread(5)  # type: ignore[assignment]
+    loop_thread._wake = lambda call: call() if turns else None
+    loop_thread.stop()
+    assert thread.joins == joins

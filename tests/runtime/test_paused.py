@@ -27,8 +27,9 @@ from streamline.errors import ClosedError, PausedError, PlanError, PlanTypeError
 from streamline.testing.compositions import Composition, compositions
 from streamline.testing.steps import DICE
 from streamline.testing.subjects import settle
+from tests.backends.kit import AnyThreads
 from tests.copying_backend import Copying
-from tests.kit import AnyThreads, AsyncTest, Pipe, Tap, in_thread, leaves
+from tests.kit import AsyncTest, Pipe, Tap, in_thread, leaves
 from tests.laws.profile import examples
 
 Run = Callable[[AsyncTest], None]

@@ -139,6 +139,7 @@ class Faults:
         self.looks_too = False
         self.port = 0
         self._upstream = upstream
+        self._answering: set[asyncio.Task[None] | None] = set()
 
     def url(self, path: str) -> str:
         """Return the URL of a path, through this proxy."""
@@ -169,6 +170,8 @@ class Faults:
             thread.join()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        self._answering.add(task)  # nothing else holds it once the client has gone
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             fault: Fault = whole
@@ -184,6 +187,7 @@ class Faults:
             return  # the client has gone
         finally:
             writer.close()
+            self._answering.discard(task)
 
     async def _answer(self, head: bytes) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._upstream)

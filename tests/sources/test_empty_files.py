@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamline as sl
-from tests.io.formats.records import record_file
+from streamline.io.formats.mds import MdsFormat
+from streamline.readers import pipeline_of
+from tests.io.formats.records import array_record_file, mds_file, record_file
 
 Dump = Callable[[Sequence[int]], bytes]
 
@@ -55,6 +58,17 @@ def array(values: Sequence[int], *, packed: bool) -> bytes:
     return file.getvalue()
 
 
+def hdf5(values: Sequence[int]) -> bytes:
+    file = io.BytesIO()
+    with h5py.File(file, "w") as h5:
+        h5["id"] = np.array(values, "i8")
+    return file.getvalue()
+
+
+def shard(values: Sequence[int]) -> bytes:
+    return mds_file({"id": ("uint8", 1)}, [[bytes([value])] for value in values])
+
+
 def tar(values: Sequence[int]) -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as out:
@@ -85,6 +99,9 @@ FORMATS: dict[str, tuple[Any, Dump, Callable[[Any], int]]] = {
     "arrow stream": (sl.read_arrow, partial(table, kind="stream"), lambda item: int(item["id"])),
     "npy": (sl.read_npy, partial(array, packed=False), int),
     "npz": (sl.read_npy, partial(array, packed=True), lambda item: int(item["id"])),
+    "array_record": (sl.read_array_record, lambda values: array_record_file(b"%d" % n for n in values), int),
+    "mds": (partial(pipeline_of, MdsFormat()), shard, lambda item: int(item["id"])),
+    "hdf5": (sl.read_hdf5, hdf5, lambda item: int(item["id"])),
     "tar": (sl.read_tar, tar, lambda item: int(item["__key__"])),
     "tar, gzip": (sl.read_tar, lambda values: gzip.compress(tar(values)), lambda item: int(item["__key__"])),
     "tfrecord": (sl.read_tfrecord, records, int),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # the tests are no package
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `tests` is installed nowhere
 
 import streamline.backends.threads
 import streamline.runtime.loop_thread

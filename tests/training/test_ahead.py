@@ -25,7 +25,7 @@ from streamline.runtime.open import RunOptions
 from streamline.runtime.run import ResolvedRun
 from streamline.training.loader import Loader
 from streamline.training.passes import _Next
-from tests.kit import AnyThreads
+from tests.backends.kit import AnyThreads
 from tests.training.kit import CHOOSING, PIPE, POOL, epochs_of, flat, interrupted, quick, stops
 
 WAIT_S = 200

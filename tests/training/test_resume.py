@@ -266,15 +266,18 @@ def test_pipelines_of_replicas_resume_each_by_itself(
 
 def test_a_pipeline_of_a_replica_is_opened_again_in_the_same_process() -> None:
     """Also of a source that can't be read again: what was read is in the snapshot, the rest waits in the replica."""
-    with sl.StreamReplicator(iter(range(400)), 1, capacity=4) as replicator:
+    with sl.StreamReplicator(iter(range(5_000)), 1, capacity=4) as replicator:
         pipe = replicator.pipeline(0).batch(2, collate=None)
         with pipe.open() as stream:
             first = [next(stream) for _ in range(3)]
-            with pipe.open() as second, pytest.raises(PlanError, match="read by another opening"):
+            with (
+                pipe.open() as second,
+                pytest.raises(PlanError, match="read by another opening"),
+            ):  # not all is read yet
                 next(second)
         with pipe.open(resume=stream.snapshot()) as stream:
             rest = list(stream)
-    assert [item for batch in first + rest for item in batch] == list(range(400))
+    assert [item for batch in first + rest for item in batch] == list(range(5_000))
 
 
 def test_a_resume_that_would_lose_items_is_refused() -> None:

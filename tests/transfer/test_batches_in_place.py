@@ -18,9 +18,9 @@ import pytest
 
 import streamline as sl
 from streamline.backends.ipc.shared_memory import HEAD, SlabLease
-from streamline.pipeline import Pipeline
 from streamline.transfer.pinned_memory import _Block
 from tests.backends.hosts.disturbing import children, leaves_nothing_shared, quiet
+from tests.laws.profile import covering
 from tests.transfer.fake_torch import POISON, FakeTorch
 
 ROW = 1 << 16
@@ -63,7 +63,7 @@ def row(number: int) -> Any:
     return np.full(ROW, number, np.float32)
 
 
-def batches(shards: int = 1) -> Pipeline[Any]:
+def batches(shards: int = 1) -> sl.Pipeline[Any]:
     return sl.from_items(range(SIZE * BATCHES)).shard(shards).map(row).batch(SIZE)
 
 
@@ -145,7 +145,7 @@ def pieces(item: Any) -> list[Any]:
     return [item.data]
 
 
-OTHERS: dict[str, Callable[[], Pipeline[Any]]] = {
+OTHERS: dict[str, Callable[[], sl.Pipeline[Any]]] = {
     "pack": lambda: sl.from_items(range(200)).shard(1).map(document).pack(1 << 17, eos=1),
     "pack of full blocks": lambda: sl.from_items(range(30)).shard(1).map(document).pack(1 << 16, drop_remainder=True),
     "regenerate": lambda: batches().regenerate(SIZE * 5, block=SIZE, reuse=2),
@@ -157,10 +157,8 @@ OTHERS: dict[str, Callable[[], Pipeline[Any]]] = {
 """Stages that write where the copies read, as `.batch` does."""
 
 
-@pytest.mark.parametrize("keeps", [False, True], ids=["", "the loop keeps all"])
-@pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_no_byte_of_other_stages_is_staged(torch: FakeTorch, backend: str, name: str, keeps: bool) -> None:
+@pytest.mark.parametrize(("backend", "name", "keeps"), covering(BACKENDS, OTHERS, ["", "the loop keeps all"]))
+def test_no_byte_of_other_stages_is_staged(torch: FakeTorch, backend: str, name: str, keeps: str) -> None:
     pipe, nbytes = OTHERS[name](), 0
     with pipe.transfer("cuda").open(backend=BACKENDS[backend]) as stream:
         for item, plain in zip(list(stream) if keeps else stream, pipe, strict=True):

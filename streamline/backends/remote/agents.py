@@ -231,6 +231,8 @@ class AttachedAgent:
         self._lost_after_s = lost_after_s
         self._numbers = count()
         self._unsent: SimpleQueue[Any] = SimpleQueue()
+        self._sending = threading.Lock()
+        self._sent_all = False
         self._handlers: dict[type, Callable[[Any], object]] = {
             Offer: self._offered,
             HostStarted: self._started,
@@ -264,7 +266,9 @@ class AttachedAgent:
 
     def send(self, message: Any) -> None:
         """Send it a message, without waiting: a plan may be large, and an agent stopped. Dropped if it is gone."""
-        self._unsent.put(message)
+        with self._sending:
+            if not self._sent_all:
+                self._unsent.put(message)
 
     def start(self, number: int, env: Mapping[str, str]) -> RemoteProcess:
         """Start a host on it; under the lock of `agents`."""
@@ -286,6 +290,10 @@ class AttachedAgent:
         while (message := self._unsent.get()) is not None:
             self._control.send(message)
         self._control.hang_up()
+        with self._sending:
+            self._sent_all = True
+            while not self._unsent.empty():  # a plan among them would keep its memory
+                self._unsent.get()
 
     def _listen(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Compressed files: which they are, by name or first bytes, and how they are decompressed, in bounded memory.
+"""Compressed files: which they are, by name or first bytes, and how they are read and written, in bounded memory.
 
 A file may hold several streams, one after the other (gzip calls them members, zstd frames), and means the content of
 all. After a stream of gzip, bzip2 or xz, zeros are padding, as xz, tapes and some file systems leave it; anything else
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from lzma import FORMAT_XZ, LZMADecompressor
-from typing import Protocol
+from typing import Any, Protocol
 
 from streamline.errors import DataError, PlanError, ReadError
 
@@ -28,6 +28,9 @@ PIECE_BYTES = 256 * 1024
 
 STEP_BYTES = 64 * 1024
 """Given to a decoder at a time, which copies what it hasn't used."""
+
+GZIP_BITS = 16 + zlib.MAX_WBITS
+"""Says to zlib that it is gzip. The time that zlib writes is 0: the same data make the same file."""
 
 XZ_BYTES = 256 * 1024 * 1024
 """Memory that decompressing xz may take: `xz -9` asks for 65 MiB; a header may ask for 4 GiB."""
@@ -48,6 +51,13 @@ class Decoder(Protocol):
     def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
 
 
+class Compressor(Protocol):
+    """Encodes one stream; as `bz2.BZ2Compressor`."""
+
+    def compress(self, data: bytes | memoryview, /) -> bytes: ...
+    def flush(self) -> bytes: ...
+
+
 @dataclass(frozen=True)
 class Compression:
     """A kind of compression.
@@ -58,6 +68,7 @@ class Compression:
       suffixes: of names, in lower case.
       magics: the bytes that a file may begin with.
       decoder: makes what decodes one stream.
+      encoder: makes what encodes one, the same bytes each time; None: such files are read only.
       threaded: whether one step takes so long that it must not be made in the event loop.
       padded: whether zeros after a stream are padding.
       refusals: what decoders say of sound data that they refuse, and what to do then.
@@ -68,6 +79,7 @@ class Compression:
     suffixes: tuple[str, ...]
     magics: tuple[bytes, ...] = field(repr=False)
     decoder: Callable[[], Decoder] = field(repr=False)
+    encoder: Callable[[], Compressor] | None = field(default=None, repr=False)
     threaded: bool = False
     padded: bool = True
     refusals: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
@@ -135,7 +147,7 @@ class _Inflate:
     """One gzip member, as `bz2.BZ2Decompressor` has a stream."""
 
     def __init__(self) -> None:
-        self._inflating = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        self._inflating = zlib.decompressobj(GZIP_BITS)
         self._full = False
 
     @property
@@ -157,8 +169,8 @@ class _Inflate:
         return piece
 
 
-def _zstd() -> Decoder:
-    """Return the decoder of a zstd frame, skippable ones included: the standard library's from Python 3.14 on."""
+def _zstd() -> Any:
+    """Return the module for zstd: the standard library's from Python 3.14 on."""
     try:
         if sys.version_info >= (3, 14):
             from compression import zstd
@@ -166,17 +178,34 @@ def _zstd() -> Decoder:
             from backports import zstd
     except ImportError:
         raise ReadError("zstd files need the backports.zstd package: pip install 'streamline[zstd]'") from None
-    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG})
+    return zstd
+
+
+def _unzstd() -> Decoder:
+    """Return the decoder of a zstd frame, skippable ones included."""
+    zstd = _zstd()
+    made: Decoder = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG})
+    return made
+
+
+def _to_zstd() -> Compressor:
+    """Return the encoder of a zstd frame, with a checksum, as the zstd tool writes it."""
+    zstd = _zstd()
+    made: Compressor = zstd.ZstdCompressor(options={zstd.CompressionParameter.checksum_flag: 1})
+    return made
 
 
 KINDS = (
-    Compression("gzip", "member", (".gz", ".gzip", ".tgz"), (b"\x1f\x8b",), _Inflate),
+    Compression(
+        "gzip", "member", (".gz", ".gzip", ".tgz"), (b"\x1f\x8b",), _Inflate, partial(zlib.compressobj, wbits=GZIP_BITS)
+    ),
     Compression(
         "zstd",
         "frame",
         (".zst", ".zstd", ".tzst"),
         (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))),
-        _zstd,
+        _unzstd,
+        _to_zstd,
         padded=False,
         refusals={
             "too much memory": "its window is larger than 128 MiB: compress it again, with `zstd --long=27` or without "
@@ -207,6 +236,9 @@ KINDS = (
 )
 """RFC 1952 (gzip), RFC 8878 (zstd, with skippable frames), bzip2 1.0, the .xz format 1.1. A piece of xz takes some
 3 ms; bzip2 decompresses blocks of 900 kB, at some 30 ms each."""
+
+WRITABLE = {kind.name: (kind.suffixes[0], kind.encoder) for kind in KINDS if kind.encoder is not None}
+"""What files can be written with, by name: the suffix of theirs, and what makes the encoder of one."""
 
 HEAD_BYTES = max(len(magic) for kind in KINDS for magic in kind.magics)
 """First bytes that tell how a file is compressed."""

@@ -11,10 +11,10 @@ import base64
 import math
 import tarfile
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -23,7 +23,8 @@ from streamline.core.options import given
 from streamline.core.state import Json
 from streamline.core.text import said
 from streamline.core.tree import nbytes, parts_of
-from streamline.errors import PlanTypeError
+from streamline.errors import PlanError, PlanTypeError, ReadError
+from streamline.io.formats.compression import WRITABLE, Compressor
 from streamline.io.formats.tar import part_of
 from streamline.io.formats.tar_reader import BLOCK, TarHeader, rounded
 from streamline.io.storage.base import ShardFile
@@ -91,33 +92,107 @@ class OutputFormat(ABC):
 
     Attributes:
       kind: "jsonl".
-      suffix: of files' names.
+      compressions: that it has.
+      compression: one of these; None: as is usual for the format.
     """
 
     kind: ClassVar[str]
-    suffix: ClassVar[str]
+    compressions: ClassVar[tuple[str, ...]] = ()
+
+    compression: str | None = field(default=None, kw_only=True)
+
+    @property
+    def suffix(self) -> str:
+        """What the names of its files end with: ".jsonl.gz"."""
+        return f".{self.kind}"
+
+    def compressed(self, compression: object) -> Self:
+        """Return this format with another compression.
+
+        Raises:
+          PlanTypeError, PlanError: it has no such compression, or that isn't installed.
+        """
+        option = f"write_{self.kind}(compression=)"
+        if not self.compressions:
+            raise PlanError(f"{option}: {self.kind} files are mapped into memory as they are: leave it out")
+        if compression not in self.compressions:
+            wrong, shown = (
+                (PlanError, repr(compression)) if isinstance(compression, str) else (PlanTypeError, given(compression))
+            )
+            raise wrong(f"{option} is None or one of {', '.join(map(repr, self.compressions))}, got {shown}")
+        return replace(self, compression=compression)
 
     @abstractmethod
     def encoder(self, target: ShardFile, shard_bytes: int, common: Json) -> Encoder:
         """Return what writes a shard of about so many bytes; `common` is that of the shards before, or None."""
 
 
+Write: TypeAlias = Callable[[bytes | memoryview], object]
+"""Appends bytes to a shard."""
+
+
+class StreamOutput(OutputFormat):
+    """A format whose files are read from their start: they may be compressed, each as one stream."""
+
+    compressions = tuple(WRITABLE)
+
+    @property
+    def suffix(self) -> str:
+        return super().suffix + ("" if self.compression is None else WRITABLE[self.compression][0])
+
+    @abstractmethod
+    def plain(self, write: Write) -> Encoder:
+        """Return what writes a shard that isn't compressed."""
+
+    def compressed(self, compression: object) -> Self:
+        found = super().compressed(compression)
+        try:
+            WRITABLE[str(compression)][1]()
+        except ReadError as error:
+            raise PlanError(f"write_{self.kind}(compression={compression!r}): {error}") from error
+        return found
+
+    def encoder(self, target: ShardFile, shard_bytes: int, common: Json) -> Encoder:
+        if self.compression is None:
+            return self.plain(target.write)
+        return _Compressed(self.plain, WRITABLE[self.compression][1](), target.write)
+
+
+class _Compressed(Encoder):
+    """Compresses what another encoder writes; counts bytes as that does, before it."""
+
+    def __init__(self, plain: Callable[[Write], Encoder], stream: Compressor, write: Write) -> None:
+        self._stream = stream
+        self._write = write
+        self._encoder = plain(self._compress)
+
+    def add(self, item: Any) -> int:
+        return self._encoder.add(item)
+
+    def finish(self) -> None:
+        self._encoder.finish()
+        self._write(self._stream.flush())
+
+    def _compress(self, content: bytes | memoryview) -> None:
+        if part := self._stream.compress(content):
+            self._write(part)
+
+
 # Lines of JSON --------------------------------------------------------------------------------------------------------
 
 
-class JsonlOutput(OutputFormat):
+class JsonlOutput(StreamOutput):
     """A JSON value a line, as msgspec writes it."""
 
     kind = "jsonl"
-    suffix = ".jsonl"
 
-    def encoder(self, target: ShardFile, shard_bytes: int, common: Json) -> Encoder:
-        return _JsonLines(target)
+    def plain(self, write: Write) -> Encoder:
+        return _JsonLines(write)
 
 
 class _JsonLines(Encoder):
-    def __init__(self, target: ShardFile) -> None:
-        self._target = target
+    def __init__(self, write: Write) -> None:
+        self._write = write
         self._encode_into = msgspec.json.Encoder(enc_hook=_plain).encode_into
         self._lines = bytearray()  # an object for each line would take half of the time
         self._written = 0
@@ -140,7 +215,7 @@ class _JsonLines(Encoder):
 
     def finish(self) -> None:
         with memoryview(self._lines) as lines:
-            self._target.write(lines)
+            self._write(lines)
         self._written += len(self._lines)
         self._lines.clear()
 
@@ -172,19 +247,18 @@ def _not_finite(value: Any) -> str | None:
 # Tar archives ---------------------------------------------------------------------------------------------------------
 
 
-class TarOutput(OutputFormat):
+class TarOutput(StreamOutput):
     """WebDataset's samples: a member for each field of a dict, whose "__key__" they begin with."""
 
     kind = "tar"
-    suffix = ".tar"
 
-    def encoder(self, target: ShardFile, shard_bytes: int, common: Json) -> Encoder:
-        return _TarSamples(target)
+    def plain(self, write: Write) -> Encoder:
+        return _TarSamples(write)
 
 
 class _TarSamples(Encoder):
-    def __init__(self, target: ShardFile) -> None:
-        self._target = target
+    def __init__(self, write: Write) -> None:
+        self._append = write
         self._key = ""
         self._parts: list[bytes] = []
         self._size = self._written = 0
@@ -210,7 +284,7 @@ class _TarSamples(Encoder):
         self._write()
 
     def _write(self) -> None:
-        self._target.write(b"".join(self._parts))
+        self._append(b"".join(self._parts))
         self._parts.clear()
         self._written = self._size
 
@@ -244,7 +318,6 @@ class NpyOutput(OutputFormat):
     """Arrays of one shape and type, stacked along a new first axis; or numbers."""
 
     kind = "npy"
-    suffix = ".npy"
 
     def encoder(self, target: ShardFile, shard_bytes: int, common: Json) -> Encoder:
         return _NpyRows(target, common)
@@ -333,7 +406,7 @@ class ParquetOutput(OutputFormat):
     """
 
     kind = "parquet"
-    suffix = ".parquet"
+    compressions = ("brotli", "gzip", "lz4", "none", "snappy", "zstd")
 
     schema: pa.Schema | None = field(default=None)
 
@@ -343,8 +416,17 @@ class ParquetOutput(OutputFormat):
         if self.schema is not None and not isinstance(self.schema, pa.Schema):
             raise PlanTypeError(f"write_parquet(schema=) is a pyarrow.Schema, got {given(self.schema)}")
 
+    def compressed(self, compression: object) -> Self:
+        import pyarrow as pa
+
+        found = super().compressed(compression)
+        if compression != "none" and not pa.Codec.is_available(str(compression)):
+            raise PlanError(f"write_parquet(compression={compression!r}): this pyarrow was built without it")
+        return found
+
     def encoder(self, target: ShardFile, shard_bytes: int, common: Json) -> Encoder:
-        return _ParquetRows(target, min(GROUP_BYTES, shard_bytes), common or _common(self.schema, 1))
+        compression = self.compression or "snappy"
+        return _ParquetRows(target, min(GROUP_BYTES, shard_bytes), common or _common(self.schema, 1), compression)
 
 
 def _common(schema: pa.Schema | None, slice_rows: int) -> Json:
@@ -356,13 +438,13 @@ def _common(schema: pa.Schema | None, slice_rows: int) -> Json:
 class _ParquetRows(Encoder):
     """Gathers rows, makes columns of a slice of them at a time, and a row group of some slices."""
 
-    def __init__(self, target: ShardFile, group_bytes: int, common: Json) -> None:
-
+    def __init__(self, target: ShardFile, group_bytes: int, common: Json, compression: str) -> None:
         import pyarrow as pa
 
         self._batches = pa.RecordBatch
         self._target = target
         self._group_bytes = group_bytes
+        self._compression = compression
         self._schema: pa.Schema | None = None
         self._rows: list[Any] = []
         self._most_rows, self._bytes = INFERRED_ROWS, 0
@@ -451,7 +533,7 @@ class _ParquetRows(Encoder):
         if not batch.schema.equals(self._schema):
             raise UnwritableItemError(f"expected the columns {_columns(self._schema)}, got {_columns(batch.schema)}")
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._file, self._schema)
+            self._writer = pq.ParquetWriter(self._file, self._schema, compression=self._compression)
         self._slices.append(batch)
         self._slices_bytes += batch.nbytes
         if self._slices_bytes >= self._group_bytes:

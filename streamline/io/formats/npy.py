@@ -10,7 +10,7 @@ import math
 import os
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from io import BytesIO
@@ -20,21 +20,10 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.lib import format as npy
 
-from streamline.core.counters import HoldTimer, Working
-from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
-from streamline.core.state import At
-from streamline.errors import DataError, PlanError, ReadError, ResumeError
+from streamline.errors import DataError, ReadError
 from streamline.io.fetch.file import File
-from streamline.io.formats.base import Format, IndexedStates, Place
 from streamline.io.formats.npz import MAGICS, ArchivedArray, inflated, members
-from streamline.sharding.split import contiguous
-
-BLOCK_BYTES = 4 * 2**20
-"""Rows that are fetched or unpacked at once, unless one row is larger; each of them keeps its block in memory. Of a
-map, nothing is read here, so lists of large rows are as long as others."""
-
-BLOCK_ROWS = 1 << 16
-"""Rows in a block at the most: tiny ones are yielded in lists of 256, and this many take some 10 ms."""
+from streamline.io.formats.rows import BLOCK_BYTES, BLOCK_ROWS, InThread, RowFormat
 
 
 @dataclass(frozen=True)
@@ -66,7 +55,7 @@ class ArrayTable:
         for at in range(start, stop, step):
             yield at, min(stop, at + step)
 
-    async def blocks(self, start: int, stop: int) -> AsyncGenerator[list[np.ndarray[Any, Any]], None]:
+    async def blocks(self, start: int, stop: int) -> AsyncGenerator[Sequence[Sequence[Any]], None]:
         """Yield blocks of rows from `start` to `stop`, a list of one array for each column."""
         async with AsyncExitStack() as opened:
             columns = []
@@ -74,17 +63,23 @@ class ArrayTable:
                 spans = self.spans(start, stop)
                 columns.append(await opened.enter_async_context(aclosing(column.blocks(spans))))
             for _ in self.spans(start, stop):
-                yield [await anext(column) for column in columns]
+                block: list[Any] = [await anext(column) for column in columns]
+                yield block
 
-    def items(self, block: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
+    def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
         if not self.archive:
             return list(block[0])
         names = [column.name for column in self.columns]
         return [dict(zip(names, row, strict=True)) for row in zip(*block, strict=True)]
 
+    def cut_short(self) -> str:
+        short: ArrayColumn = min(self.columns, key=lambda column: column.good)
+        which = f"array {short.name!r}" if short.name else "the file"
+        return f"{which} is truncated: its header says {short.layout.rows:,} rows, and {short.good:,} are there"
+
 
 @dataclass(frozen=True, kw_only=True)
-class NpyFormat(Format[Any]):
+class NpyFormat(RowFormat):
     """npy files, whose items are rows, and npz files, whose items are dicts of rows. Place: `row`, rows before it.
 
     Attributes:
@@ -93,55 +88,13 @@ class NpyFormat(Format[Any]):
 
     kind: ClassVar[str] = "read_npy"
     reread: ClassVar[str] = "computes its row's byte (deflated: unpacks up to it)"
-    sequential: ClassVar[bool] = False
 
     arrays: tuple[str, ...] | None = None
-
-    def begin(self, path: str | None) -> Place:
-        return {"file": path, "row": 0}
-
-    def not_splittable(self, path: str, num_shards: int) -> PlanError | None:
-        return None
 
     def options(self) -> dict[str, Any]:
         return {} if self.arrays is None else {"arrays": list(self.arrays)}
 
-    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
-        part, meter = file.part, demand.meter
-        row, stop = begin["row"], None
-        try:
-            with Working(meter):
-                table = await self._table(file, demand.site.tasks.threads.run)
-            if row > table.rows:
-                raise ResumeError(
-                    f"the snapshot was taken after {row:,} rows of {file.path}, which has {table.rows:,}: it was "
-                    "replaced, or the snapshot is damaged; use an earlier one, or begin anew"
-                )
-            share = contiguous(table.rows, part.num_shards, part.shard)
-            row, stop = max(row, share.start), share.stop
-            async with aclosing(table.blocks(row, min(stop, table.good))) as blocks:
-                while True:
-                    with Working(meter):
-                        block = await anext(blocks, None)
-                    if block is None:
-                        break
-                    for at in range(0, len(block[0]), LIST_ITEMS):
-                        with HoldTimer(meter):
-                            items = table.items([column[at : at + LIST_ITEMS] for column in block])
-                        last = after if row + len(items) == stop else None
-                        rows = range(row + 1, row + 1 + len(items))
-                        yield Chunk(items, IndexedStates(name, begin, {"row": rows}, last))
-                        row += len(items)
-            if row < stop:
-                raise DataError(_cut_short(table))
-        except DataError as error:
-            known = "" if stop is None else f", row {row:,}"
-            wrong = DataError(f"{file.path}{known}: {error}")
-            wrong.__cause__ = error.__cause__
-            demand.judge(wrong, file.path, At(name, dict(after)), 1 if stop is None else stop - row)
-            yield Chunk((), (), At(name, dict(after)))
-
-    async def _table(self, file: File, in_thread: InThread) -> ArrayTable:
+    async def table(self, file: File, in_thread: InThread) -> ArrayTable:
         head = await _gathered(file.blocks(0, HEAD_BYTES))  # nearly always all of the header, if it is an npy file
         if not head.startswith(MAGICS):
             return ArrayTable((await column_of(file, None, head, in_thread),), archive=False)
@@ -165,16 +118,8 @@ class NpyFormat(Format[Any]):
         return ArrayTable(tuple(columns), archive=True)
 
 
-def _cut_short(table: ArrayTable) -> str:
-    short: ArrayColumn = min(table.columns, key=lambda column: column.good)
-    which = f"array {short.name!r}" if short.name else "the file"
-    return f"{which} is truncated: its header says {short.layout.rows:,} rows, and {short.good:,} are there"
-
-
 HEAD_BYTES = 4096
 """Asked for first: nearly every header takes 128 bytes, and a request as long as it takes."""
-
-InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 Blocks: TypeAlias = "AsyncGenerator[np.ndarray[Any, Any], None]"
 

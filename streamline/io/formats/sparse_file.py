@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Span: TypeAlias = tuple[int, int]
 """Bytes from ... to, in a file."""
@@ -87,6 +87,12 @@ class SparseFile(io.RawIOBase):
                 self._at = stop
                 return data[start - begin : stop - begin]
         raise AbsentError(start, stop)
+
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
 
 
 class AbsentFile(SparseFile):

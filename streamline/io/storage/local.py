@@ -29,10 +29,9 @@ FIRST_BLOCK_BYTES = 64 * 1024
 """The first block, so that a resume deep in a file doesn't wait for a large one."""
 
 BLOCK_BYTES = 1024 * 1024
-"""Other blocks: at this size a hop to a thread and back, some 60 µs, costs less than the reading."""
-
-CACHED_BYTES = 256 * 1024
-"""Blocks that are read at once: copying one takes some 20 us, and a buffer of this size stays in a core's own cache."""
+"""Other blocks: at this size a hop to a thread and back, some 60 µs, costs less than the reading; and lists of items of
+100 kB are worth their way to the consumer (blocks of 256 KiB: 1.5 x the CPU time for TFRecord files, 1.2 x for tar).
+"""
 
 NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 """Makes a read fail rather than wait; None: this system has none."""
@@ -52,7 +51,7 @@ class LocalStorage(Storage):
     def __init__(self) -> None:
         self._thread = OneThread("streamline files")
         self._open: set[_LocalFile] = set()
-        self._buffer = bytearray(CACHED_BYTES)
+        self._buffer = bytearray(BLOCK_BYTES)
 
     async def stat(self, path: str) -> FoundObject:
         try:
@@ -68,25 +67,21 @@ class LocalStorage(Storage):
         try:
             handle = await self._call(lambda: file.open(start))
             reader = wrap(handle, loop=asyncio.get_running_loop(), executor=self._thread)
-            position, size, at_once = start, FIRST_BLOCK_BYTES, 0
+            position, size = start, FIRST_BLOCK_BYTES
             while stop is None or position < stop:
                 size = size if stop is None else min(size, stop - position)
                 block = file.cached(self._buffer, position, size)
-                if block:
-                    at_once += len(block)
-                else:
+                if not (at_once := bool(block)):
                     handle.seek(position)
                     block = await reader.read(size)
-                    at_once = 0
                 position += len(block)
                 if not block or position > file.size:
                     await self._call(lambda end=position: file.check_end(end))  # type: ignore[misc]
                     return
                 yield block
-                size = BLOCK_BYTES
-                if at_once >= BLOCK_BYTES:
+                if at_once and size == BLOCK_BYTES:
                     await anyio.lowlevel.checkpoint()
-                    at_once = 0
+                size = BLOCK_BYTES
         except OSError as error:
             raise error if isinstance(error, ReadError) else _unreadable(path, error) from error
         finally:

@@ -39,7 +39,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """What one rank of a job has written.
 
     Attributes:
-      format: "jsonl".
+      format: what its shards' names end with: "jsonl", "jsonl.gz".
       run: how often the job has been begun or resumed, before this time.
       complete: whether the rank has written all that its stream gave.
       common: what all shards have in common, as their encoder keeps it: columns, say.
@@ -103,6 +103,12 @@ def may_be_manifest(path: str) -> bool:
 def manifests_among(names: Iterable[str]) -> list[str]:
     """Return the names that are those of manifests, sorted."""
     return sorted(name for name in names if NAME.fullmatch(name))
+
+
+def world_sizes(names: Iterable[str]) -> set[int]:
+    """Return of how many ranks the jobs are whose manifests are among the names of a folder."""
+    found = map(NAME.fullmatch, names)
+    return {int(name[2]) if name[2] else 1 for name in found if name is not None}
 
 
 def shards_of(folder: str, parts: Iterable[Manifest], *, whole: bool) -> list[WrittenShard]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,24 +20,51 @@ from tests.backends.hosts.shared_rank import SHARDS
 PROGRAM = Path(__file__).with_name("shared_rank.py")
 
 
+class RankForks:
+    """A process that forks the ranks of a job: they cost the imports of one. See `shared_rank.forked`."""
+
+    def __init__(self, environ: dict[str, str]) -> None:
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, os.fspath(PROGRAM), str(theirs.fileno())]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environ, pass_fds=[theirs.fileno()])
+
+    def start(self, stdin: int, stdout: int) -> int:
+        """Return the pid of another rank."""
+        socket.send_fds(self._orders, [b"fork"], [stdin, stdout])
+        return int(self._orders.recv(64))
+
+    def wait(self, pid: int) -> int:
+        """Return the exit code of a rank that ends."""
+        self._orders.send(str(pid).encode())
+        return int(self._orders.recv(64))
+
+    def close(self) -> None:
+        self._orders.close()
+        assert self._process.wait() == 0
+
+
 class RankProcess:
     """A rank; each method of `RankProgram` is one here, by `do`."""
 
-    def __init__(self, environ: dict[str, str]) -> None:
+    def __init__(self, forks: RankForks) -> None:
         self.first: list[Any] = []
-        self._process = subprocess.Popen(
-            [sys.executable, os.fspath(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True
-        )
+        stdin, asking = os.pipe()
+        answering, stdout = os.pipe()
+        self._forks = forks
+        self._asking, self._answering = os.fdopen(asking, "w"), os.fdopen(answering)
+        self._pid = forks.start(stdin, stdout)
+        self._code: int | None = None
+        os.close(stdin)
+        os.close(stdout)
 
     def ask(self, method: str, **arguments: Any) -> None:
         """Send a command, without waiting for its answer."""
-        assert self._process.stdin is not None
-        print(json.dumps([method, arguments]), file=self._process.stdin, flush=True)
+        print(json.dumps([method, arguments]), file=self._asking, flush=True)
 
     def answer(self) -> Any:
         """Return the answer to a command; AssertionError: it has failed."""
-        assert self._process.stdout is not None
-        answer = json.loads(self._process.stdout.readline())
+        answer = json.loads(self._answering.readline())
         assert "error" not in answer, answer["error"]
         return answer["result"]
 
@@ -57,22 +85,24 @@ class RankProcess:
         return pids
 
     def send_signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+        os.kill(self._pid, number)
         if number == signal.SIGKILL:
-            self._process.wait()
+            self._wait()
 
     def end(self) -> int:
         """Let it end, with all that it has open."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        return self._process.wait()
+        self._asking.close()
+        return self._wait()
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
+        if self._code is None:
+            self.send_signal(signal.SIGKILL)
+        self._asking.close()
+        self._answering.close()
+
+    def _wait(self) -> int:
+        self._code = self._forks.wait(self._pid)
+        return self._code
 
 
 class RankJob:
@@ -87,11 +117,12 @@ class RankJob:
         self._reads = folder / "reads"
         self._environ = {**os.environ, "STREAMLINE_JOB": os.fspath(self.directory), "READS": os.fspath(self._reads)}
         self._environ.update(environ)
+        self._forks = RankForks(self._environ)
         self._ranks: list[RankProcess] = []
         self._hosts: set[int] = set()
 
     def start(self, count: int = 1) -> list[RankProcess]:
-        ranks = [RankProcess(self._environ) for _ in range(count)]
+        ranks = [RankProcess(self._forks) for _ in range(count)]
         self._ranks += ranks
         return ranks
 
@@ -115,6 +146,7 @@ class RankJob:
     def close(self) -> None:
         for rank in self._ranks:
             rank.close()
+        self._forks.close()
 
     def check_nothing_left(self, seconds: float = 60.0) -> None:
         """Insist that no host lives, and nothing is in the job's directory."""

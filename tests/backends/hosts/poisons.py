@@ -1,4 +1,4 @@
-"""What ends the host process in which it runs, at one item: without pytest, which each new process would import."""
+"""What ends the host process in which it runs, at one item."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""One rank of a job, a program of its own: does what its stdin says, a command a line, and answers each with a line."""
+"""The ranks of a job, a program of its own: each does what its stdin says, a line a command, a line an answer."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 import streamline as sl
+import streamline.backends.processes
+import streamline.constructors  # with all that the ranks need, before they are forked
 from streamline.backends.hosts import shared_runs
 from streamline.core.error_policy import Failure
 
@@ -130,7 +133,28 @@ class RankProgram:
         self.streams.pop(name).close()
 
 
+def forked(orders: socket.socket) -> None:
+    """Fork a rank for each pair of descriptors that comes, its stdin and stdout; return in the rank.
+
+    An order without descriptors is the pid of a rank that ends. Each order is answered: with a pid, with an exit code.
+    """
+    while True:
+        order, fds, _, _ = socket.recv_fds(orders, 64, 2)
+        if not order:
+            sys.exit()
+        answer = os.fork() if fds else os.waitstatus_to_exitcode(os.waitpid(int(order), 0)[1])
+        if fds and not answer:
+            for number, fd in enumerate(fds):
+                os.dup2(fd, number)
+        for fd in fds:
+            os.close(fd)
+        if fds and not answer:
+            return orders.close()
+        orders.send(str(answer).encode())
+
+
 def main() -> None:
+    forked(socket.socket(fileno=int(sys.argv[1])))
     program = RankProgram()
     for line in sys.stdin:
         method, arguments = json.loads(line)

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 from collections.abc import Callable
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from streamline.backends.ipc.shared_memory import SlabLease
 from streamline.backends.ipc.socket_link import ReceivedItems, SocketLink
 from streamline.errors import HostError
 from tests.backends.hosts.disturbing import children, leaves_nothing_shared
+from tests.laws.profile import FACTOR
 
 FLOATS = 1 << 15
 SIZE = 8
@@ -162,8 +164,15 @@ KEEPERS: dict[str, Callable[[sl.Pipeline[Any]], sl.Pipeline[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("keeper", KEEPERS)
-@pytest.mark.parametrize("name", MADE)
+HELD = [
+    (name, keeper)
+    for (at, name), (of, keeper) in product(enumerate(MADE), enumerate(KEEPERS))
+    if FACTOR > 1 or keeper == "none" or of == at
+]
+"""Each stage without a keeper, and each keeper with one of them; with all, if there is time."""
+
+
+@pytest.mark.parametrize(("name", "keeper"), HELD)
 def test_what_is_held_of_other_stages_is_never_overwritten(name: str, keeper: str) -> None:
     """At either end; the consumer writes to what it gets."""
     pipe, held = KEEPERS[keeper](PIPES[name]()), []

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import streamline as sl
 from streamline.backends.base import Backend
 from tests.backends.hosts.disturbing import Chaos, leaves_nothing_shared, quiet, recoveries
 from tests.backends.remote.machines import machines
+from tests.laws.profile import FACTOR
 
 CHAOS_S = float(os.environ.get("STREAMLINE_CHAOS_S", "1"))
 EVERY_S = 0.5
@@ -75,9 +77,14 @@ def remote(folder: Path) -> AbstractContextManager[Backend]:
     return machines(folder, agents=2, hosts=1)
 
 
+PLANS, PLACES = (shuffled, freely), (processes, remote)
+
+CASES = list(product(PLANS, PLACES) if FACTOR > 1 else zip(PLANS, PLACES, strict=True))
+"""Each once; each with each other, if there is time."""
+
+
 @pytest.mark.timeout(CHAOS_S * 10 + 600)
-@pytest.mark.parametrize("where", [processes, remote], ids=lambda where: where.__name__)
-@pytest.mark.parametrize("make", [shuffled, freely], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(("make", "where"), CASES, ids=lambda made: made.__name__)
 def test_chaos_changes_nothing(
     make: Any,
     where: Callable[[Path], AbstractContextManager[Backend]],

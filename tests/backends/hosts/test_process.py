@@ -27,6 +27,7 @@ NewEcho = Callable[..., Any]
 
 def test_a_child_is_what_it_ought_to_be(new_echo: NewEcho, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     echo = new_echo(2, env={"MKL_NUM_THREADS": "3"})

@@ -336,7 +336,7 @@ async def test_only_what_is_wanted_is_fetched(server: Any) -> None:
     deep = replaced(await to_thread.run_sync(begun), state)
     found, resumed = await fetched(sl.read_parquet(url), 1, resume=deep)
     assert found == [7 * 40_000 + 123]
-    assert resumed < 3 * group + footer, "the group, and perhaps what is read ahead"
+    assert resumed < 3 * group * 1.05 + footer, "the group, and perhaps the two after it, read ahead"
 
 
 def replaced(snapshot: Any, state: dict[str, Any]) -> Any:

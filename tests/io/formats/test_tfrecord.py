@@ -84,6 +84,29 @@ def test_any_damaged_byte_is_found(put: Callable[..., Path]) -> None:
         assert message.startswith(f"{path} record 2 (byte {begin}): its {'length' if at < 12 else 'data'}")
 
 
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("bad", [[0], [1, 2], [0, 3, 4], [4], [0, 1, 2, 3, 4]])
+def test_damaged_records_of_one_list_are_left_out(put: Callable[..., Path], bad: list[int]) -> None:
+    data = bytearray(DATA)
+    for number in bad:
+        data[STARTS[number + 1] - 1] ^= 1
+    path = put(bytes(data))
+    records, messages = left_out(path)
+    assert records == [record for number, record in enumerate(RECORDS) if number not in bad]
+    told = [f"{path} record {number + 1} (byte {STARTS[number]}): its data" for number in bad]
+    assert [message[: len(begin)] for message, begin in zip(messages, told, strict=True)] == told
+
+
+def test_lengths_of_any_number_are_known_and_checked(put: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tfrecord, "MOST_HEADS", 3)
+    records = [bytes(size % 7) for size in range(100)]
+    data = bytearray(record_file(records))
+    assert list(sl.read_tfrecord(put(bytes(data)))) == records
+    data[starts_of(records)[70]] ^= 1
+    got, (message,) = left_out(put(bytes(data)))
+    assert (got, "length's checksum is wrong" in message) == (records[:70], True)
+
+
 def test_a_file_that_is_cut_anywhere_is_said_to_be(put: Callable[..., Path]) -> None:
     for end in range(1, len(DATA)):
         whole = max(number for number, start in enumerate(STARTS) if start <= end)

@@ -117,6 +117,7 @@ def run(job: dict[str, Any], folder: str, kill_at: int | None = None) -> None:
         killer.in_store() if job["storage_options"] else killer.on_disk()
     write(
         sl.from_items(items_of(job)).shard(2), folder, output_format(job["format"]), resume=True, rank=0, world_size=1,
+        compression=job["compression"],
         shard_bytes=2 * PART if job["large"] else SHARD_BYTES[job["format"]], storage_options=job["storage_options"],
     )  # fmt: skip
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import logging
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -127,6 +132,50 @@ def test_samples_come_back_as_they_were(tmp_path: Path) -> None:
     sl.write_tar(sl.from_items(items), tmp_path / "out", shard_bytes=5000)
     expected = [{**item, "txt": str(item["txt"]).encode()} for item in items]
     assert [{name: sample[name] for name in expected[0]} for sample in sl.read_tar(tmp_path / "out")] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "unpack"), [("gzip", "gz", gzip.decompress), ("zstd", "zst", zstd.decompress)]
+)
+def test_compressed_shards_are_read_back_and_hold_what_others_do(
+    name: str, suffix: str, unpack: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    samples = [{"__key__": f"{number}", "txt": b"x" * number} for number in range(20)]
+    for kind, items, read in (("jsonl", ROWS, sl.read_jsonl), ("tar", samples, sl.read_tar)):
+        folder, plain, pipe = tmp_path / kind, tmp_path / f"plain {kind}", sl.from_items(items).shard(2)
+        written = pipe.write(folder, cast("Any", kind), shard_bytes=5000, compression=name)
+        pipe.write(plain, cast("Any", kind), shard_bytes=5000)
+        files = sorted(folder.glob(f"shard-*.{kind}.{suffix}"))
+        assert written.bytes == sum(file.stat().st_size for file in files)
+        assert [unpack(file.read_bytes()) for file in files] == [
+            file.read_bytes() for file in sorted(plain.glob("shard-*"))
+        ]
+        assert len(files) == (1 if kind == "jsonl" else 4)
+        found: list[Any] = list(cast("Any", read)(folder))
+        assert [{key: item[key] for key in items[0]} for item in found] == items
+        with pytest.raises(WriteError, match=rf"holds {kind}\.{suffix}, and this writes {kind}: write that, or"):
+            pipe.write(folder, cast("Any", kind), resume=True)
+
+
+def test_the_columns_of_parquet_files_are_compressed_as_pyarrow_calls_it(tmp_path: Path) -> None:
+    for name, codec in ((None, "SNAPPY"), ("zstd", "ZSTD"), ("none", "UNCOMPRESSED")):
+        folder = tmp_path / codec
+        rows().write(folder, "parquet", compression=name)
+        (file,) = folder.glob("*.parquet")
+        assert pq.ParquetFile(file).metadata.row_group(0).column(0).compression == codec
+        assert list(sl.read_parquet(folder)) == ROWS
+
+
+@pytest.mark.parametrize(("kind", "name", "said"), [("jsonl", "zstd", "backports.zstd"), ("parquet", "lz4", "without")])
+def test_a_compression_that_is_not_installed_is_named_before_anything_is_written(
+    kind: Any, name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "backports.zstd" if sys.version_info < (3, 14) else "compression.zstd", None)
+    monkeypatch.delattr("backports.zstd", raising=False)
+    monkeypatch.setattr(pa, "Codec", SimpleNamespace(is_available=lambda _: False))
+    with pytest.raises(PlanError, match=rf"write_{kind}\(compression='{name}'\): .*{said}"):
+        rows().write(tmp_path / "out", kind, compression=name)
+    assert names(tmp_path) == []
 
 
 def test_values_of_numpy_become_json(tmp_path: Path) -> None:
@@ -339,6 +388,10 @@ def test_where_there_are_no_locks_a_warning_says_so(
         (lambda pipe, out: pipe.write(out, resume="yes"), PlanTypeError, "True or False"),
         (lambda pipe, out: pipe.write(out, ends="pad"), PlanError, "leave it out"),
         (lambda pipe, out: pipe.write(out, shards=3), PlanTypeError, "shards"),
+        (lambda pipe, out: pipe.write(out, compression="xz"), PlanError, "None or one of 'gzip', 'zstd', got 'xz'"),
+        (lambda pipe, out: pipe.write(out, "tar", compression=True), PlanTypeError, "'zstd', got bool"),
+        (lambda pipe, out: pipe.write(out, "parquet", compression="bz2"), PlanError, "'snappy', 'zstd', got 'bz2'"),
+        (lambda pipe, out: sl.write_npy(pipe, out, compression="gzip"), PlanError, "npy files are .*leave it out"),
         (lambda pipe, out: pipe.write(3), PlanTypeError, "folder to write to"),
         (lambda pipe, out: pipe.write(""), PlanError, "folder to write to"),
         (lambda pipe, out: pipe.write("http://host/out"), PlanError, "http:// can't be written to"),
@@ -392,13 +445,30 @@ def test_ranks_write_shards_of_their_own_into_one_folder(tmp_path: Path) -> None
         pipe.write(tmp_path, shard_bytes=4, rank=1, world_size=2)
     with pytest.raises(ReadError, match=r"isn't written to its end \(ranks 1\)"):
         list(sl.read_jsonl(tmp_path))
-    with pytest.raises(WriteError, match=r"isn't empty, and has no manifest-00001-of-00003\.json"):
-        pipe.write(tmp_path, rank=1, world_size=3, resume=True)
     pipe.write(tmp_path, shard_bytes=4, rank=1, world_size=2, resume=True)
     of_ranks = [list(pipe.open(rank=rank, world_size=2, ends="allow").sync_stream()) for rank in range(2)]
     assert list(sl.read_jsonl(tmp_path)) == of_ranks[0] + of_ranks[1]
     assert list(sl.read_jsonl(tmp_path / "manifest-00001-of-00002.json")) == of_ranks[1]
     assert sorted(of_ranks[0] + of_ranks[1]) == list(range(15))
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 3), (2, 1), (1, 2), (3, 2)])
+def test_another_number_of_ranks_is_refused_and_one_process_can_go_on_for_all(
+    before: int, now: int, tmp_path: Path
+) -> None:
+    pipe = sl.from_items(range(15)).shard(3)
+    for rank in range(before):
+        with crash(9):
+            pipe.write(tmp_path, shard_bytes=4, rank=rank, world_size=before)
+    found, ranks = snapshot_of(tmp_path), "1 rank" if before == 1 else f"{before} ranks"
+    for rank, resume in ((0, True), (now - 1, True), (0, False)):
+        said = rf"holds the job of {ranks}, and this is rank {rank} of {now}: .*world_size={before}\. "
+        with pytest.raises(WriteError, match=said):
+            pipe.write(tmp_path, rank=rank, world_size=now, resume=resume)
+    assert snapshot_of(tmp_path) == found
+    for rank in range(before):
+        pipe.write(tmp_path, shard_bytes=4, rank=rank, world_size=before, resume=True)
+    assert sorted(sl.read_jsonl(tmp_path)) == list(range(15))
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
@@ -488,9 +558,14 @@ sizes = st.integers(1, 60)
 
 
 @examples(400)
-@given(pipelines(most=12, stages=3), sizes, st.lists(st.tuples(st.integers(0, 25), sizes), max_size=3))
+@given(
+    pipelines(most=12, stages=3),
+    sizes,
+    st.lists(st.tuples(st.integers(0, 25), sizes), max_size=3),
+    st.sampled_from([None, "gzip", "zstd"]),
+)
 def test_any_pipeline_is_written_exactly_once_whatever_kills_it(
-    pipeline: Pipeline[Any], shard_bytes: int, kills: list[tuple[int, int]]
+    pipeline: Pipeline[Any], shard_bytes: int, kills: list[tuple[int, int]], compression: str | None
 ) -> None:
     stages = tuple(stage for stage in pipeline.stages if not stage.last)  # nothing comes after a transfer
     texts = replace(pipeline, stages=stages).map(repr)
@@ -498,7 +573,7 @@ def test_any_pipeline_is_written_exactly_once_whatever_kills_it(
     with TemporaryDirectory() as folder:
         for at, size in (*kills, (10**9, shard_bytes)):
             with crash(at):
-                texts.write(folder, shard_bytes=size, resume=True)
+                texts.write(folder, shard_bytes=size, compression=compression, resume=True)
         found = list(sl.read_jsonl(folder))
         manifest = parsed(Path(folder, "manifest.json").read_bytes(), folder)
         assert names(Path(folder)) == sorted(["manifest.json", *(shard.name for shard in manifest.shards)])

@@ -1,0 +1,92 @@
+"""ArrayRecord files: records of bytes, any of which can be read. array_record is an extra, and imported late."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from streamline.errors import DataError, StreamlineError
+from streamline.io.fetch.file import File
+from streamline.io.formats.columnar import Unchanged
+from streamline.io.formats.rows import BLOCK_BYTES, BLOCK_ROWS, InThread, RowFormat
+
+OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
+"""As array_record advises for random access: threads of its own gain nothing for blocks of whole groups."""
+
+GROUP = re.compile(r"group_size:(\d+)")
+"""What a file says of how it was written: so many records are compressed together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayRecordFormat(RowFormat):
+    """ArrayRecord files, whose items are bytes."""
+
+    kind: ClassVar[str] = "read_array_record"
+    reread: ClassVar[str] = "reads its group of records again"
+
+    async def table(self, file: File, in_thread: InThread) -> RecordTable:
+        def opened() -> RecordTable:
+            from array_record.python.array_record_module import ArrayRecordReader
+
+            unchanged = Unchanged(file.path, file.part.found.size)
+            reader = ArrayRecordReader(file.path, OPTIONS)
+            if not reader.ok():
+                raise DataError("it is no ArrayRecord file, is damaged, or was cut short: array_record can't open it")
+            group = GROUP.search(reader.writer_options_string())
+            return RecordTable(reader, unchanged, in_thread, reader.num_records(), int(group[1]) if group else 1)
+
+        table: RecordTable = await in_thread(opened)
+        return table
+
+
+@dataclass(frozen=True)
+class RecordTable:
+    """The records of a file.
+
+    Attributes:
+      reader: array_record's; it closes the file when it is dropped.
+      group: records that are compressed together, and so are read together.
+    """
+
+    reader: Any
+    unchanged: Unchanged
+    in_thread: InThread
+    rows: int
+    group: int
+
+    @property
+    def good(self) -> int:
+        return self.rows  # array_record opens no file that was cut short
+
+    async def blocks(self, start: int, stop: int) -> AsyncGenerator[Sequence[Sequence[Any]], None]:
+        groups = 1
+        while start < stop:
+            span = start, min(stop, (start // self.group + groups) * self.group)
+            records, size = await self.in_thread(partial(self._read, *span))
+            yield [records]
+            most = min(BLOCK_ROWS, BLOCK_BYTES * len(records) // max(1, size)) // self.group
+            start, groups = span[1], max(1, min(2 * groups, most))
+
+    def _read(self, start: int, stop: int) -> tuple[list[bytes], int]:
+        """Return records, and how many bytes they have."""
+        try:
+            records, failure = self.reader.read(start, stop), None
+        except Exception as error:  # of array_record, on damage: RuntimeError, IndexError, ...
+            records, failure = [], error
+        try:
+            self.unchanged.check()
+            if failure is not None:
+                raise DataError(f"array_record can't read it: {failure}") from failure
+        except StreamlineError:
+            self.reader.close()  # the error's frames would keep it open
+            raise
+        return records, sum(map(len, records))
+
+    def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
+        return list(block[0])
+
+    def cut_short(self) -> str:
+        raise AssertionError("all records are there")

@@ -1,0 +1,197 @@
+"""MDS shards, as MosaicML's streaming writes them: samples from any one on.
+
+A shard is the number of its samples, the byte at which each begins (and the last one ends), a JSON text that describes
+its columns, and the samples. A sample is the sizes of those columns whose size isn't fixed, and the columns. All
+numbers are little-endian, of 32 bits (mosaicml/streaming, streaming/base/format/mds/writer.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import pairwise
+from math import prod
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from streamline.errors import DataError
+from streamline.io.fetch.file import File
+from streamline.io.formats.byte_stream import pieces
+from streamline.io.formats.rows import BLOCK_BYTES, BLOCK_ROWS, InThread, RowFormat
+
+SUFFIX = ".mds"
+
+MOST_BYTES = 2**32
+"""In a shard: its numbers have 32 bits."""
+
+DTYPES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 18: "f2", 32: "u4", 33: "i4", 34: "f4", 64: "u8", 65: "i8", 66: "f8"}
+"""Of arrays, by the byte that says it; the ones below 4 are those of an array's shape."""
+
+SHAPES = {0: "u1", 1: "u2", 2: "u4", 3: "u8"}
+
+SCALARS = {np.dtype(kind).name: np.dtype(kind) for kind in DTYPES.values()}
+
+PLAIN: dict[str, Callable[[bytes], Any]] = {
+    "bytes": bytes,
+    "str": lambda data: data.decode(),
+    "int": lambda data: int(np.frombuffer(data, "<i8", 1)[0]),
+    "str_int": lambda data: int(data.decode()),
+    "str_float": lambda data: float(data.decode()),
+    "str_decimal": lambda data: Decimal(data.decode()),
+    "json": json.loads,
+    "jpeg": bytes,
+    "jpeg_array": bytes,
+    "jpegarray": bytes,
+    "png": bytes,
+}
+
+
+class Columns(msgspec.Struct):
+    """What a shard says of its columns."""
+
+    column_names: list[str]
+    column_encodings: list[str]
+    column_sizes: list[int | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MdsFormat(RowFormat):
+    """MDS shards, whose items are dicts by column."""
+
+    kind: ClassVar[str] = "read_mds"
+    reread: ClassVar[str] = "looks up its sample's byte (compressed: unpacks the shard)"
+
+    async def table(self, file: File, in_thread: InThread) -> MdsTable:
+        packed = None
+        if not file.path.partition("?")[0].endswith(SUFFIX):
+            packed = await _unpacked(file)
+        size = await file.size("reading an MDS shard") if packed is None else len(packed)
+
+        async def read(start: int, stop: int) -> bytes:
+            if stop > size:
+                raise DataError(f"it is no MDS shard, or was cut short: expected {stop:,} bytes or more, got {size:,}")
+            return await file.read(start, stop) if packed is None else packed[start:stop]
+
+        count = int.from_bytes(await read(0, 4), "little")
+        begin = 4 + 4 * (count + 1)
+        starts = np.frombuffer(await read(4, begin), "<u4").astype("i8")
+        if starts[0] < begin or (np.diff(starts) < 0).any():
+            raise DataError("it is no MDS shard, or is damaged: the bytes at which its samples begin can't be")
+        text = await read(begin, int(starts[0]))
+        try:
+            columns = msgspec.json.decode(text, type=Columns)
+            decoders = [decoder_of(encoding) for encoding in columns.column_encodings]
+            named = list(zip(columns.column_names, decoders, columns.column_sizes, strict=True))
+        except ValueError as error:
+            raise DataError(f"what it says of its columns can't be read: {error}") from error
+        good = int(np.searchsorted(starts[1:], size, side="right"))
+        return MdsTable(file, packed, starts, named, good)
+
+
+async def _unpacked(file: File) -> bytes:
+    parts, size = list[bytes](), 0
+    async with aclosing(pieces(file, 0)) as unpacked:
+        async for data, _ in unpacked:
+            parts.append(data)
+            size += len(data)
+            if size > MOST_BYTES:
+                raise DataError(f"it is no MDS shard: it has more than {MOST_BYTES:,} bytes, unpacked")
+    return b"".join(parts)
+
+
+@dataclass(frozen=True)
+class MdsTable:
+    """The samples of a shard.
+
+    Attributes:
+      packed: all of it, where it was compressed.
+      starts: the byte at which each sample begins, and the last one ends.
+      columns: name, decoder, and size where it is fixed.
+      good: samples that are there.
+    """
+
+    file: File
+    packed: bytes | None
+    starts: np.ndarray[Any, np.dtype[np.int64]]
+    columns: list[tuple[str, Callable[[bytes], Any], int | None]]
+    good: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.starts) - 1
+
+    async def blocks(self, start: int, stop: int) -> AsyncGenerator[Sequence[Sequence[Any]], None]:
+        cuts, starts = list(self._cuts(start, stop)), self.starts
+        if self.packed is not None:
+            for first, last in cuts:
+                yield [self._cut(self.packed, 0, first, last)]
+            return
+        spans = [(int(starts[first]), int(starts[last])) for first, last in cuts]
+        async with aclosing(self.file.ranges(spans)) as ranges:
+            for (first, last), (begin, _) in zip(cuts, spans, strict=True):
+                yield [self._cut(await anext(ranges), begin, first, last)]
+
+    def _cuts(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the samples of each block."""
+        while start < stop:
+            most = int(np.searchsorted(self.starts, self.starts[start] + BLOCK_BYTES, side="right")) - 1
+            last = min(stop, start + BLOCK_ROWS, max(start + 1, most))
+            yield start, last
+            start = last
+
+    def _cut(self, data: bytes, begin: int, first: int, last: int) -> list[bytes]:
+        ends = (self.starts[first : last + 1] - begin).tolist()
+        return [data[at:end] for at, end in pairwise(ends)]
+
+    def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
+        return [self._sample(data) for data in block[0]]
+
+    def _sample(self, data: bytes) -> dict[str, Any]:
+        free = sum(not size for _, _, size in self.columns)
+        sizes = iter(np.frombuffer(data, "<u4", free).tolist() if len(data) >= 4 * free else ())
+        at, sample = 4 * free, dict[str, Any]()
+        try:
+            for name, decode, fixed in self.columns:
+                stop = at + (fixed or next(sizes))
+                sample[name] = decode(data[at:stop])
+                at = stop
+        except (ValueError, ArithmeticError, LookupError, StopIteration) as error:
+            raise DataError(f"a sample is damaged: {type(error).__name__}: {error}") from error
+        if at != len(data):
+            raise DataError(f"a sample is damaged: its columns have {at:,} bytes, expected {len(data):,}")
+        return sample
+
+    def cut_short(self) -> str:
+        return f"the shard is truncated: it says that it has {self.rows:,} samples, and {self.good:,} are there"
+
+
+def decoder_of(encoding: str) -> Callable[[bytes], Any]:
+    """Return what decodes a column's bytes."""
+    kind, *how = encoding.split(":")
+    if kind in SCALARS:
+        return lambda data: np.frombuffer(data, SCALARS[kind], 1)[0]
+    if kind == "ndarray":
+        return lambda data: _array(data, *how)
+    if encoding not in PLAIN:
+        why = "which could run anything, so it is never loaded" if kind == "pkl" else "which isn't supported"
+        raise ValueError(f"a column is {encoding!r}, {why}; expected ndarray, {', '.join([*PLAIN, *SCALARS])}")
+    return PLAIN[encoding]
+
+
+def _array(data: bytes, dtype: str | None = None, shape: str | None = None) -> np.ndarray[Any, Any]:
+    """Return an array. What the encoding doesn't say, of dtype and shape, is said before its elements."""
+    at, kind = (0, SCALARS[dtype]) if dtype else (1, np.dtype(DTYPES[data[0]]))
+    if shape:
+        sizes = tuple(map(int, shape.split(",")))
+    else:
+        width, axes = np.dtype(SHAPES[data[at] & 3]), data[at] >> 2
+        sizes = tuple(np.frombuffer(data, width, axes, at + 1).tolist())
+        at += 1 + axes * width.itemsize
+    if len(data) != at + prod(sizes) * kind.itemsize:
+        raise ValueError(f"an array of shape {sizes}, {kind}, in {len(data) - at:,} bytes")
+    return np.frombuffer(data, kind, offset=at).reshape(sizes)

@@ -1,0 +1,151 @@
+"""Formats whose files say how many rows they have, and give any of them: a place is a row."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from streamline.core.counters import HoldTimer, Working
+from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
+from streamline.core.state import At
+from streamline.errors import DataError, PlanError, ResumeError
+from streamline.io.fetch.file import File
+from streamline.io.formats.base import Format, IndexedStates, Place
+from streamline.sharding.split import contiguous
+
+InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+BLOCK_BYTES = 4 * 2**20
+"""Rows that are fetched or unpacked at once, unless one row is larger; each of them keeps its block in memory. Of a
+map, nothing is read here, so lists of large rows are as long as others."""
+
+BLOCK_ROWS = 1 << 16
+"""Rows in a block at the most: tiny ones are yielded in lists of 256, and this many take some 10 ms."""
+
+
+class RowTable(Protocol):
+    """A file that has been opened. It keeps nothing open that has to be closed."""
+
+    @property
+    def rows(self) -> int:
+        """As the file says."""
+
+    @property
+    def good(self) -> int:
+        """Rows that are there: fewer where the file was cut short."""
+
+    def blocks(self, start: int, stop: int) -> AsyncGenerator[Sequence[Sequence[Any]], None]:
+        """Yield the rows from `start` to `stop` in blocks, each as columns of one length, at least one.
+
+        Raises:
+          DataError: damaged; it says no place.
+        """
+
+    def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return the items that a block's rows, or some of them, are. Raises as `blocks`, for one that is damaged."""
+
+    def cut_short(self) -> str:
+        """Return what is missing, where `good` is less than `rows`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFormat(Format[Any]):
+    """Reads rows from any one on; shards have ranges of them. Place: {"file", "row"}, rows before it."""
+
+    sequential: ClassVar[bool] = False
+
+    def begin(self, path: str | None) -> Place:
+        return {"file": path, "row": 0}
+
+    def not_splittable(self, path: str, num_shards: int) -> PlanError | None:
+        return None
+
+    @abstractmethod
+    async def table(self, file: File, in_thread: InThread) -> RowTable:
+        """Open a file. Raises as `RowTable.blocks`."""
+
+    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
+        part, meter, row, place = file.part, demand.meter, begin["row"], file.path
+        rest, wrong = 1, None
+        try:
+            with Working(meter):
+                table = await self.table(file, demand.site.tasks.threads.run)
+        except DataError as error:
+            wrong = error
+        else:
+            if row > table.rows:
+                raise ResumeError(
+                    f"the snapshot was taken after {row:,} rows of {file.path}, which has {table.rows:,}: it was "
+                    "replaced, or the snapshot is damaged; use an earlier one, or begin anew"
+                )
+            share = contiguous(table.rows, part.num_shards, part.shard)
+            row = max(row, share.start)
+            async with aclosing(table.blocks(row, min(share.stop, table.good))) as blocks:
+                while True:
+                    try:
+                        with Working(meter):
+                            block = await anext(blocks, None)
+                    except DataError as error:
+                        block, wrong = None, error
+                    if block is None:
+                        break
+                    for chunk in self._chunks(file.path, table, block, row, share.stop, after, name, demand):
+                        yield chunk
+                    row += len(block[0])
+            rest, place = share.stop - row, f"{file.path}, row {row:,}"
+            if rest > 0 and wrong is None:
+                wrong = DataError(table.cut_short())
+        if wrong is not None:
+            demand.judge(_placed(wrong, place), file.path, At(name, dict(after)), rest)
+            yield Chunk((), (), At(name, dict(after)))
+
+    def _chunks(
+        self,
+        path: str,
+        table: RowTable,
+        block: Sequence[Sequence[Any]],
+        row: int,
+        stop: int,
+        after: Place,
+        name: str,
+        demand: Demand,
+    ) -> Iterator[Chunk[Any]]:
+        """Yield the items of a block, which begins at `row`; those that are damaged are left out, if they may be."""
+        at = 0
+        while at < len(block[0]):
+            with HoldTimer(demand.meter):
+                items, failure = _items(table, [column[at : at + LIST_ITEMS] for column in block])
+            begin, at = row + at, at + len(items)
+            if items:
+                rows = range(begin + 1, row + at + 1)
+                last = after if row + at == stop else None
+                yield Chunk(items, IndexedStates(name, {"file": path}, {"row": rows}, last))
+            if failure is not None:
+                at += 1
+                state = At(name, dict(after) if row + at == stop else {"file": path, "row": row + at})
+                demand.judge(_placed(failure, f"{path}, row {row + at - 1:,}"), path, state)
+                yield Chunk((), (), state)
+
+
+def _items(table: RowTable, block: Sequence[Sequence[Any]]) -> tuple[list[Any], DataError | None]:
+    """Return the items of a block up to the first that is damaged, and what is wrong with it."""
+    try:
+        return table.items(block), None
+    except DataError:
+        items: list[Any] = []
+        for row in range(len(block[0])):
+            try:
+                items += table.items([column[row : row + 1] for column in block])
+            except DataError as error:
+                return items, error
+        return items, None
+
+
+def _placed(error: DataError, place: str) -> DataError:
+    wrong = DataError(f"{place}: {error}")
+    wrong.__cause__ = error.__cause__
+    return wrong

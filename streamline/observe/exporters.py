@@ -1,0 +1,242 @@
+"""Where the metrics of running streams are read: at an address, by Prometheus, or by OpenTelemetry's meter provider.
+
+Nothing is sent from here, and nothing runs between two readings: a scraper, or a reader of OpenTelemetry's SDK, asks
+for the figures in a thread of its own. All streams of this process that name the same place share it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from ipaddress import ip_address
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from streamline.core.forks import ForkSafeLock
+from streamline.core.options import check_installed, given, parse_address
+from streamline.errors import PlanTypeError
+from streamline.observe.metrics import METRICS, Metric
+from streamline.observe.stats import Stats
+
+if TYPE_CHECKING:
+    from aiohttp import web
+    from opentelemetry.metrics import CallbackOptions, Observation
+
+logger = logging.getLogger("streamline.metrics")  # as the docs call it
+
+WINDOW_S = 10.0
+"""What "the last seconds" are, at least: as long as readings lie apart, if that is longer."""
+
+FRESH_S = 0.1
+"""For so long a reading is used again: one collection of OpenTelemetry asks for each metric by itself."""
+
+OPENTELEMETRY = "opentelemetry"
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Of Prometheus's text format."""
+
+
+class Reading(NamedTuple):
+    """The figures of a stream: since it was opened, and of its last seconds."""
+
+    stats: Stats
+    lately: Stats
+
+
+class ExportedStream:
+    """A stream whose metrics are exported. From any thread.
+
+    Attributes:
+      labels: what all of its values bear.
+    """
+
+    def __init__(self, name: str, rank: int, stats: Callable[[], Stats]) -> None:
+        self.labels = {"stream": name, "rank": str(rank)}
+        self._stats = stats
+        self._lock = threading.Lock()
+        self._earlier: deque[Stats] = deque()
+        self._read_at = -FRESH_S
+        self._reading: Reading | None = None
+
+    def read(self) -> Reading:
+        """Return the figures as they stand."""
+        with self._lock:
+            now = perf_counter()
+            if self._reading is None or now - self._read_at >= FRESH_S:
+                self._read_at = now
+                self._reading = self._read()
+            return self._reading
+
+    def _read(self) -> Reading:
+        stats, earlier = self._stats(), self._earlier
+        while len(earlier) > 1 and stats.elapsed_s - earlier[1].elapsed_s >= WINDOW_S:
+            earlier.popleft()
+        lately = stats.since(earlier[0]) if earlier else stats
+        earlier.append(stats)
+        return Reading(stats, lately)
+
+
+class Exporter(ABC):
+    """A place where metrics are read.
+
+    Attributes:
+      users: streams that export to it, and what keeps it between two of them.
+    """
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.streams: list[ExportedStream] = []
+
+    def add(self, name: str, rank: int, stats: Callable[[], Stats]) -> ExportedStream:
+        """Export a stream; a further one of the same name gets a number."""
+        taken = [(one.labels["stream"], one.labels["rank"]) for one in self.streams]
+        names = (name if number == 1 else f"{name} {number}" for number in range(1, len(taken) + 2))
+        free = next(one for one in names if (one, str(rank)) not in taken)
+        stream = ExportedStream(free, rank, stats)
+        self.streams = [*self.streams, stream]  # others read the list meanwhile
+        return stream
+
+    def remove(self, stream: ExportedStream) -> None:
+        self.streams = [one for one in self.streams if one is not stream]
+
+    @abstractmethod
+    def close(self) -> bool:
+        """Close it, after its last user; return False to keep it for others that come."""
+
+
+class PrometheusEndpoint(Exporter):
+    """Gives the metrics in Prometheus's text format, at http://ADDRESS/metrics."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        from streamline.observe.web_server import WebServer
+
+        super().__init__()
+        self._server = WebServer(address, self._answer)
+        logger.info("metrics at %s/metrics", self._server.url)
+
+    def close(self) -> bool:
+        self._server.close()
+        return True
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        from aiohttp import web
+
+        if not _asked_by_address(request):
+            return web.Response(status=403, text="ask for this machine by its address\n")
+        if request.path != "/metrics":
+            return web.Response(status=404, text="/metrics is all there is here\n")
+        if request.method not in ("GET", "HEAD"):
+            return web.Response(status=405, headers={"Allow": "GET, HEAD"})
+        return web.Response(body=exposition(self.streams).encode(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _asked_by_address(request: web.BaseRequest) -> bool:
+    """Whether a request to this machine's loopback address says so: else a page in a browser here has sent it."""
+    ours = request.transport.get_extra_info("sockname") if request.transport is not None else None
+    if ours is None or not ip_address(ours[0]).is_loopback:
+        return True
+    host = request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdecimal() else request.host
+    return host in ("localhost", ours[0], f"[{ours[0]}]")
+
+
+def exposition(streams: Iterable[ExportedStream]) -> str:
+    """Return the metrics of streams in Prometheus's text format."""
+    readings = [(stream.labels, stream.read()) for stream in streams]
+    return "".join(line for metric in METRICS for line in _lines(metric, readings))
+
+
+def _lines(metric: Metric, readings: Iterable[tuple[dict[str, str], Reading]]) -> Iterator[str]:
+    name = metric.prometheus_name
+    yield f"# HELP {name} {metric.description}\n# TYPE {name} {metric.kind}\n"
+    for labels, reading in readings:
+        for own, value in metric.points(*reading):
+            every = {**labels, **dict(zip(metric.labels, own, strict=True))}
+            text = ",".join(f'{label}="{_escaped(one)}"' for label, one in every.items())
+            yield f"{name}{{{text}}} {float(value)!r}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+class OpenTelemetryExporter(Exporter):
+    """Instruments of OpenTelemetry's API; a process has them once, since they can't be taken back.
+
+    Until the program sets a meter provider, they do nothing.
+    """
+
+    def __init__(self) -> None:
+        from opentelemetry.metrics import get_meter
+
+        super().__init__()
+        meter = get_meter("streamline")
+        create = {"counter": meter.create_observable_counter, "gauge": meter.create_observable_gauge}
+        for metric in METRICS:
+            create[metric.kind](metric.name, [partial(self._observe, metric)], metric.unit, metric.description)
+
+    def close(self) -> bool:
+        return False
+
+    def _observe(self, metric: Metric, _: CallbackOptions) -> Iterator[Observation]:
+        from opentelemetry.metrics import Observation
+
+        for stream in self.streams:
+            for own, value in metric.points(*stream.read()):
+                yield Observation(value, {**stream.labels, **dict(zip(metric.labels, own, strict=True))})
+
+
+_exporters: dict[str, Exporter] = {}
+
+_joining = ForkSafeLock()
+
+os.register_at_fork(after_in_child=_exporters.clear)  # those are the parent's
+
+
+def check_metrics(option: str, to: object) -> None:
+    """Refuse what is no place for metrics. Raises `PlanError`."""
+    if not isinstance(to, str):
+        raise PlanTypeError(f'{option} is "HOST:PORT", where Prometheus asks, or "{OPENTELEMETRY}", got {given(to)}')
+    if to == OPENTELEMETRY:
+        check_installed(f'{option[:-1]}"{OPENTELEMETRY}")', "opentelemetry", "opentelemetry-api", "opentelemetry")
+    else:
+        parse_address(option, to)
+
+
+def keep(to: str) -> Callable[[], None]:
+    """Keep a place for metrics open, until the function that this returns is called. Raises `HostError`."""
+    with _joining:
+        exporter = _exporters.get(to)
+        if exporter is None:
+            made = OpenTelemetryExporter() if to == OPENTELEMETRY else PrometheusEndpoint(parse_address("metrics=", to))
+            exporter = _exporters[to] = made
+        exporter.users += 1
+    kept = [exporter]
+
+    def release() -> None:
+        with _joining:
+            if not kept:
+                return
+            exporter = kept.pop()
+            exporter.users -= 1
+            if not exporter.users and exporter.close() and _exporters.get(to) is exporter:
+                del _exporters[to]
+
+    return release
+
+
+def export(to: str, name: str, rank: int, stats: Callable[[], Stats]) -> Callable[[], None]:
+    """Export a stream's metrics, until the function that this returns is called, once or more. Raises `HostError`."""
+    release = keep(to)
+    exporter = _exporters[to]
+    stream = exporter.add(name, rank, stats)
+
+    def end() -> None:
+        exporter.remove(stream)
+        release()
+
+    return end

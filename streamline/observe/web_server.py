@@ -1,0 +1,85 @@
+"""An HTTP server in a thread of its own, for what is shown of streams. It waits for no client."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from streamline.core.forks import disowned_in_copies
+from streamline.core.listener import listening_socket
+from streamline.core.threads import start_thread
+
+MOST_CONNECTIONS = 64
+"""Connections that are served at a time; for a further one, the oldest is dropped: so no client locks others out."""
+
+SHUTDOWN_S = 0.1
+"""Seconds for answers that are being sent when it is closed."""
+
+
+class WebServer:
+    """Answers requests until it is closed.
+
+    Args:
+      address: port 0: any that is free.
+      answer: called in the server's thread with each request; shouldn't block.
+
+    Attributes:
+      url: "http://127.0.0.1:9464".
+
+    Raises:
+      HostError: the address is in use, or not of this machine; there is no room for a thread.
+    """
+
+    def __init__(
+        self, address: tuple[str, int], answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+    ) -> None:
+        self._answer = answer
+        self._socket = listening_socket(address)
+        host, port = self._socket.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over: asyncio.Event | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._main, name="streamline web server", daemon=True)
+        disowned_in_copies(self)
+        try:
+            start_thread(self._thread)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def close(self) -> None:
+        """Stop listening, and drop all connections. Idempotent."""
+        self._closed = True
+        loop, over = self._loop, self._over
+        if loop is not None and over is not None and self._thread.is_alive():
+            loop.call_soon_threadsafe(over.set)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def disown(self) -> None:
+        """Close the listening socket in a fork, where the thread doesn't go on."""
+        self._socket.close()
+
+    def _main(self) -> None:
+        with asyncio.Runner() as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._over = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        http = web.Server(self._answer, access_log=None)
+
+        def connected() -> asyncio.Protocol:
+            if len(http.connections) >= MOST_CONNECTIONS:
+                http.connections[0].force_close()
+            return http()
+
+        server = await self._loop.create_server(connected, sock=self._socket)
+        if not self._closed:
+            await self._over.wait()
+        server.close()
+        await http.shutdown(SHUTDOWN_S)

@@ -1,0 +1,223 @@
+"""HDF5 files: every row from every place on, local and remote; damage, and what is refused."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import h5py
+import numpy as np
+import pytest
+
+import streamline as sl
+from streamline.backends.base import Backend
+from streamline.errors import DataError, PlanError, ReadError, StreamlineError
+from streamline.io.formats import hdf5, rows
+from streamline.testing.checks import check_resume
+from tests.serving import Server
+
+ROWS = 30
+IMAGES = np.arange(ROWS * 6, dtype="<f4").reshape(ROWS, 2, 3)
+LABELS = np.arange(ROWS, dtype="i8")
+TEXTS = [f"né{n}" for n in range(ROWS)]
+
+
+def saved(fill: Callable[[Any], object], **options: Any) -> bytes:
+    content = io.BytesIO()
+    with h5py.File(content, "w", **options) as file:
+        fill(file)
+    return content.getvalue()
+
+
+def filled(file: Any) -> None:
+    file.create_dataset("images", data=IMAGES, chunks=(7, 2, 2), compression="gzip", fletcher32=True)
+    file.create_dataset("labels", data=LABELS)
+    file.create_dataset("more/texts", data=TEXTS, dtype=h5py.string_dtype())
+    file.create_dataset("more/bytes", data=np.array([b"%d" % n for n in range(ROWS)]))
+    ragged = file.create_dataset("ragged", (ROWS,), dtype=h5py.vlen_dtype(np.uint8), chunks=(4,))
+    for n in range(ROWS):
+        ragged[n] = np.arange(n)
+
+
+def one(values: Any, **options: Any) -> bytes:
+    return saved(lambda file: file.create_dataset("x", data=values, **options))
+
+
+def shown(items: list[dict[str, Any]]) -> list[Any]:
+    return [
+        {name: value.tolist() if hasattr(value, "tolist") else value for name, value in row.items()} for row in items
+    ]
+
+
+EXPECTED = [
+    {
+        "images": IMAGES[n].tolist(),
+        "labels": n,
+        "more/bytes": b"%d" % n,
+        "more/texts": f"né{n}",
+        "ragged": list(range(n)),
+    }
+    for n in range(ROWS)
+]
+
+
+@pytest.fixture(params=["local", "remote"])
+def made(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Callable[[bytes], str]:
+    """Return where some bytes are: a path, or a URL."""
+
+    def made_(content: bytes) -> str:
+        server.objects["a.h5"] = content
+        (tmp_path / "a.h5").write_bytes(content)
+        return server.url("a.h5") if request.param == "remote" else str(tmp_path / "a.h5")
+
+    return made_
+
+
+async def read(pipe: sl.Pipeline[Any], **options: Any) -> tuple[list[Any], StreamlineError | None]:
+    """Return the items up to the end or the failure, which are read in a thread: the server has its turn."""
+    seen: list[Any] = []
+
+    def plain() -> StreamlineError | None:
+        try:
+            with pipe.open(**options) as stream:
+                seen.extend(stream)
+        except StreamlineError as error:
+            return error
+        return None
+
+    return seen, await anyio.to_thread.run_sync(plain)
+
+
+async def test_rows_of_all_data_sets_are_those_of_h5py(made: Callable[[bytes], str]) -> None:
+    found, failure = await read(sl.read_hdf5(made(saved(filled))))
+    assert failure is None
+    assert shown(found) == EXPECTED
+    assert found[0]["images"].dtype == np.float32
+    found[0]["images"] += 1  # an array of its own
+    found, failure = await read(sl.read_hdf5(made(saved(filled, libver="latest")), datasets=["labels", "more/texts"]))
+    assert [*found[3]] == ["labels", "more/texts"]
+    assert len(found) == ROWS
+
+
+@pytest.mark.parametrize("block_bytes", [1, 100, rows.BLOCK_BYTES])
+async def test_a_resume_at_every_row(
+    made: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
+    monkeypatch.setattr("streamline.io.formats.hdf5.BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(hdf5, "OBJECT_ROWS", 4)
+    path = made(saved(filled))
+    for pipe in (sl.read_hdf5(path, datasets=["images", "labels"]).shard(2), sl.read_hdf5(path)):
+        await anyio.to_thread.run_sync(check_resume, pipe)
+
+
+@pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2), sl.Processes(2)], ids=repr)
+async def test_shards_have_ranges_of_rows(made: Callable[[bytes], str], backend: Backend) -> None:
+    pipe = sl.read_hdf5(made(saved(filled)), datasets=["labels"]).shard(4)
+    found, failure = await read(pipe, backend=backend)
+    assert failure is None
+    assert sorted(row["labels"] for row in found) == [*range(ROWS)]
+    assert [row["labels"] for row in found[:4]] == [0, 8, 16, 23]
+
+
+def truncations() -> list[int]:
+    size = len(one(LABELS))
+    return [*range(64), *range(64, size, 97), size - 1]
+
+
+async def test_a_file_cut_short_anywhere_is_an_error_that_says_so(tmp_path: Path, server: Server) -> None:
+    content, path = one(LABELS), tmp_path / "a.h5"
+    for cut in truncations():
+        path.write_bytes(content[:cut])
+        with pytest.raises(DataError, match=r"a\.h5: h5py can't read it"):
+            sl.read_hdf5(path).first(1)
+    server.objects["a.h5"] = content[: len(content) // 2]
+    found, failure = await read(sl.read_hdf5(server.url("a.h5")))
+    assert not found
+    assert "h5py can't read it" in str(failure)
+
+
+async def test_damage_comes_after_the_rows_before_it(made: Callable[[bytes], str], monkeypatch: Any) -> None:
+    monkeypatch.setattr("streamline.io.formats.hdf5.BLOCK_BYTES", 1)
+    content = bytearray(one(LABELS, chunks=(5,), fletcher32=True))
+    with h5py.File(io.BytesIO(content), "r") as file:
+        chunk = file["x"].id.get_chunk_info_by_coord((10,))
+    content[chunk.byte_offset] ^= 1
+    pipe = sl.read_hdf5(made(bytes(content)))
+    found, failure = await read(pipe)
+    assert [row["x"] for row in found] == [*range(10)]
+    assert isinstance(failure, DataError)
+    assert "row 10: h5py can't read it" in str(failure)
+
+    def skipping() -> tuple[int, int]:
+        with pipe.open(on_error="skip", max_errors=None) as stream:
+            return len([*stream]), stream.errors.total
+
+    assert await anyio.to_thread.run_sync(skipping) == (10, 20)
+
+
+@pytest.mark.parametrize(
+    ("content", "datasets", "message"),
+    [
+        (saved(filled), ["labels", "none"], "expected data set 'none', the file has .*'more/texts'"),
+        (saved(filled), ["more"], "expected data set 'more'"),
+        (one(3), None, "'x' has no rows, but one value"),
+        (one(h5py.Empty("f4")), None, "'x' has no rows"),
+        (saved(lambda _: None), None, r"expected data sets with as many rows, got \{\}"),
+        (saved(lambda file: [file.create_dataset(n, data=[0] * len(n)) for n in ("a", "bc")]), None, "name those that"),
+    ],
+)
+async def test_what_has_no_rows_is_refused(
+    made: Callable[[bytes], str], content: bytes, datasets: Any, message: str
+) -> None:
+    found, failure = await read(sl.read_hdf5(made(content), datasets=datasets))
+    assert not found
+    with pytest.raises(DataError, match=message):
+        raise failure or AssertionError
+
+
+def test_what_is_in_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.h5").write_bytes(one(LABELS))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["link"] = h5py.ExternalLink("other.h5", "x")
+        layout = h5py.VirtualLayout((ROWS,), "i8")
+        layout[:] = h5py.VirtualSource(tmp_path / "other.h5", "x", (ROWS,))
+        file.create_virtual_dataset("virtual", layout)
+        file.create_dataset("raw", (3,), "i8", external=[(str(tmp_path / "raw"), 0, 24)])
+        file.create_dataset("references", data=[file.ref], dtype=h5py.ref_dtype)
+    for name in ("link", "virtual", "raw"):
+        with pytest.raises(DataError, match=f"'{name}' is in other files"):
+            sl.read_hdf5(tmp_path / "a.h5", datasets=[name]).first(1)
+    with pytest.raises(DataError, match="has references"):
+        sl.read_hdf5(tmp_path / "a.h5", datasets=["references"]).first(1)
+
+
+def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamline.io.formats.hdf5.BLOCK_BYTES", 8)
+    path = tmp_path / "a.h5"
+    path.write_bytes(one(np.arange(5000)))
+    with sl.read_hdf5(path).open() as stream:
+        assert next(stream) == {"x": 0}
+        path.write_bytes(one(np.arange(5000)))
+        with pytest.raises(ReadError, match="changed while it was read"):
+            list(stream)
+
+
+async def test_of_a_remote_file_the_metadata_and_the_wanted_chunks_are_fetched(server: Server) -> None:
+    noise = np.frombuffer(np.random.default_rng(0).bytes(2**20), "u1").reshape(1024, 1024)
+    server.objects["a.h5"] = saved(
+        lambda file: [file.create_dataset(name, data=noise, chunks=(16, 1024)) for name in "abcd"]
+    )
+    found, failure = await read(sl.read_hdf5(server.url("a.h5"), datasets=["b"]))
+    assert failure is None
+    assert (np.stack([row["b"] for row in found]) == noise).all()
+    spans = [request.headers["range"].removeprefix("bytes=").split("-") for request in server.requests]
+    assert 2**20 < sum(int(stop) + 1 - int(start) for start, stop in spans) < 1.6 * 2**20
+
+
+def test_without_h5py_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamline.core.options.find_spec", lambda module: None)
+    with pytest.raises(PlanError, match=r"read_hdf5 needs h5py.*streamline\[hdf5\]"):
+        sl.read_hdf5("a.h5")
