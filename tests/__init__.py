@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -34,7 +35,15 @@ class _Anything:
 ANYTHING = _Anything()
 
 
-class _Pytest(ModuleType):
+class _StandIn(ModuleType):
+    """A module that `find_spec` finds."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)
+
+
+class _Pytest(_StandIn):
     """Marks and fixtures, and the real module for all else."""
 
     mark = fixture = ANYTHING
@@ -45,7 +54,7 @@ class _Pytest(ModuleType):
         return getattr(import_module(self.__name__), name)
 
 
-class _Hypothesis(ModuleType):
+class _Hypothesis(_StandIn):
     """Any name of it."""
 
     def __getattr__(self, name: str) -> Any:

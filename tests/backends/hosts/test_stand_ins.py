@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
+
+assert find_spec("pytest"), "there is"
+assert find_spec("hypothesis"), "there is"
 
 
 @st.composite
