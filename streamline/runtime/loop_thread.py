@@ -34,7 +34,7 @@ T = TypeVar("T")
 EXIT_S = 1.0
 """How long a close, or the interpreter's exit, waits for a loop that is stuck in user code."""
 
-SLOW_EXIT_S = 4.0
+SLOW_EXIT_S = 2.0
 """How long it waits for one that turns: a loaded machine needs time, and the next opening what this one has locked."""
 
 

@@ -65,7 +65,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         """End everything that this stream started, and wait until it has ended. Idempotent.
 
         Sync user code that is stuck in the event loop's thread is waited for a second at most: a thread can't be ended
-        from outside. Other work has 4 s: hosts need some, and clean-up that awaits something.
+        from outside. Other work has two: a loaded machine needs time, and clean-up that awaits something.
         """
         self._session.errors.close(self.state)
         self._end()

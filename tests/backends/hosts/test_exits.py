@@ -309,6 +309,10 @@ def alive(pid: str) -> bool:
 def test_an_interpreter_exits_under_a_worker_that_is_stuck_in_user_code(kind: str, python: Python) -> None:
     script = PRELUDE % ("slow", kind) + (
         """
+from streamline.backends.hosts import connection, remote_worker
+
+connection.CLOSE_S = remote_worker.CLOSE_S = 1000.0  # after that, a host is killed, and the log says so
+
 def stuck(item):
     time.sleep(10_000 if item >= 5 else 0)
     return item
