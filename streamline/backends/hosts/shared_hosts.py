@@ -121,11 +121,12 @@ class _ReachedHost(NamedTuple):
     Attributes:
       of: the owner, if this process is that, or the guest.
       process: the owner's, or the number of a guest's link.
+      pid: returns it; 0: it isn't known yet: of a process elsewhere, its agent says it, and its link may come before.
     """
 
     of: HostOwner | HostGuest
     process: Any
-    pid: int
+    pid: Callable[[], int]
     node: str
 
 
@@ -177,7 +178,7 @@ class HostOwner:
             sock, process = await host.reach(payload, answer, env)
         except ClosedError:
             raise _OwnerGone from None
-        return sock, _ReachedHost(self, (host, process), process.pid, host.node)
+        return sock, _ReachedHost(self, (host, process), lambda: int(process.pid), host.node)
 
     def exit_of(self, process: Any) -> HostExit:
         """Return how a host has ended; blocks."""
@@ -299,7 +300,7 @@ class _GuestSession:
         else:
             with sock:
                 self._places[message.link] = place
-                self._connection.send(_Reached(message.link, place.pid, place.node), sock.fileno())
+                self._connection.send(_Reached(message.link, place.pid(), place.node), sock.fileno())
 
     def _tell(self, message: _Ask) -> None:
         owner, result = self._owner, None
@@ -353,7 +354,7 @@ class HostGuest:
             if not bring(future, _OwnerGone()) and future.exception() is None:
                 future.result()[0].close()
             raise
-        return sock, _ReachedHost(self, link, reached.pid, reached.node)
+        return sock, _ReachedHost(self, link, lambda: reached.pid, reached.node)
 
     def exit_of(self, process: Any) -> HostExit:
         """Return how a host has ended; blocks."""
@@ -559,7 +560,7 @@ class SharedHost(Host):
         if self._isolated:
             return self._own.pid
         place = self._place
-        return None if place is None else place.pid or None
+        return None if place is None else place.pid() or None
 
     @property
     def node(self) -> str:

@@ -9,13 +9,18 @@ import signal
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from socket import socketpair
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 import streamline as sl
 from streamline.backends.hosts.pool import spread
+from streamline.backends.hosts.process_env import process_env
+from streamline.backends.hosts.shared_hosts import HostOwner
 from streamline.errors import HostError, PlanError, PlanTypeError
 from tests.backends.hosts.job_kit import end, job, rest_of
 from tests.backends.hosts.shared_rank import LENGTH, PIPES, SHARDS
@@ -300,6 +305,17 @@ def test_what_ranks_that_were_killed_at_once_have_left_the_next_job_removes(tmp_
             end(following, rank)
         made.check_nothing_left()
         assert not list(Path(folder).iterdir())
+
+
+async def test_a_pid_that_comes_after_the_link_is_known_then() -> None:
+    process = SimpleNamespace(pid=0)
+    here, there = socketpair()
+    with here, there:
+        reached = AsyncMock(return_value=(here, process))
+        owner = Mock(host=lambda _: SimpleNamespace(reach=reached, node="node7"))
+        _, place = await HostOwner.reach(owner, 0, None, None, process_env())
+        process.pid = 7
+        assert (place.pid(), place.node) == (7, "node7")
 
 
 # In one process -------------------------------------------------------------------------------------------------------
