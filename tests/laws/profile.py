@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import combinations, cycle, product
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+T = TypeVar("T")
 
 FACTOR = float(os.environ.get("STREAMLINE_EXAMPLES", "1"))
 
@@ -20,11 +22,14 @@ SEEDS = range(max(2, int(2 * FACTOR)))
 """For tests that are run with several seeds."""
 
 
-def seeded(names: Iterable[str]) -> list[tuple[str, int]]:
-    """Return each name with all seeds; with one of them, in turn, unless there are to be more examples."""
-    if FACTOR > 1:
-        return [(name, seed) for name in names for seed in SEEDS]
-    return list(zip(names, cycle(SEEDS)))
+def in_turn(names: Iterable[str], values: Sequence[T]) -> list[tuple[str, T]]:
+    """Return each name with one of the values, in turn; with all of them, if there is time."""
+    return list(product(names, values) if FACTOR > 1 else zip(names, cycle(values)))
+
+
+def sampled(points: Sequence[T], step: int) -> Sequence[T]:
+    """Return the last of all points, and each of `step` before; all, if there is time."""
+    return points if FACTOR > 1 else points[::-step][::-1]
 
 
 def covering(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:

@@ -22,16 +22,16 @@ from streamline.testing.checks import check_resume
 from streamline.testing.laws import atoms
 from streamline.testing.scripted import PAUSE, YIELD, Script, scripted
 from streamline.testing.subjects import LOOPS, ChainSubject, PipelineSubject, read, run
-from tests.laws.profile import SEEDS, seeded
+from tests.laws.profile import SEEDS, in_turn
 from tests.laws.stages import REWINDING, best_effort, fan, unordered
 
 
-@pytest.mark.parametrize(("name", "seed"), seeded(REWINDING))
+@pytest.mark.parametrize(("name", "seed"), in_turn(REWINDING, SEEDS))
 def test_behind_an_unordered_map(name: str, seed: int) -> None:
     check_resume(REWINDING[name](unordered(sl.from_items(range(21)))), seed=seed)
 
 
-@pytest.mark.parametrize(("name", "seed"), seeded(REWINDING))
+@pytest.mark.parametrize(("name", "seed"), in_turn(REWINDING, SEEDS))
 def test_behind_a_best_effort_merge(name: str, seed: int) -> None:
     check_resume(REWINDING[name](best_effort(_uneven(seed))), seed=seed)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, replace
-from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -21,38 +20,29 @@ from streamline.testing.checks import check_failure, check_stage
 from streamline.testing.scripted import PAUSE, Script, scripted
 from streamline.testing.subjects import LOOPS, PipelineSubject, run, settle
 from streamline.transforms.base import Stage
-from tests.laws.profile import FACTOR
+from tests.laws.profile import FACTOR, in_turn
 from tests.laws.stages import ORDERED, STAGES, THREADS, erratic
-
-
-def on_loops(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Return each name with one of the loops in turn; with all of them, if there is time."""
-    if FACTOR > 1:
-        return list(product(names, LOOPS))
-    return list(zip(names, cycle(LOOPS)))
-
 
 ITEMS = range(17 if FACTOR > 1 else 11)
 """What a stage is checked over: each pair of places is looked at."""
 
 
-@pytest.mark.parametrize(("name", "loop"), on_loops(STAGES))
+@pytest.mark.parametrize(("name", "loop"), in_turn(STAGES, LOOPS))
 def test_a_stage_keeps_the_laws(name: str, loop: str) -> None:
     check_stage(STAGES[name], ITEMS, behind_choices=name != "repeat", loop=loop)
 
 
-@pytest.mark.parametrize(("name", "loop"), on_loops(ORDERED))
+@pytest.mark.parametrize(("name", "loop"), in_turn(ORDERED, LOOPS))
 def test_a_stage_that_depends_on_order_keeps_the_laws(name: str, loop: str) -> None:
     check_stage(ORDERED[name], ITEMS, behind_choices=False, loop=loop)
 
 
-@pytest.mark.parametrize(("name", "loop"), on_loops(THREADS))
+@pytest.mark.parametrize(("name", "loop"), in_turn(THREADS, LOOPS))
 def test_threads_keep_the_laws(name: str, loop: str) -> None:
     check_stage(THREADS[name], range(13), loop=loop)
 
 
-@pytest.mark.parametrize("items", [[], [7]], ids=["none", "one"])
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize(("name", "items"), in_turn(STAGES, [[], [7]]))
 def test_a_stage_keeps_the_laws_over_few_items(name: str, items: list[int]) -> None:
     check_stage(STAGES[name], items, behind_choices=name != "repeat", generations=2)
 
@@ -100,7 +90,7 @@ def test_a_slow_map_hands_on_what_it_has() -> None:
 FAILING = ["map", "threads", "unordered threads", "async", "unordered", "flat_map", "filter", "through"]
 
 
-@pytest.mark.parametrize(("name", "loop"), on_loops(FAILING))
+@pytest.mark.parametrize(("name", "loop"), in_turn(FAILING, LOOPS))
 def test_a_failing_function_is_resumed_behind_its_fix(name: str, loop: str) -> None:
     error = LookupError("item 1005")
     check_failure(_failing(name, error), error, mended=_failing(name, None), loop=loop)

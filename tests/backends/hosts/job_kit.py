@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,17 @@ PROGRAM = Path(__file__).with_name("shared_rank.py")
 
 
 class RankForks:
-    """A process that forks the ranks of a job: they cost the imports of one. See `shared_rank.forked`."""
+    """A process that forks the ranks of all jobs: they cost the imports of one. See `shared_rank.forked`."""
 
-    def __init__(self, environ: dict[str, str]) -> None:
+    def __init__(self) -> None:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, os.fspath(PROGRAM), str(theirs.fileno())]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environ, pass_fds=[theirs.fileno()])
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
 
-    def start(self, stdin: int, stdout: int) -> int:
-        """Return the pid of another rank."""
-        socket.send_fds(self._orders, [b"fork"], [stdin, stdout])
+    def start(self, environ: dict[str, str], stdin: int, stdout: int) -> int:
+        """Return the pid of another rank, which has this environment."""
+        socket.send_fds(self._orders, [json.dumps(environ).encode()], [stdin, stdout])
         return int(self._orders.recv(64))
 
     def wait(self, pid: int) -> int:
@@ -47,13 +47,13 @@ class RankForks:
 class RankProcess:
     """A rank; each method of `RankProgram` is one here, by `do`."""
 
-    def __init__(self, forks: RankForks) -> None:
+    def __init__(self, forks: RankForks, environ: dict[str, str]) -> None:
         self.first: list[Any] = []
         stdin, asking = os.pipe()
         answering, stdout = os.pipe()
         self._forks = forks
         self._asking, self._answering = os.fdopen(asking, "w"), os.fdopen(answering)
-        self._pid = forks.start(stdin, stdout)
+        self._pid = forks.start(environ, stdin, stdout)
         self._code: int | None = None
         os.close(stdin)
         os.close(stdout)
@@ -112,17 +112,17 @@ class RankJob:
       directory: where they meet.
     """
 
-    def __init__(self, folder: Path, **environ: str) -> None:
+    def __init__(self, forks: RankForks, folder: Path, **environ: str) -> None:
         self.directory = folder / "job"
         self._reads = folder / "reads"
         self._environ = {**os.environ, "STREAMLINE_JOB": os.fspath(self.directory), "READS": os.fspath(self._reads)}
         self._environ.update(environ)
-        self._forks = RankForks(self._environ)
+        self._forks = forks
         self._ranks: list[RankProcess] = []
         self._hosts: set[int] = set()
 
     def start(self, count: int = 1) -> list[RankProcess]:
-        ranks = [RankProcess(self._forks) for _ in range(count)]
+        ranks = [RankProcess(self._forks, self._environ) for _ in range(count)]
         self._ranks += ranks
         return ranks
 
@@ -146,7 +146,6 @@ class RankJob:
     def close(self) -> None:
         for rank in self._ranks:
             rank.close()
-        self._forks.close()
 
     def check_nothing_left(self, seconds: float = 60.0) -> None:
         """Insist that no host lives, and nothing is in the job's directory."""
@@ -157,10 +156,14 @@ class RankJob:
         assert not self.directory.exists() or not list(self.directory.iterdir())
 
 
+StartJob = Callable[..., AbstractContextManager[RankJob]]
+"""The fixture `job`: `running`, of the forks of this session."""
+
+
 @contextmanager
-def job(folder: Path, **environ: str) -> Iterator[RankJob]:
+def running(forks: RankForks, folder: Path, **environ: str) -> Iterator[RankJob]:
     """Yield a job; its processes are gone afterwards."""
-    made = RankJob(folder, **environ)
+    made = RankJob(forks, folder, **environ)
     try:
         yield made
     finally:

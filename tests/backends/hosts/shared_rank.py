@@ -136,16 +136,19 @@ class RankProgram:
 def forked(orders: socket.socket) -> None:
     """Fork a rank for each pair of descriptors that comes, its stdin and stdout; return in the rank.
 
-    An order without descriptors is the pid of a rank that ends. Each order is answered: with a pid, with an exit code.
+    With them comes the rank's environment. An order without descriptors is the pid of a rank that ends. Each order is
+    answered: with a pid, with an exit code.
     """
     while True:
-        order, fds, _, _ = socket.recv_fds(orders, 64, 2)
+        order, fds, _, _ = socket.recv_fds(orders, 2**17, 2)
         if not order:
             sys.exit()
         answer = os.fork() if fds else os.waitstatus_to_exitcode(os.waitpid(int(order), 0)[1])
         if fds and not answer:
             for number, fd in enumerate(fds):
                 os.dup2(fd, number)
+            os.environ.clear()
+            os.environ.update(json.loads(order))
         for fd in fds:
             os.close(fd)
         if fds and not answer:

@@ -114,7 +114,7 @@ def chooses(pipe: Pipe) -> bool:
     return plan.merge.chooses or any(stage.chooses for stage in plan.worker + plan.after)
 
 
-STEP = 3 if FACTOR == 1 else 1
+STEP = 5 if FACTOR == 1 else 1
 """A host dies at one message of so many; at which of them is another question for each pipeline."""
 
 

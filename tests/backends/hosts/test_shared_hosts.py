@@ -22,7 +22,7 @@ from streamline.backends.hosts.pool import spread
 from streamline.backends.hosts.process_env import process_env
 from streamline.backends.hosts.shared_hosts import HostOwner
 from streamline.errors import HostError, PlanError, PlanTypeError
-from tests.backends.hosts.job_kit import end, job, rest_of
+from tests.backends.hosts.job_kit import StartJob, end, rest_of
 from tests.backends.hosts.shared_rank import LENGTH, PIPES, SHARDS
 from tests.laws.profile import FACTOR
 
@@ -31,7 +31,7 @@ ONCE = Counter(ALL)
 
 
 # What is shared -------------------------------------------------------------------------------------------------------
-def test_what_several_ranks_need_is_read_once(tmp_path: Path) -> None:
+def test_what_several_ranks_need_is_read_once(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path) as made:
         ranks = made.opened(3)
         assert rest_of(*ranks) == [ALL] * 3
@@ -40,7 +40,7 @@ def test_what_several_ranks_need_is_read_once(tmp_path: Path) -> None:
         end(made, *ranks)
 
 
-def test_what_one_rank_writes_into_its_arrays_no_other_sees(tmp_path: Path) -> None:
+def test_what_one_rank_writes_into_its_arrays_no_other_sees(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path) as made:
         ranks = made.opened(3, "arrays")
         expected = [[number, number] for number in ALL]
@@ -55,7 +55,7 @@ def test_what_one_rank_writes_into_its_arrays_no_other_sees(tmp_path: Path) -> N
         end(made, *ranks)
 
 
-def test_ranks_with_other_shards_share_the_processes_only(tmp_path: Path) -> None:
+def test_ranks_with_other_shards_share_the_processes_only(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path) as made:
         ranks = made.start(4)
         for number, rank in enumerate(ranks):
@@ -66,7 +66,7 @@ def test_ranks_with_other_shards_share_the_processes_only(tmp_path: Path) -> Non
         end(made, *ranks)
 
 
-def test_other_plans_are_never_shared(tmp_path: Path) -> None:
+def test_other_plans_are_never_shared(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path) as made:
         one, two = made.opened(1) + made.opened(1, "others")
         assert rest_of(one, two) == [ALL, [-number for number in ALL]]
@@ -76,7 +76,9 @@ def test_other_plans_are_never_shared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["Inline", "node"])
-def test_snapshots_resume_anywhere_and_are_shared_at_the_same_place(tmp_path: Path, backend: str) -> None:
+def test_snapshots_resume_anywhere_and_are_shared_at_the_same_place(
+    job: StartJob, tmp_path: Path, backend: str
+) -> None:
     with job(tmp_path) as made:
         one, two, three = made.opened(3, "windows")
         whole = PIPES_OF_WINDOWS
@@ -103,7 +105,7 @@ def test_snapshots_resume_anywhere_and_are_shared_at_the_same_place(tmp_path: Pa
         end(made, one, two, three)
 
 
-def test_a_snapshot_of_inline_is_resumed_by_ranks_that_share(tmp_path: Path) -> None:
+def test_a_snapshot_of_inline_is_resumed_by_ranks_that_share(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path) as made:
         one, two = made.start(2)
         one.open("windows", backend={"kind": "Inline"})
@@ -117,7 +119,7 @@ def test_a_snapshot_of_inline_is_resumed_by_ranks_that_share(tmp_path: Path) -> 
         end(made, one, two)
 
 
-def test_each_epoch_is_shared_and_ranks_may_be_in_two_of_them(tmp_path: Path) -> None:
+def test_each_epoch_is_shared_and_ranks_may_be_in_two_of_them(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path) as made:
         one, two = made.start(2)
         for name, epoch in (("a", 0), ("b", 1)):
@@ -132,7 +134,7 @@ def test_each_epoch_is_shared_and_ranks_may_be_in_two_of_them(tmp_path: Path) ->
         end(made, one, two)
 
 
-def test_a_rank_that_comes_late_reads_by_itself(tmp_path: Path) -> None:
+def test_a_rank_that_comes_late_reads_by_itself(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path) as made:
         (one,) = made.opened(1, "long")
         one.first += one.take(40_000)
@@ -144,7 +146,7 @@ def test_a_rank_that_comes_late_reads_by_itself(tmp_path: Path) -> None:
         end(made, one, two)
 
 
-def test_skipped_items_are_reported_to_each_rank(tmp_path: Path) -> None:
+def test_skipped_items_are_reported_to_each_rank(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path) as made:
         ranks = made.opened(2, "faulty", on_error="skip")
         good = [number for number in ALL if number % 10 != 3]
@@ -155,7 +157,7 @@ def test_skipped_items_are_reported_to_each_rank(tmp_path: Path) -> None:
         end(made, *ranks)
 
 
-def test_a_handler_of_errors_is_asked_in_the_rank_whose_it_is(tmp_path: Path) -> None:
+def test_a_handler_of_errors_is_asked_in_the_rank_whose_it_is(job: StartJob, tmp_path: Path) -> None:
     """What it decides is its own, so workers are not shared; the hosts are."""
     with job(tmp_path) as made:
         ranks = made.opened(2, "faulty", on_error="handler")
@@ -167,7 +169,7 @@ def test_a_handler_of_errors_is_asked_in_the_rank_whose_it_is(tmp_path: Path) ->
         end(made, *ranks)
 
 
-def test_an_item_that_ends_its_host_is_found_by_each_rank(tmp_path: Path) -> None:
+def test_an_item_that_ends_its_host_is_found_by_each_rank(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path) as made:
         ranks = made.start(2)
         for rank in ranks:
@@ -178,7 +180,7 @@ def test_an_item_that_ends_its_host_is_found_by_each_rank(tmp_path: Path) -> Non
         end(made, *ranks)
 
 
-def test_ranks_pause_alone_and_together(tmp_path: Path) -> None:
+def test_ranks_pause_alone_and_together(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path) as made:
         one, two = made.opened(2)
         assert one.do("pause", name="s")
@@ -193,7 +195,7 @@ def test_ranks_pause_alone_and_together(tmp_path: Path) -> None:
 
 # Who ends -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("pipe", ["items", "arrays", "windows"])
-def test_when_the_owner_is_killed_another_rank_takes_over(tmp_path: Path, pipe: str) -> None:
+def test_when_the_owner_is_killed_another_rank_takes_over(job: StartJob, tmp_path: Path, pipe: str) -> None:
     with job(tmp_path) as made:
         owner, one, two = made.opened(3, pipe)
         one.first += one.take(5)
@@ -204,7 +206,7 @@ def test_when_the_owner_is_killed_another_rank_takes_over(tmp_path: Path, pipe: 
         end(made, one, two)
 
 
-def test_when_a_guest_is_killed_the_others_go_on_undisturbed(tmp_path: Path) -> None:
+def test_when_a_guest_is_killed_the_others_go_on_undisturbed(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path) as made:
         owner, one, two = made.opened(3)
         two.send_signal(signal.SIGKILL)
@@ -213,7 +215,7 @@ def test_when_a_guest_is_killed_the_others_go_on_undisturbed(tmp_path: Path) -> 
         end(made, owner, one)
 
 
-def test_when_a_host_is_killed_all_ranks_go_on(tmp_path: Path) -> None:
+def test_when_a_host_is_killed_all_ranks_go_on(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path) as made:
         ranks = made.opened(3, "windows")
         os.kill(ranks[0].hosts()[0], signal.SIGKILL)
@@ -221,7 +223,7 @@ def test_when_a_host_is_killed_all_ranks_go_on(tmp_path: Path) -> None:
         end(made, *ranks)
 
 
-def test_an_owner_that_has_closed_its_stream_keeps_the_hosts_for_others(tmp_path: Path) -> None:
+def test_an_owner_that_has_closed_its_stream_keeps_the_hosts_for_others(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path) as made:
         owner, one = made.opened(2)
         hosts = one.hosts()
@@ -232,7 +234,7 @@ def test_an_owner_that_has_closed_its_stream_keeps_the_hosts_for_others(tmp_path
         end(made, one, owner)
 
 
-def test_when_the_owner_has_exited_another_rank_takes_over(tmp_path: Path) -> None:
+def test_when_the_owner_has_exited_another_rank_takes_over(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path) as made:
         owner, one = made.opened(2, "long")
         assert owner.end() == 0
@@ -240,7 +242,7 @@ def test_when_the_owner_has_exited_another_rank_takes_over(tmp_path: Path) -> No
         end(made, one)
 
 
-def test_a_stopped_rank_is_detached_and_goes_on_by_itself(tmp_path: Path) -> None:
+def test_a_stopped_rank_is_detached_and_goes_on_by_itself(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path, STALL_S="0.2") as made:
         one, two, three = made.opened(3, "long")
         two.send_signal(signal.SIGSTOP)
@@ -253,7 +255,7 @@ def test_a_stopped_rank_is_detached_and_goes_on_by_itself(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("seed", range(max(1, int(2 * FACTOR))))
-def test_whatever_dies_each_rank_gets_every_item_once_and_in_order(tmp_path: Path, seed: int) -> None:
+def test_whatever_dies_each_rank_gets_every_item_once_and_in_order(job: StartJob, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     with job(tmp_path) as made:
         ranks = made.opened(4, "windows")
@@ -271,7 +273,7 @@ def test_whatever_dies_each_rank_gets_every_item_once_and_in_order(tmp_path: Pat
 
 
 # Where they meet ------------------------------------------------------------------------------------------------------
-def test_the_wrong_key_is_refused(tmp_path: Path) -> None:
+def test_the_wrong_key_is_refused(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path) as made:
         (owner,) = made.opened(1)
         (key,) = made.directory.glob("*.key")
@@ -283,7 +285,7 @@ def test_the_wrong_key_is_refused(tmp_path: Path) -> None:
         end(made, one, owner)
 
 
-def test_what_a_dead_job_has_left_is_taken_over(tmp_path: Path) -> None:
+def test_what_a_dead_job_has_left_is_taken_over(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path) as made:
         (killed,) = made.opened(1)
         killed.send_signal(signal.SIGKILL)
@@ -293,7 +295,7 @@ def test_what_a_dead_job_has_left_is_taken_over(tmp_path: Path) -> None:
         end(made, *ranks)
 
 
-def test_what_ranks_that_were_killed_at_once_have_left_the_next_job_removes(tmp_path: Path) -> None:
+def test_what_ranks_that_were_killed_at_once_have_left_the_next_job_removes(job: StartJob, tmp_path: Path) -> None:
     with TemporaryDirectory() as folder, job(tmp_path, STREAMLINE_JOB="one", TMPDIR=folder) as made:
         killed = made.opened(2)
         for rank in killed:

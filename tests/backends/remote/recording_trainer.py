@@ -71,6 +71,7 @@ def main(folder: Path, kind: Kind, where: Backend) -> None:
         for count, item in enumerate(stream):
             index = int(item[0])
             assert whole(index, item), f"{index} has arrived as {item}"
+            time.sleep(0.001)  # a step of the training: the trainer leaves the cores to others
             file.write(index.to_bytes(ITEM.itemsize, sys.byteorder))
             if count % 20 == 0:
                 file.flush()

@@ -36,7 +36,7 @@ PORT = 7077
 LOST_AFTER_S = 2.0
 """Where machines are lost at random; the least that is possible."""
 
-STRIKES = max(3, min(20, int(3 * FACTOR)))
+STRIKES = min(20, int(2 * FACTOR))
 """In one run."""
 
 RUNS = max(1, int(FACTOR / 12))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.backends.hosts.job_kit import end, job, rest_of
+from tests.backends.hosts.job_kit import StartJob, end, rest_of
 from tests.backends.hosts.shared_rank import LENGTH
 from tests.backends.remote.machines import agent_process, free_address, key_file
 
@@ -30,7 +30,7 @@ def remote(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("pipe", ["items", "arrays"])
-def test_hosts_elsewhere_are_shared_and_read_once(tmp_path: Path, pipe: str) -> None:
+def test_hosts_elsewhere_are_shared_and_read_once(job: StartJob, tmp_path: Path, pipe: str) -> None:
     backend = remote(tmp_path)
     with job(tmp_path) as made, agent_process(backend["listen"], Path(backend["key_file"])):
         ranks = made.opened(2, pipe, backend=backend)
@@ -41,7 +41,7 @@ def test_hosts_elsewhere_are_shared_and_read_once(tmp_path: Path, pipe: str) -> 
         end(made, *ranks)
 
 
-def test_when_the_owner_dies_another_rank_listens_for_the_agents(tmp_path: Path) -> None:
+def test_when_the_owner_dies_another_rank_listens_for_the_agents(job: StartJob, tmp_path: Path) -> None:
     backend = remote(tmp_path)
     address, key = backend["listen"], Path(backend["key_file"])
     with job(tmp_path) as made, agent_process(address, key):

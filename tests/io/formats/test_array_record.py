@@ -12,6 +12,7 @@ from streamline.backends.base import Backend
 from streamline.errors import DataError, PlanError, ReadError
 from streamline.io.formats import array_record, rows
 from streamline.testing.checks import check_resume
+from tests.laws.profile import covering
 
 RECORDS = [b"record %d" % n * (n % 5) for n in range(30)]
 
@@ -24,14 +25,13 @@ def write(path: Path, records: list[bytes], group: int = 4) -> Path:
     return path
 
 
-@pytest.mark.parametrize("group", [1, 4, 100])
-@pytest.mark.parametrize("block_bytes", [1, 100, rows.BLOCK_BYTES])
+@pytest.mark.parametrize(("group", "block_bytes"), covering([1, 4, 100], [1, 100, rows.BLOCK_BYTES]))
 def test_a_resume_at_every_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: int, block_bytes: int
 ) -> None:
     monkeypatch.setattr(array_record, "BLOCK_BYTES", block_bytes)
-    path = write(tmp_path / "a", RECORDS, group)
-    assert list(sl.read_array_record(path)) == RECORDS
+    path = write(tmp_path / "a", RECORDS[:13], group)
+    assert list(sl.read_array_record(path)) == RECORDS[:13]
     check_resume(sl.read_array_record(path).shard(3))
 
 

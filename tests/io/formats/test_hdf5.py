@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from streamline.backends.base import Backend
 from streamline.errors import DataError, PlanError, ReadError, StreamlineError
 from streamline.io.formats import hdf5, rows
 from streamline.testing.checks import check_resume
+from tests.laws.profile import covering
 from tests.serving import Server
 
 ROWS = 30
@@ -32,13 +34,13 @@ def saved(fill: Callable[[Any], object], **options: Any) -> bytes:
     return content.getvalue()
 
 
-def filled(file: Any) -> None:
-    file.create_dataset("images", data=IMAGES, chunks=(7, 2, 2), compression="gzip", fletcher32=True)
-    file.create_dataset("labels", data=LABELS)
-    file.create_dataset("more/texts", data=TEXTS, dtype=h5py.string_dtype())
-    file.create_dataset("more/bytes", data=np.array([b"%d" % n for n in range(ROWS)]))
-    ragged = file.create_dataset("ragged", (ROWS,), dtype=h5py.vlen_dtype(np.uint8), chunks=(4,))
-    for n in range(ROWS):
+def filled(file: Any, rows: int = ROWS) -> None:
+    file.create_dataset("images", data=IMAGES[:rows], chunks=(7, 2, 2), compression="gzip", fletcher32=True)
+    file.create_dataset("labels", data=LABELS[:rows])
+    file.create_dataset("more/texts", data=TEXTS[:rows], dtype=h5py.string_dtype())
+    file.create_dataset("more/bytes", data=np.array([b"%d" % n for n in range(rows)]))
+    ragged = file.create_dataset("ragged", (rows,), dtype=h5py.vlen_dtype(np.uint8), chunks=(4,))
+    for n in range(rows):
         ragged[n] = np.arange(n)
 
 
@@ -102,15 +104,19 @@ async def test_rows_of_all_data_sets_are_those_of_h5py(made: Callable[[bytes], s
     assert len(found) == ROWS
 
 
-@pytest.mark.parametrize("block_bytes", [1, 100, rows.BLOCK_BYTES])
+@pytest.mark.parametrize(
+    ("made", "block_bytes", "shards"),
+    covering(["local", "remote"], [1, 100, rows.BLOCK_BYTES], [1, 2]),
+    indirect=["made"],
+)
 async def test_a_resume_at_every_row(
-    made: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch, block_bytes: int
+    made: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch, block_bytes: int, shards: int
 ) -> None:
     monkeypatch.setattr("streamline.io.formats.hdf5.BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(hdf5, "OBJECT_ROWS", 4)
-    path = made(saved(filled))
-    for pipe in (sl.read_hdf5(path, datasets=["images", "labels"]).shard(2), sl.read_hdf5(path)):
-        await anyio.to_thread.run_sync(check_resume, pipe)
+    path = made(saved(partial(filled, rows=13)))
+    pipe = sl.read_hdf5(path, datasets=["images", "labels"]).shard(shards) if shards > 1 else sl.read_hdf5(path)
+    await anyio.to_thread.run_sync(check_resume, pipe)
 
 
 @pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2), sl.Processes(2)], ids=repr)

@@ -95,10 +95,10 @@ def test_a_column_that_cannot_be_decoded_is_refused(tmp_path: Path, encoding: st
 
 
 async def test_a_resume_at_every_sample(made: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    path = made(number_file(range(30)))
+    path = made(number_file(range(13)))
     for block_bytes in (1, 60, 10_000):
         monkeypatch.setattr("streamline.io.formats.mds.BLOCK_BYTES", block_bytes)
-        assert await read(sl.read_mds(path)) == (EXPECTED, None)
+        assert await read(sl.read_mds(path)) == (EXPECTED[:13], None)
         await anyio.to_thread.run_sync(check_resume, sl.read_mds(path).shard(1 if path.endswith(".gz") else 3))
 
 

@@ -22,7 +22,7 @@ from streamline.errors import DataError, PlanError, PlanTypeError, ReadError, St
 from streamline.io.formats import npy as npy_format
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_resume
-from tests.laws.profile import examples
+from tests.laws.profile import examples, sampled
 from tests.serving import Request, Server
 
 Array = np.ndarray[Any, Any]
@@ -298,7 +298,7 @@ async def test_a_flipped_bit_in_what_a_zip_says_of_its_arrays_never_gives_them_o
     places = [at + byte for at in headers for byte in range(60)]
     places += range(content.index(b"PK\x01\x02"), len(content))
     path, refused = tmp_path / "a.npz", 0
-    for place in places:
+    for place in sampled(places, 3):
         for bit in range(8) if content[place : place + 1] in b"xy.np" else [place % 8]:
             path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
             try:
@@ -307,7 +307,7 @@ async def test_a_flipped_bit_in_what_a_zip_says_of_its_arrays_never_gives_them_o
                 refused += 1
             else:
                 assert items == [{"x": i, "yy": i / 2} for i in range(3)]
-    assert refused > len(places) / 2
+    assert refused > len(sampled(places, 3)) / 2
 
 
 async def test_a_name_that_differs_in_directory_and_header_is_an_error_that_says_both(

@@ -106,7 +106,7 @@ class Text:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_it_resumes_after_every_item(files: list[str], way: str) -> None:
-    check_resume(sl.read_parquet(files, **WAYS[way]).map(Text()))
+    check_resume(sl.read_parquet(files, **WAYS[way]).map(Text()), generations=2)
 
 
 @pytest.mark.parametrize(("way", "step"), [("rows", 1), ("rows", 3), ("batches", 3), ("filter", 1)])
@@ -115,7 +115,7 @@ def test_it_resumes_in_the_middle_of_what_was_decoded(
 ) -> None:
     monkeypatch.setattr("streamline.io.formats.parquet_table.STEP_BYTES", step * 150)
     monkeypatch.setattr(arrow_items, "CALL_BYTES", 1)
-    check_resume(sl.read_parquet(files, **WAYS[way]).map(Text()))
+    check_resume(sl.read_parquet(files[:2], **WAYS[way]).map(Text()))
 
 
 @pytest.mark.parametrize(("way", "shards"), [("rows", 5), ("filter that leaves gaps", 2)])

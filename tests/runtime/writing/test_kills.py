@@ -1,4 +1,4 @@
-"""A job that writes shards is killed with SIGKILL at each of its operations, and resumed: see `killer`."""
+"""A job that writes shards is killed with SIGKILL at its operations, and resumed: see `killer`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from typing import Any
 import boto3
 import pytest
 
+from tests.laws.profile import FACTOR
 from tests.servers.s3 import Bucket
+
+STEP = 1 if FACTOR > 1 else 3
+"""Of the operations, which are struck: odd, since before and after a request take turns."""
 
 KILLER = Path(__file__).with_name("killer.py")
 
@@ -23,7 +27,7 @@ def killed(
     folder: object,
     format: str,
     *,
-    step: int = 1,
+    step: int = STEP,
     large: bool = False,
     options: Mapping[str, Any] | None = None,
     compression: str | None = None,
@@ -44,8 +48,8 @@ def test_on_disk_nothing_is_lost_and_nothing_comes_twice(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("format", ["npy", "parquet", "tar"])
-def test_other_formats_at_every_seventh_operation(tmp_path: Path, format: str) -> None:
-    assert killed(tmp_path, format, step=7, compression="zstd" if format == "tar" else None) > 40
+def test_other_formats_at_some_operations(tmp_path: Path, format: str) -> None:
+    assert killed(tmp_path, format, step=3 * STEP, compression="zstd" if format == "tar" else None) > 40
 
 
 def test_in_s3_nothing_is_lost_and_nothing_comes_twice(bucket: Bucket) -> None:
@@ -57,7 +61,7 @@ def test_in_azure_nothing_is_lost_and_nothing_comes_twice(container: Bucket) -> 
 
 
 def test_in_s3_an_upload_in_parts_is_killed_between_them(bucket: Bucket) -> None:
-    assert killed(f"{bucket.url}/prepared", "jsonl", options=bucket.options, large=True, step=2) > 10
+    assert killed(f"{bucket.url}/prepared", "jsonl", options=bucket.options, large=True) > 10
     client: Any = boto3.client(
         "s3",
         endpoint_url=bucket.options["endpoint"],
