@@ -26,6 +26,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `tests` is installed nowhere
 
+import streamline as sl
+from streamline.backends.base import Backend
 from streamline.io.storage.base import ADDED
 from tests.kit import LOOPS, AsyncTest, run_on
 from tests.servers.absent import not_run
@@ -180,6 +182,26 @@ LOOKS: dict[str, Callable[[], set[object]]] = {"threads": _threads, "files": _fi
 def run(request: pytest.FixtureRequest) -> Callable[[AsyncTest], None]:
     """Run a coroutine function to its end on each event loop; one that hangs, or leaves a task, fails."""
     return lambda test: run_on(request.param, test)
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[Backend]:
+    """Two processes that are up before a test begins, so that they are no test's leak; their start would take longest.
+
+    For tests that ask nothing of processes themselves.
+    """
+    with sl.Processes(2) as pool:
+        with sl.from_items(range(2)).shard(2).open(backend=pool) as stream:
+            list(stream)
+        yield pool
+
+
+@pytest.fixture(scope="session", params=["inline", "threads", "processes"])
+def backend(request: pytest.FixtureRequest) -> Any:
+    """Where workers may run: the same must come of each."""
+    if request.param == "processes":
+        return request.getfixturevalue("processes")
+    return sl.Inline() if request.param == "inline" else sl.Threads(2)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from streamline.pipeline import Pipeline
 from streamline.readers import pipeline_of
 from streamline.snapshot.inspection import report
 from streamline.testing import check_resume, check_stage, oracle
-from tests.backends.kit import AnyThreads
 from tests.extending.own_format import Records
 from tests.extending.own_source import Squares
 from tests.extending.own_stage import EveryNth
@@ -91,9 +90,6 @@ def test_it_runs_in_the_calling_thread(pipe: Pipe) -> None:
         assert list(stream) == oracle(pipe)
 
 
-@pytest.mark.parametrize(
-    "backend", [sl.Inline(), AnyThreads(2), sl.Processes(2)], ids=["inline", "threads", "processes"]
-)
 def test_it_resumes_on_every_backend(pipe: Pipe, backend: Any) -> None:
     whole = oracle(pipe)
     with pipe.open(backend=backend) as stream:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.backends.base import Backend
 from tests.kit import Counting, later
 from tests.laws.profile import examples
 
@@ -276,17 +277,16 @@ def test_multi_prefetch_resume_smoke(mode: Any, drop_remainder: bool, backend: A
             assert list(stream) == baseline[split:]
 
 
-def test_multi_prefetch_resume_smoke_in_processes() -> None:
+def test_multi_prefetch_resume_smoke_in_processes(processes: Backend) -> None:
     """The same over processes, and across: what stopped in one kind of worker goes on in another."""
     baseline = list(round_robin(parts(list(range(23)), 3, "contiguous", False)))
     pipe = sl.from_items(range(23)).shard(3, mode="contiguous").map(abs).prefetch(4).merge()
-    with sl.Processes(2) as pool:
-        for split, before, behind in ((5, pool, sl.Inline()), (16, sl.Inline(), pool)):
-            with pipe.open(backend=before) as stream:
-                first = [next(stream) for _ in range(split)]
-                snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
-            with pipe.open(backend=behind, resume=snapshot) as stream:
-                assert first + list(stream) == baseline
+    for split, before, behind in ((5, processes, sl.Inline()), (16, sl.Inline(), processes)):
+        with pipe.open(backend=before) as stream:
+            first = [next(stream) for _ in range(split)]
+            snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
+        with pipe.open(backend=behind, resume=snapshot) as stream:
+            assert first + list(stream) == baseline
 
 
 # Knobs --------------------------------------------------------------------------------------------------------------

@@ -167,7 +167,6 @@ def test_criterion_8_workers_in_processes_of_their_own() -> None:
         assert [int(word) for word in done.stdout.split()] == list(range(worker, 100, 2))
 
 
-@pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2), sl.Processes(2)], ids=str)
 def test_criterion_8_workers_of_a_pipeline(backend: Any) -> None:
     """Two ranks of two shards each: every shard's worker iterates its rank's dataset and keeps its stride."""
     found: list[int] = []

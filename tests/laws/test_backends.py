@@ -46,29 +46,26 @@ def test_compositions_keep_the_laws_on_hosts_that_copy_on_trio(composition: Comp
     check_resume(composition.pipeline, seed=seed, backend=Copying(2), loop="trio")
 
 
-def test_a_state_of_one_backend_resumes_on_any_other() -> None:
-    with sl.Processes(2) as pool:
-        anywhere = st.lists(st.sampled_from([*ANY, pool]), min_size=2, max_size=5).map(Changing)
+def test_a_state_of_one_backend_resumes_on_any_other(processes: Backend) -> None:
+    anywhere = st.lists(st.sampled_from([*ANY, processes]), min_size=2, max_size=5).map(Changing)
 
-        @examples(15)
-        @given(compositions(most=12, stages=3), seeds, anywhere)
-        def check(composition: Composition, seed: int, backends: Changing) -> None:
-            DICE.seed(seed)
-            check_resume(composition.pipeline, seed=seed, backend=backends)
+    @examples(15)
+    @given(compositions(most=12, stages=3), seeds, anywhere)
+    def check(composition: Composition, seed: int, backends: Changing) -> None:
+        DICE.seed(seed)
+        check_resume(composition.pipeline, seed=seed, backend=backends)
 
-        check()
+    check()
 
 
-def test_compositions_keep_the_laws_in_processes() -> None:
-    with sl.Processes(2) as pool:
+def test_compositions_keep_the_laws_in_processes(processes: Backend) -> None:
+    @examples(8)
+    @given(compositions(most=10, stages=3), seeds)
+    def check(composition: Composition, seed: int) -> None:
+        DICE.seed(seed)
+        check_resume(composition.pipeline, seed=seed, backend=processes, generations=2)
 
-        @examples(8)
-        @given(compositions(most=10, stages=3), seeds)
-        def check(composition: Composition, seed: int) -> None:
-            DICE.seed(seed)
-            check_resume(composition.pipeline, seed=seed, backend=pool, generations=2)
-
-        check()
+    check()
 
 
 @examples(25)

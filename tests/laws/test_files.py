@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.core.state import At
 from streamline.io.formats import base as steps
 from streamline.io.formats import lines as positions
@@ -63,17 +64,15 @@ def test_files_keep_the_laws_on_threads(case: Case, seed: int) -> None:
         check_resume(pipe, expected=case.plain, seed=seed, backend=sl.Threads(2))
 
 
-def test_files_keep_the_laws_in_processes() -> None:
-    with sl.Processes(2) as pool:
+def test_files_keep_the_laws_in_processes(processes: Backend) -> None:
+    @examples(2)
+    @given(cases(most=8, stages=1, grains=["as ever"]), seeds)
+    def check(case: Case, seed: int) -> None:
+        DICE.seed(seed)
+        with case.written() as (pipe, _):
+            check_resume(pipe, expected=case.plain, seed=seed, backend=processes, generations=2)
 
-        @examples(2)
-        @given(cases(most=8, stages=1, grains=["as ever"]), seeds)
-        def check(case: Case, seed: int) -> None:
-            DICE.seed(seed)
-            with case.written() as (pipe, _):
-                check_resume(pipe, expected=case.plain, seed=seed, backend=pool, generations=2)
-
-        check()
+    check()
 
 
 # What the kit notices -------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.testing.checks import check_resume
 from tests.file_kit import PACK
 from tests.serving import PATIENT, Server, breaking, serving
@@ -22,7 +23,9 @@ def server() -> Iterator[Server]:
         yield made
 
 
-HOSTS = [sl.Threads(2), sl.Processes(2)]
+@pytest.fixture(params=["threads", "processes"])
+def hosts(request: pytest.FixtureRequest, processes: Backend) -> Backend:
+    return sl.Threads(2) if request.param == "threads" else processes
 
 
 def files(kind: str) -> dict[str, bytes]:
@@ -35,22 +38,18 @@ def files(kind: str) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("hosts", HOSTS, ids=["threads", "processes"])
-def test_compressed_files_resume_exactly_on_hosts(tmp_path: Path, hosts: sl.Threads | sl.Processes) -> None:
-    with hosts as pool:
-        for kind in PACK:
-            folder = tmp_path / kind
-            folder.mkdir()
-            for name, data in files(kind).items():
-                (folder / name).write_bytes(data)
-            pipe = sl.read_jsonl(f"{folder}/*").shard(2).merge().batch(3, collate=None)
-            check_resume(pipe, backend=pool, generations=2)
+def test_compressed_files_resume_exactly_on_hosts(tmp_path: Path, hosts: Backend) -> None:
+    for kind in PACK:
+        folder = tmp_path / kind
+        folder.mkdir()
+        for name, data in files(kind).items():
+            (folder / name).write_bytes(data)
+        pipe = sl.read_jsonl(f"{folder}/*").shard(2).merge().batch(3, collate=None)
+        check_resume(pipe, backend=hosts, generations=2)
 
 
-@pytest.mark.parametrize("hosts", HOSTS, ids=["threads", "processes"])
-def test_files_on_a_server_resume_exactly_on_hosts(server: Server, hosts: sl.Threads | sl.Processes) -> None:
-    with hosts as pool:
-        for kind in ("plain", "zstd"):
-            server.objects, server.otherwise = files(kind), breaking(1, 0.03)
-            pipe = sl.read_jsonl([server.url(name) for name in server.objects], http=PATIENT).shard(2).merge()
-            check_resume(pipe.batch(3, collate=None), backend=pool, generations=2)
+def test_files_on_a_server_resume_exactly_on_hosts(server: Server, hosts: Backend) -> None:
+    for kind in ("plain", "zstd"):
+        server.objects, server.otherwise = files(kind), breaking(1, 0.03)
+        pipe = sl.read_jsonl([server.url(name) for name in server.objects], http=PATIENT).shard(2).merge()
+        check_resume(pipe.batch(3, collate=None), backend=hosts, generations=2)

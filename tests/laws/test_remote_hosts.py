@@ -43,15 +43,6 @@ def cuts() -> Iterator[int | None]:
         yield dice.choice([*12 * [None], 200, 900, 4000])
 
 
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Backend]:
-    """Two processes of this machine, up before a test begins."""
-    with sl.Processes(2) as pool:
-        with sl.from_items(range(2)).shard(2).open(backend=pool) as stream:
-            list(stream)
-        yield pool
-
-
 def test_compositions_keep_the_laws_on_other_machines(pool: Backend) -> None:
     @examples(12)
     @given(compositions(most=10, stages=3), seeds)

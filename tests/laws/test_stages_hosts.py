@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_resume
 from tests.laws.stages import ORDERED, STAGES, noisy, packed, plus
@@ -18,11 +19,11 @@ KEEPING = ("regenerate", "cache", "repeat of a cache", "pack", "bucket", "transf
 ITEMS = 7
 
 
-@pytest.fixture(scope="module", params=[sl.Threads(2), sl.Processes(2)], ids=["threads", "processes"])
-def hosts(request: pytest.FixtureRequest) -> Any:
-    with request.param as pool:
-        list(numbers(2).shard(2).open(backend=pool).sync_stream())  # up before a test begins, so that they are no leak
-        yield pool
+@pytest.fixture(scope="module", params=["threads", "processes"])
+def hosts(request: pytest.FixtureRequest, processes: Backend) -> Iterator[Backend]:
+    with sl.Threads(2) as threads:
+        list(numbers(2).shard(2).open(backend=threads).sync_stream())  # up before a test begins: they are no leak
+        yield threads if request.param == "threads" else processes
 
 
 def numbers(length: int, start: int = 0) -> Pipeline[int]:

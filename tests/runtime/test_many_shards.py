@@ -46,11 +46,11 @@ class Counting:
         return inbox
 
 
-def test_the_first_item_waits_for_the_first_workers_alone() -> None:
+async def test_the_first_item_waits_for_the_first_workers_alone() -> None:
     backend = Counting()
-    with sl.from_items(range(MANY)).shard(MANY).open(backend=backend) as stream:
+    async with sl.from_items(range(MANY)).shard(MANY).open(backend=backend) as stream:
         assert backend.opened == list(range(FIRST_WORKERS))
-        assert next(stream) == 0
+        assert await anext(stream) == 0
         assert len(backend.opened) < MANY // 2
     assert backend.started == backend.opened
 

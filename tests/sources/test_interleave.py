@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.core.flow import Chunk
 from streamline.core.state import At, trimmed
 from streamline.errors import PlanError, PlanTypeError, ResumeError
@@ -152,13 +153,13 @@ async def test_over_http_with_hardly_any_memory(server: Any) -> None:
     assert len(with_little) == sum(SIZES)
 
 
-def test_in_processes(files: Any) -> None:
+def test_in_processes(files: Any, processes: Backend) -> None:
     pipe = sl.read_jsonl(files([40, 30, 10, 20])).shard(2, interleave=2)
     expected = list(pipe)
-    with pipe.open(backend=sl.Processes(2)) as stream:
+    with pipe.open(backend=processes) as stream:
         first = [next(stream) for _ in range(33)]
         snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
-    with pipe.open(resume=snapshot, backend=sl.Processes(2)) as stream:
+    with pipe.open(resume=snapshot, backend=processes) as stream:
         assert first + list(stream) == expected
 
 

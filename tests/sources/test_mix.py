@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.core.flow import LIST_ITEMS, Chunk, Flow, Site
 from streamline.core.tasks import Tasks
 from streamline.errors import PlanError, PlanTypeError, ResumeError
@@ -71,12 +72,11 @@ def test_random_mixtures_are_the_oracles_and_resume_exactly_after_each_item(made
     check_resume(made.pipeline, seed=seed, generations=3)
 
 
-def test_the_same_items_wherever_workers_run() -> None:
+def test_the_same_items_wherever_workers_run(processes: Backend) -> None:
     parts = {"a": numbers(7).map(abs), "b": numbers(3, 1000).map(abs).shuffle(window=3).repeat(2)}
     pipe = sl.mix(parts, {"a": 1, "b": 3}, seed=4).shard(3).shuffle(window=4).merge()
     check_resume(pipe, backend=sl.Threads(2), generations=2)
-    with sl.Processes(2) as pool:
-        check_resume(pipe, backend=pool, generations=2)
+    check_resume(pipe, backend=processes, generations=2)
 
 
 def test_item_n_depends_on_the_seed_and_n_alone() -> None:

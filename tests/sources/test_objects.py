@@ -8,12 +8,11 @@ from typing import Any, cast
 import pytest
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.errors import PlanError, ReadError, ResumeError
 from streamline.io.storage.paths import given_paths
 from streamline.testing.checks import check_resume
 from tests.servers.s3 import Bucket
-
-BACKENDS = {"inline": sl.Inline(), "threads": sl.Threads(2), "processes": sl.Processes(2)}
 
 ROWS = [{"id": at} for at in range(24)]
 
@@ -30,9 +29,8 @@ def pipe(bucket: Bucket, pattern: str = "d/p-*") -> Any:
     return sl.read_jsonl(f"{bucket.url}/{pattern}", storage_options=bucket.options).shard(2)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_same_rows_come_wherever_workers_run(rows: Bucket, backend: str) -> None:
-    with pipe(rows).open(backend=BACKENDS[backend]) as stream:
+def test_the_same_rows_come_wherever_workers_run(rows: Bucket, backend: Backend) -> None:
+    with pipe(rows).open(backend=backend) as stream:
         got = list(stream)
     with pipe(rows).open() as stream:
         assert got == list(stream)

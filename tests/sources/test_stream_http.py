@@ -318,7 +318,6 @@ async def test_a_journal_whose_files_are_all_trimmed_still_knows_the_last_event(
     assert numbers(seen + await rest(stream(server, journal=tmp_path / "journal"), snapshot)) == list(range(8))
 
 
-@pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2), sl.Processes(2)], ids=str)
 async def test_the_same_on_every_backend(server: Server, backend: Backend) -> None:
     always(server, served(40, at_most=9))
     pipe = stream(server).shard(4).map(lambda event: int(event.data)).merge()

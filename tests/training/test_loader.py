@@ -41,7 +41,9 @@ from tests.training.kit import (
 
 
 def threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("streamline")}
+    """Return the names of those that are there but for those of the session's processes."""
+    names = {thread.name for thread in threading.enumerate()}
+    return {name for name in names if name.startswith("streamline") and not name.startswith("streamline process")}
 
 
 # Epochs ---------------------------------------------------------------------------------------------------------------

@@ -534,7 +534,6 @@ def test_from_stream_goes_on_where_it_stands() -> None:
         assert [item for batch in first + list(stream) for item in batch] == list(range(1, 3000))
 
 
-@pytest.mark.parametrize("backend", [sl.Threads(2), sl.Processes(2)], ids=["threads", "processes"])
 def test_it_is_iterated_in_hosts(backend: Any) -> None:
     pipe = sl.from_iterable(sl.StreamDataset(partial(range, 50), 1, 2)).shard(2).map(abs).merge()
     with pipe.open(backend=backend) as stream:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_failure, check_resume, check_stage
 from streamline.testing.scripted import SlowDevice, scripted, to_elsewhere
@@ -36,16 +37,15 @@ def test_it_resumes_exactly_while_workers_run_in_threads(merge: Any, moved: Any)
     check_resume(pipe, backend=sl.Threads(2), generations=2)
 
 
-def test_it_resumes_exactly_while_workers_run_in_processes() -> None:
+def test_it_resumes_exactly_while_workers_run_in_processes(processes: Backend) -> None:
     """Once: random pipelines do it often."""
     pipe = to_elsewhere(sl.from_items(range(24)).shard(3).shuffle(window=4).batch(2, collate=None), depth=4)
     whole = list(pipe)
-    with sl.Processes(2) as pool:
-        with pipe.open(backend=pool) as stream:
-            assert [next(stream) for _ in range(5)] == whole[:5]
-            snapshot = stream.snapshot()
-        with pipe.open(backend=pool, resume=snapshot) as stream:
-            assert list(stream) == whole[5:]
+    with pipe.open(backend=processes) as stream:
+        assert [next(stream) for _ in range(5)] == whole[:5]
+        snapshot = stream.snapshot()
+    with pipe.open(backend=processes, resume=snapshot) as stream:
+        assert list(stream) == whole[5:]
 
 
 @pytest.mark.parametrize("loop", LOOPS)

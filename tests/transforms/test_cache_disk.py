@@ -94,9 +94,6 @@ def test_a_resume_seeks(tmp_path: Path) -> None:
     assert "computed again" in str(pipe.explain(snapshot))
 
 
-@pytest.mark.parametrize(
-    "backend", [sl.Inline(), sl.Threads(2), sl.Processes(2)], ids=["inline", "threads", "processes"]
-)
 def test_hosts_serve_the_same_and_resume_it(tmp_path: Path, backend: Any) -> None:
     pipe = sl.from_items(range(25)).shard(2).shuffle(window=9).cache(path=tmp_path).repeat(3).merge()
     with pipe.open(backend=backend) as stream:

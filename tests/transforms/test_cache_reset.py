@@ -13,8 +13,6 @@ import streamline as sl
 from streamline.errors import PlanError, ReadError, ResumeError
 from streamline.pipeline import Pipeline
 
-BACKENDS = [sl.Inline(), sl.Threads(2), sl.Processes(2)]
-
 WITHIN = r"reset_cache\(\) in the middle of an epoch: .* between two epochs: .* write \.regenerate\(n\) in the place of"
 
 
@@ -34,7 +32,6 @@ def reset(pipe: Pipeline[Any], **options: Any) -> None:
         stream.reset_cache()
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=["inline", "threads", "processes"])
 def test_a_loader_draws_anew_in_the_epoch_after_a_reset(backend: Any, tmp_path: Path) -> None:
     with shuffled(tmp_path).loader(backend=backend) as loader:
         found = []

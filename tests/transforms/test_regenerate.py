@@ -158,7 +158,6 @@ def test_the_printed_plan_says_how_many_are_held() -> None:
     assert pipe.regenerate(50, overlap=True).max_in_flight - pipe.max_in_flight == 100
 
 
-@pytest.mark.parametrize("backend", [sl.Threads(2), sl.Processes(2)], ids=str)
 def test_hosts_serve_the_same(tmp_path: Path, backend: Any) -> None:
     pipe = numbers(14).shard(3).regenerate(3, overlap=True).cache().repeat(2).merge().regenerate(4)
     with pipe.open(backend=backend) as stream:

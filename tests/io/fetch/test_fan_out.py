@@ -336,7 +336,6 @@ async def test_local_files_come_several_at_a_time_and_fail_in_their_place(tmp_pa
     assert "no such file" in str(broken.failure)
 
 
-@pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2), sl.Processes(2)])
 async def test_every_backend_gives_the_same_files(server: Any, backend: Any) -> None:
     server.objects = some_objects(30, 3000, seed=5)
     pipe = sl.read_files([server.url(path) for path in server.objects]).shard(3).merge()

@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.core import byte_budget as budget
 from streamline.errors import ReadError
 from streamline.io.fetch import request as requests
@@ -72,14 +73,14 @@ def test_the_laws_hold_over_http_in_tiny_parts(nginx: Nginx, tiny_parts: None, k
 
 
 @pytest.mark.parametrize("kind", ["files", "jsonl"])
-def test_processes_give_the_same_and_resume(nginx: Nginx, kind: str) -> None:
+def test_processes_give_the_same_and_resume(nginx: Nginx, kind: str, processes: Backend) -> None:
     pipe, expected = plan(kind, nginx)
     sharded = pipe.shard(3, mode="file")
     sharded = (sharded.map(tuple) if kind == "files" else sharded).merge()
-    with sharded.open(backend=sl.Processes(2)) as stream:
+    with sharded.open(backend=processes) as stream:
         first = [next(stream) for _ in range(4)]
         state = stream.snapshot()
-    with sharded.open(backend=sl.Processes(2), resume=sl.Snapshot.from_json(state.to_json())) as stream:
+    with sharded.open(backend=processes, resume=sl.Snapshot.from_json(state.to_json())) as stream:
         rest = list(stream)
     with sharded.open() as stream:
         assert first + rest == list(stream)

@@ -35,7 +35,6 @@ def test_a_resume_at_every_record(
     check_resume(sl.read_array_record(path).shard(3))
 
 
-@pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2), sl.Processes(2)], ids=repr)
 def test_shards_have_ranges_of_records(tmp_path: Path, backend: Backend) -> None:
     with sl.read_array_record(write(tmp_path / "a", RECORDS)).shard(4).open(backend=backend) as stream:
         found = list(stream)

@@ -119,7 +119,6 @@ async def test_a_resume_at_every_row(
     await anyio.to_thread.run_sync(check_resume, pipe)
 
 
-@pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2), sl.Processes(2)], ids=repr)
 async def test_shards_have_ranges_of_rows(made: Callable[[bytes], str], backend: Backend) -> None:
     pipe = sl.read_hdf5(made(saved(filled)), datasets=["labels"]).shard(4)
     found, failure = await read(pipe, backend=backend)

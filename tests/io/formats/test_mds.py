@@ -102,7 +102,6 @@ async def test_a_resume_at_every_sample(made: Callable[[bytes], str], monkeypatc
         await anyio.to_thread.run_sync(check_resume, sl.read_mds(path).shard(1 if path.endswith(".gz") else 3))
 
 
-@pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2), sl.Processes(2)], ids=repr)
 def test_a_folder_by_shards(tmp_path: Path, backend: Backend) -> None:
     for number in range(3):
         (tmp_path / f"shard.0000{number}.mds").write_bytes(number_file(range(number * 10, number * 10 + 10)))

@@ -165,7 +165,6 @@ def test_resumed_at_every_row_in_every_split(tmp_path: Path, shape: str, monkeyp
         check_resume(split.merge())
 
 
-@pytest.mark.parametrize("backend", [sl.Threads(2), sl.Processes(2)], ids=["threads", "processes"])
 def test_the_same_rows_on_every_backend(tmp_path: Path, backend: Backend) -> None:
     for name, array in ARRAYS.items():
         if len(array):

@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.errors import DataError, PlanError, PlanTypeError, StreamlineError
 from streamline.io.formats.tar import part_of
 from streamline.io.formats.tar_reader import Scanner, TarHeader, plain
@@ -251,10 +252,10 @@ def test_laws(put: Any, backend: Any) -> None:
     check_resume(sl.read_tar(paths).shard(2, mode="file"), expected=None, backend=backend)
 
 
-def test_same_items_in_processes(put: Any) -> None:
+def test_same_items_in_processes(put: Any, processes: Backend) -> None:
     paths = [put(archive(), f"{number}.tar") for number in range(2)]
     pipe = sl.read_tar(paths).shard(2)
-    with pipe.open(backend=sl.Processes(2)) as stream:
+    with pipe.open(backend=processes) as stream:
         assert list(stream) == list(pipe)
 
 

@@ -64,7 +64,6 @@ def test_every_format_and_compression_keeps_the_laws(tmp_path: Path, format: str
     check_resume(written(tmp_path, format, kind), expected=RECORDS)
 
 
-@pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2), sl.Processes(2)], ids=["inline", "threads", "hosts"])
 def test_the_items_are_the_same_wherever_workers_run(tmp_path: Path, backend: Any) -> None:
     pipe = written(tmp_path, "csv", "bzip2").shard(2).merge()  # bzip2: it has a thread of its own
     expected = RECORDS  # shard 0 has the files with records, and shard 1 the one without

@@ -273,12 +273,6 @@ def test_tries_again_are_counted_and_logged_without_secrets(
     assert "secret" not in caplog.text
 
 
-@pytest.fixture(params=["inline", "threads", "processes"])
-def backend(request: pytest.FixtureRequest) -> Any:
-    made: dict[str, Any] = {"inline": sl.Inline(), "threads": sl.Threads(2), "processes": sl.Processes(2)}
-    return made[request.param]
-
-
 def test_any_backend_reads_the_same_with_the_same_options_and_counts(
     backend: Any, nginx: Nginx, faults: Faults
 ) -> None:
