@@ -23,7 +23,7 @@ from streamline.transforms.base import Stage
 from tests.laws.profile import FACTOR, in_turn
 from tests.laws.stages import ORDERED, STAGES, THREADS, erratic
 
-ITEMS = range(17 if FACTOR > 1 else 11)
+ITEMS = range(17 if FACTOR > 1 else 9)
 """What a stage is checked over: each pair of places is looked at."""
 
 
