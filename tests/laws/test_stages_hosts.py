@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import streamline as sl
 from streamline.backends.base import Backend
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_resume
+from tests.laws.profile import in_turn
 from tests.laws.stages import ORDERED, STAGES, noisy, packed, plus
 
 KEEPING = ("regenerate", "cache", "repeat of a cache", "pack", "bucket", "transfer")
@@ -47,15 +48,17 @@ SOURCES: dict[str, Callable[[], Pipeline[Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in (*STAGES, *ORDERED) if name.startswith(KEEPING) and "again" not in name]
-)
+def on_hosts(names: Iterable[str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("name", "hosts"), in_turn(names, ["threads", "processes"]), indirect=["hosts"])
+
+
+@on_hosts(name for name in (*STAGES, *ORDERED) if name.startswith(KEEPING) and "again" not in name)
 def test_a_stage_that_keeps_items_resumes_exactly_on_hosts(name: str, hosts: Any) -> None:
     stage = STAGES.get(name) or ORDERED[name]
     check_resume(stage(numbers(ITEMS).shard(2)), backend=hosts, generations=1)
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@on_hosts(SOURCES)
 def test_a_source_of_several_parts_resumes_exactly_on_hosts(name: str, hosts: Any) -> None:
     check_resume(SOURCES[name](), backend=hosts, generations=1)
 
