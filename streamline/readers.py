@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
@@ -14,6 +14,7 @@ from streamline.io.formats.base import Format
 from streamline.io.formats.columnar import Predicate
 from streamline.io.formats.csv import MAX_RECORD_BYTES, CsvFormat, Dialect, Header
 from streamline.io.formats.hdf5 import Hdf5Format
+from streamline.io.formats.lance import LanceFormat
 from streamline.io.formats.line_decoding import MAX_LINE_BYTES, Decode, decode_json, decode_text
 from streamline.io.formats.lines import LineFormat
 from streamline.io.formats.mds import SUFFIX, MdsFormat
@@ -31,6 +32,7 @@ from streamline.sources.framing import Framing, ServerSentEvent
 from streamline.sources.http_request import GIVE_UP_S, IDLE_TIMEOUT_S, MAX_ITEM_BYTES, EndlessRequest
 from streamline.sources.http_stream import HttpFeed, codec_of
 from streamline.sources.items import Items
+from streamline.sources.lance import LanceDatasets
 from streamline.sources.live import MAX_AHEAD, MAX_AHEAD_BYTES, live_of
 from streamline.sources.table_rows import ARROW, rows_of
 
@@ -284,6 +286,49 @@ def read_hdf5(
     """
     check_installed("read_hdf5", "h5py", "h5py", "hdf5")
     return pipeline_of(Hdf5Format(datasets=_names("read_hdf5(datasets=)", datasets)), paths, name, **access)
+
+
+def read_lance(
+    paths: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: pc.Expression | None = None,
+    version: int | str | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    name: str = "read_lance",
+) -> Pipeline[dict[str, Any]]:
+    """Read the rows of Lance datasets as dicts. Needs `pip install 'streamline[lance]'`.
+
+    A run reads one version of a dataset, which its snapshots name, and a resume reads on in that one, at its row,
+    whatever was written since. One dataset is split over shards by ranges of rows. Lance reads local folders and
+    stores itself, in threads of its own: `memory=`, `concurrency` and `cache_dir` don't count for it.
+
+    Args:
+      paths: a dataset, or several: folders, with globs, or s3://, gs:// and az:// URLs, as Lance takes them.
+      columns: names of the columns that are wanted, in the order in which they are to come. None: all.
+      filter: rows for which this isn't true are left out: `pc.field("year") > 2020`. It may look at columns that
+        aren't wanted. Rows are read, and then left out: Lance's indices aren't used.
+      version: the number, or the tag, of the version that is read. None: the newest when the pipeline is opened; of a
+        resume, the snapshot's.
+      storage_options: how stores are reached, by Lance's names; in no message and no snapshot.
+      name: its part of a state is kept under it.
+
+    Raises:
+      PlanTypeError, PlanError: an option of the wrong type or value; pylance isn't installed.
+      When the pipeline is opened: ReadError for what can't be opened. While it runs: ReadError for a version that is
+      gone, DataError (damaged, or no such column) with the dataset, and the fragment.
+    """
+    check_installed("read_lance", "lance", "pylance", "lance")
+    if version is not None and not isinstance(version, str):
+        version = check_int("read_lance(version=)", version, 1)
+    if storage_options is not None and not (
+        isinstance(storage_options, Mapping)
+        and all(isinstance(one, str) for pair in storage_options.items() for one in pair)
+    ):
+        raise PlanTypeError("read_lance(storage_options=) is a mapping of strings to strings, got something else")
+    options = selecting("read_lance", columns, filter, None)
+    format = LanceFormat(**options, version=version, storage_options=storage_options)
+    return Pipeline(LanceDatasets(name=name, format=format, paths=given_paths(paths)))
 
 
 @overload
