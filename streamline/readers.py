@@ -17,7 +17,7 @@ from streamline.io.formats.hdf5 import Hdf5Format
 from streamline.io.formats.lance import LanceFormat
 from streamline.io.formats.line_decoding import MAX_LINE_BYTES, Decode, decode_json, decode_text
 from streamline.io.formats.lines import LineFormat
-from streamline.io.formats.mds import SUFFIX, MdsFormat
+from streamline.io.formats.mds import MdsFormat
 from streamline.io.formats.npy import NpyFormat
 from streamline.io.formats.parquet import ParquetFormat
 from streamline.io.formats.tar import MAX_SAMPLE_BYTES, Member, TarFormat
@@ -32,8 +32,8 @@ from streamline.sources.framing import Framing, ServerSentEvent
 from streamline.sources.http_request import GIVE_UP_S, IDLE_TIMEOUT_S, MAX_ITEM_BYTES, EndlessRequest
 from streamline.sources.http_stream import HttpFeed, codec_of
 from streamline.sources.items import Items
-from streamline.sources.lance import LanceDatasets
 from streamline.sources.live import MAX_AHEAD, MAX_AHEAD_BYTES, live_of
+from streamline.sources.self_listed import LanceDatasets, MdsShards
 from streamline.sources.table_rows import ARROW, rows_of
 
 if TYPE_CHECKING:
@@ -228,22 +228,30 @@ def _csv_dialect(delimiter: Any, quotechar: Any) -> Dialect:
     return Dialect(delimiter, quotechar)
 
 
-def read_mds(paths: Paths, *, name: str = "read_mds", **access: Unpack[AccessOptions]) -> Pipeline[dict[str, Any]]:
+def read_mds(
+    paths: Paths, *, check_hashes: bool = False, name: str = "read_mds", **access: Unpack[AccessOptions]
+) -> Pipeline[dict[str, Any]]:
     """Read the samples of MDS shards, as MosaicML's streaming writes them, as dicts by column. Needs nothing else.
 
     Images come as they are stored, as bytes, for `sl.decode.image()`. A resume looks up its sample, and one shard is
     split by samples. A compressed shard is unpacked into memory first, by a resume too, and can't be split.
 
     Args:
-      paths: as `read_lines`, of the shards; or the folder with them, whose *.mds are read: "s3://bucket/train". Write
-        "train/*.mds.zstd" for compressed ones (zstd, gzip, bzip2, xz). An index.json is not looked at.
+      paths: a folder, "s3://bucket/train", of which the shards that its index.json lists are read, compressed ones too
+        (zstd, gzip, bzip2); without an index, its *.mds. Or the shards themselves, as `read_lines`:
+        "train/*.mds.zstd".
+      check_hashes: compare each shard with its hash in the index before its first sample: it is read whole for that,
+        by a resume, too. Compressed ones are compared in any case.
       name, access: as `read_lines`.
 
     Raises:
-      As `read_lines`; a DataError (damaged, or cut short; a column of pickles, or of `pil`) has file and row.
+      As `read_lines`; a DataError (damaged, or cut short; another hash; a column of pickles, or of `pil`) has file and
+      row. When the pipeline is opened: ReadError for a shard of the index that is missing, or of another size.
     """
-    shards = [path if SUFFIX in path else f"{path.rstrip('/')}/*{SUFFIX}" for path in given_paths(paths)]
-    return pipeline_of(MdsFormat(), shards, name, **access)
+    if not isinstance(check_hashes, bool):
+        raise PlanTypeError(f"expected read_mds(check_hashes=) as True or False, got {given(check_hashes)}")
+    format = MdsFormat(check_hashes=check_hashes)
+    return Pipeline(MdsShards(name=name, format=format, paths=given_paths(paths), access=access_of(format, access)))
 
 
 def read_npy(
@@ -645,7 +653,13 @@ def pipeline_of(
       PlanTypeError: an option that there is none of.
       As `given_paths` and `Access`.
     """
+    found = access_of(format, access)
+    return Pipeline(Files(name=name or format.kind, format=format, paths=given_paths(paths), access=found))
+
+
+def access_of(format: Format[Any], access: Mapping[str, Any]) -> Access:
+    """Return the access to a format's files, of the options that were given. As `pipeline_of`."""
     if unknown := sorted(access.keys() - AccessOptions.__annotations__.keys()):
         known = ", ".join(f"{option}=" for option in AccessOptions.__annotations__)
         raise PlanTypeError(f"{format.kind} takes no {unknown[0]}=; beside those of its format it takes {known}")
-    return Pipeline(Files(name=name or format.kind, format=format, paths=given_paths(paths), access=Access(**access)))
+    return Access(**access)

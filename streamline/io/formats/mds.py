@@ -7,10 +7,11 @@ numbers are little-endian, of 32 bits (mosaicml/streaming, streaming/base/format
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import pairwise
 from math import prod
@@ -61,15 +62,24 @@ class Columns(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class MdsFormat(RowFormat):
-    """MDS shards, whose items are dicts by column."""
+    """MDS shards, whose items are dicts by column.
+
+    Attributes:
+      check_hashes: whether shards that aren't compressed are read whole, too, and checked.
+      hashes: of their contents, by path and algorithm, as far as an index has them.
+    """
 
     kind: ClassVar[str] = "read_mds"
     reread: ClassVar[str] = "looks up its sample's byte (compressed: unpacks the shard)"
 
+    check_hashes: bool = False
+    hashes: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False, repr=False)
+
     async def table(self, file: File, in_thread: InThread) -> MdsTable:
         packed = None
-        if not file.path.partition("?")[0].endswith(SUFFIX):
-            packed = await _unpacked(file)
+        if self.check_hashes or not file.path.partition("?")[0].endswith(SUFFIX):
+            packed = whole = await _unpacked(file)
+            await in_thread(lambda: check_hash(whole, self.hashes.get(file.path, {}), needed=self.check_hashes))
         size = await file.size("reading an MDS shard") if packed is None else len(packed)
 
         async def read(start: int, stop: int) -> bytes:
@@ -91,6 +101,20 @@ class MdsFormat(RowFormat):
             raise DataError(f"what it says of its columns can't be read: {error}") from error
         good = int(np.searchsorted(starts[1:], size, side="right"))
         return MdsTable(file, packed, starts, named, good)
+
+
+def check_hash(content: bytes, expected: Mapping[str, str], *, needed: bool) -> None:
+    """Compare a shard's content with the first of its hashes that can be computed here."""
+    known = next((name for name in expected if name in hashlib.algorithms_guaranteed), None)
+    if known is None:
+        if needed:
+            raise DataError(
+                f"check_hashes= needs a hash of it in an index.json, one of hashlib's, got {list(expected)}: write the "
+                'shards with hashes=["sha1"]'
+            )
+        return
+    if (found := hashlib.new(known, content).hexdigest()) != expected[known]:
+        raise DataError(f"it is damaged, or was replaced: its {known} is {found}, expected {expected[known]}")
 
 
 async def _unpacked(file: File) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import chain
+from pathlib import Path
 from typing import TypeVar
 
 import anyio
@@ -74,6 +75,25 @@ async def in_one_thread(look: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(thread, look)
     finally:
         thread.shutdown()
+
+
+def content_of(path: str, access: Access, traffic: Traffic | None = None) -> bytes:
+    """Return all of a file that has been found. Blocks."""
+
+    async def read() -> bytes:
+        storages = Storages(access, traffic)
+        try:
+            return await storages.of(path).read(path, 0, None)
+        finally:
+            await storages.aclose()
+
+    if not is_remote(path):
+        try:
+            return Path(path).read_bytes()
+        except OSError as error:
+            raise ReadError(f"can't read {path}: {error.strerror}") from error
+    with start_blocking_portal("asyncio", name="streamline finding") as portal:
+        return portal.call(read)
 
 
 def look_up(
