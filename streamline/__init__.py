@@ -243,11 +243,10 @@ sys.meta_path.append(_MovedModules)
 if not TYPE_CHECKING:  # a checker that saw this would take any name for granted
 
     def __getattr__(name: str) -> Any:
-        if name in _SUBMODULES:
-            return import_module(_SUBMODULES[name])
-        if name not in _MODULES:
+        if name not in _MODULES and name not in _SUBMODULES:
             raise AttributeError(f"module 'streamline' has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(_MODULES[name]), name)
+        module = import_module(_SUBMODULES.get(name) or _MODULES[name])
+        found = globals()[name] = module if name in _SUBMODULES else getattr(module, name)
         return found
 
 
