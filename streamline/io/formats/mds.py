@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -105,7 +106,8 @@ class MdsFormat(RowFormat):
         except ValueError as error:
             raise DataError(f"what it says of its columns can't be read: {error}") from error
         good = int(np.searchsorted(starts[1:], size, side="right"))
-        return MdsTable(file, packed, starts, named, good)
+        sizes = struct.Struct(f"<{sum(not fixed for _, _, fixed in named)}I")
+        return MdsTable(file, packed, starts, named, sizes, good)
 
 
 def check_hash(content: bytes, expected: Mapping[str, str], *, needed: bool) -> None:
@@ -141,6 +143,7 @@ class MdsTable:
       packed: all of it, where it was compressed.
       starts: the byte at which each sample begins, and the last one ends.
       columns: name, decoder, and size where it is fixed.
+      sizes: the others, as a sample begins with them.
       good: samples that are there.
     """
 
@@ -148,6 +151,7 @@ class MdsTable:
     packed: bytes | None
     starts: np.ndarray[Any, np.dtype[np.int64]]
     columns: list[tuple[str, Callable[[bytes], Any], int | None]]
+    sizes: struct.Struct
     good: int
 
     @property
@@ -173,23 +177,22 @@ class MdsTable:
             yield start, last
             start = last
 
-    def _cut(self, data: bytes, begin: int, first: int, last: int) -> list[bytes]:
-        ends = (self.starts[first : last + 1] - begin).tolist()
-        return [data[at:end] for at, end in pairwise(ends)]
+    def _cut(self, data: bytes, begin: int, first: int, last: int) -> list[memoryview]:
+        ends, view = (self.starts[first : last + 1] - begin).tolist(), memoryview(data)
+        return [view[at:end] for at, end in pairwise(ends)]
 
     def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
         return [self._sample(data) for data in block[0]]
 
-    def _sample(self, data: bytes) -> dict[str, Any]:
-        free = sum(not size for _, _, size in self.columns)
-        sizes = iter(np.frombuffer(data, "<u4", free).tolist() if len(data) >= 4 * free else ())
-        at, sample = 4 * free, dict[str, Any]()
+    def _sample(self, data: memoryview) -> dict[str, Any]:
+        at, sample = self.sizes.size, dict[str, Any]()
         try:
+            sizes = iter(self.sizes.unpack_from(data))
             for name, decode, fixed in self.columns:
                 stop = at + (fixed or next(sizes))
-                sample[name] = decode(data[at:stop])
+                sample[name] = decode(bytes(data[at:stop]))
                 at = stop
-        except (ValueError, ArithmeticError, LookupError, StopIteration) as error:
+        except (ValueError, ArithmeticError, LookupError, struct.error) as error:
             raise DataError(f"a sample is damaged: {type(error).__name__}: {error}") from error
         if at != len(data):
             raise DataError(f"a sample is damaged: its columns have {at:,} bytes, expected {len(data):,}")
