@@ -181,6 +181,9 @@ class MdsTable:
         ends, view = (self.starts[first : last + 1] - begin).tolist(), memoryview(data)
         return [view[at:end] for at, end in pairwise(ends)]
 
+    def following(self, row: int) -> int:
+        return self.rows
+
     def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
         return [self._sample(data) for data in block[0]]
 
