@@ -171,8 +171,8 @@ LIBRARIES = {
 }
 
 NOTE = (
-    "Whole runs, opening and closing included; the file is in the page cache. A plain loop has no place to resume at, and "
-    "frees each row before the next. MDS, by hand, knows its only column, so it is a floor without a target."
+    "Whole runs, opening and closing included; the file is in the page cache. A plain loop has no place to resume at, "
+    "and frees each row before the next. MDS, by hand, knows its only column, so it is a floor without a target."
 )
 
 SUITES = tuple(

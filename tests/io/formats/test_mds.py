@@ -16,7 +16,7 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.errors import DataError, ReadError, StreamlineError
+from streamline.errors import DataError, PlanTypeError, ReadError, StreamlineError
 from streamline.testing.checks import check_resume
 from tests.io.formats.records import mds_file
 from tests.servers.s3 import Bucket
@@ -192,6 +192,8 @@ def test_another_content_of_the_same_size_is_found_by_its_hash(tmp_path: Path, c
 def test_hashes_that_cannot_be_compared_are_refused_if_asked_for(tmp_path: Path) -> None:
     lay(tmp_path, indexed(hashes=("xxh64",)))
     assert list(sl.read_mds(tmp_path)) == EXPECTED
+    with pytest.raises(PlanTypeError, match=r"check_hashes=\) as True or False, got int 1"):
+        sl.read_mds(tmp_path, check_hashes=1)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"check_hashes= needs a hash of it .* got \['xxh64'\]: write"):
         list(sl.read_mds(tmp_path, check_hashes=True))
 
