@@ -152,8 +152,9 @@ async def test_the_shards_of_an_index(
     paths = {"local": str(tmp_path), "server": server.url("train"), "store": f"{bucket.url}/train/"}
     pipe = sl.read_mds(paths.get(where, str(tmp_path / "index.json")), storage_options=bucket.options)
     assert await read(pipe) == (EXPECTED, None)
-    assert await read(sl.read_mds(tmp_path, check_hashes=True)) == (EXPECTED, None)
-    await anyio.to_thread.run_sync(lambda: check_resume(pipe.shard(2, interleave=2), generations=2))
+    if where == "local":
+        assert await read(sl.read_mds(tmp_path, check_hashes=True)) == (EXPECTED, None)
+        await anyio.to_thread.run_sync(lambda: check_resume(pipe.shard(2, interleave=2), generations=2))
 
 
 def test_what_is_not_as_the_index_says_is_named(tmp_path: Path) -> None:
