@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         read_files,
         read_hdf5,
         read_jsonl,
+        read_lance,
         read_lines,
         read_mds,
         read_npy,
@@ -129,6 +130,7 @@ __all__ = [
     "read_files",
     "read_hdf5",
     "read_jsonl",
+    "read_lance",
     "read_lines",
     "read_mds",
     "read_npy",
@@ -167,7 +169,7 @@ _NAMES = {
     "streamline.pipeline": "Pipeline",
     "streamline.plan.draw": "Drawing",
     "streamline.readers": "from_arrow read_array_record read_arrow read_csv read_files "
-    "read_hdf5 read_jsonl read_lines read_mds read_npy read_parquet read_tar read_tfrecord stream_http",
+    "read_hdf5 read_jsonl read_lance read_lines read_mds read_npy read_parquet read_tar read_tfrecord stream_http",
     "streamline.runtime.check_report": "Report",
     "streamline.runtime.debug": "DebugStream",
     "streamline.runtime.open": "Opened",
@@ -241,11 +243,10 @@ sys.meta_path.append(_MovedModules)
 if not TYPE_CHECKING:  # a checker that saw this would take any name for granted
 
     def __getattr__(name: str) -> Any:
-        if name in _SUBMODULES:
-            return import_module(_SUBMODULES[name])
-        if name not in _MODULES:
+        if name not in _MODULES and name not in _SUBMODULES:
             raise AttributeError(f"module 'streamline' has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(_MODULES[name]), name)
+        module = import_module(_SUBMODULES.get(name) or _MODULES[name])
+        found = globals()[name] = module if name in _SUBMODULES else getattr(module, name)
         return found
 
 

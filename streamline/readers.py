@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
@@ -14,9 +14,10 @@ from streamline.io.formats.base import Format
 from streamline.io.formats.columnar import Predicate
 from streamline.io.formats.csv import MAX_RECORD_BYTES, CsvFormat, Dialect, Header
 from streamline.io.formats.hdf5 import Hdf5Format
+from streamline.io.formats.lance import LanceFormat
 from streamline.io.formats.line_decoding import MAX_LINE_BYTES, Decode, decode_json, decode_text
 from streamline.io.formats.lines import LineFormat
-from streamline.io.formats.mds import SUFFIX, MdsFormat
+from streamline.io.formats.mds import MdsFormat
 from streamline.io.formats.npy import NpyFormat
 from streamline.io.formats.parquet import ParquetFormat
 from streamline.io.formats.tar import MAX_SAMPLE_BYTES, Member, TarFormat
@@ -32,6 +33,7 @@ from streamline.sources.http_request import GIVE_UP_S, IDLE_TIMEOUT_S, MAX_ITEM_
 from streamline.sources.http_stream import HttpFeed, codec_of
 from streamline.sources.items import Items
 from streamline.sources.live import MAX_AHEAD, MAX_AHEAD_BYTES, live_of
+from streamline.sources.self_listed import LanceDatasets, MdsShards
 from streamline.sources.table_rows import ARROW, rows_of
 
 if TYPE_CHECKING:
@@ -226,22 +228,30 @@ def _csv_dialect(delimiter: Any, quotechar: Any) -> Dialect:
     return Dialect(delimiter, quotechar)
 
 
-def read_mds(paths: Paths, *, name: str = "read_mds", **access: Unpack[AccessOptions]) -> Pipeline[dict[str, Any]]:
+def read_mds(
+    paths: Paths, *, check_hashes: bool = False, name: str = "read_mds", **access: Unpack[AccessOptions]
+) -> Pipeline[dict[str, Any]]:
     """Read the samples of MDS shards, as MosaicML's streaming writes them, as dicts by column. Needs nothing else.
 
     Images come as they are stored, as bytes, for `sl.decode.image()`. A resume looks up its sample, and one shard is
     split by samples. A compressed shard is unpacked into memory first, by a resume too, and can't be split.
 
     Args:
-      paths: as `read_lines`, of the shards; or the folder with them, whose *.mds are read: "s3://bucket/train". Write
-        "train/*.mds.zstd" for compressed ones (zstd, gzip, bzip2, xz). An index.json is not looked at.
+      paths: a folder, "s3://bucket/train", of which the shards that its index.json lists are read, compressed ones too
+        (zstd, gzip, bzip2); without an index, its *.mds. Or the shards themselves, as `read_lines`:
+        "train/*.mds.zstd".
+      check_hashes: compare each shard with its hash in the index before its first sample: it is read whole for that,
+        by a resume, too. Compressed ones are compared in any case.
       name, access: as `read_lines`.
 
     Raises:
-      As `read_lines`; a DataError (damaged, or cut short; a column of pickles, or of `pil`) has file and row.
+      As `read_lines`; a DataError (damaged, or cut short; another hash; a column of pickles, or of `pil`) has file and
+      row. When the pipeline is opened: ReadError for a shard of the index that is missing, or of another size.
     """
-    shards = [path if SUFFIX in path else f"{path.rstrip('/')}/*{SUFFIX}" for path in given_paths(paths)]
-    return pipeline_of(MdsFormat(), shards, name, **access)
+    if not isinstance(check_hashes, bool):
+        raise PlanTypeError(f"expected read_mds(check_hashes=) as True or False, got {given(check_hashes)}")
+    format = MdsFormat(check_hashes=check_hashes)
+    return Pipeline(MdsShards(name=name, format=format, paths=given_paths(paths), access=access_of(format, access)))
 
 
 def read_npy(
@@ -284,6 +294,49 @@ def read_hdf5(
     """
     check_installed("read_hdf5", "h5py", "h5py", "hdf5")
     return pipeline_of(Hdf5Format(datasets=_names("read_hdf5(datasets=)", datasets)), paths, name, **access)
+
+
+def read_lance(
+    paths: Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: pc.Expression | None = None,
+    version: int | str | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    name: str = "read_lance",
+) -> Pipeline[dict[str, Any]]:
+    """Read the rows of Lance datasets as dicts. Needs `pip install 'streamline[lance]'`.
+
+    A run reads one version of a dataset, which its snapshots name, and a resume reads on in that one, at its row,
+    whatever was written since. One dataset is split over shards by ranges of rows. Lance reads local folders and
+    stores itself, in threads of its own: `memory=`, `concurrency` and `cache_dir` don't count for it.
+
+    Args:
+      paths: a dataset, or several: folders, with globs, or s3://, gs:// and az:// URLs, as Lance takes them.
+      columns: names of the columns that are wanted, in the order in which they are to come. None: all.
+      filter: rows for which this isn't true are left out: `pc.field("year") > 2020`. It may look at columns that
+        aren't wanted. Rows are read, and then left out: Lance's indices aren't used.
+      version: the number, or the tag, of the version that is read. None: the newest when the pipeline is opened; of a
+        resume, the snapshot's.
+      storage_options: how stores are reached, by Lance's names; in no message and no snapshot.
+      name: its part of a state is kept under it.
+
+    Raises:
+      PlanTypeError, PlanError: an option of the wrong type or value; pylance isn't installed.
+      When the pipeline is opened: ReadError for what can't be opened. While it runs: ReadError for a version that is
+      gone, DataError (damaged, or no such column) with the dataset, and the fragment.
+    """
+    check_installed("read_lance", "lance", "pylance", "lance")
+    if version is not None and not isinstance(version, str):
+        version = check_int("read_lance(version=)", version, 1)
+    if storage_options is not None and not (
+        isinstance(storage_options, Mapping)
+        and all(isinstance(one, str) for pair in storage_options.items() for one in pair)
+    ):
+        raise PlanTypeError("read_lance(storage_options=) is a mapping of strings to strings, got something else")
+    options = selecting("read_lance", columns, filter, None)
+    format = LanceFormat(**options, version=version, storage_options=storage_options)
+    return Pipeline(LanceDatasets(name=name, format=format, paths=given_paths(paths)))
 
 
 @overload
@@ -600,7 +653,13 @@ def pipeline_of(
       PlanTypeError: an option that there is none of.
       As `given_paths` and `Access`.
     """
+    found = access_of(format, access)
+    return Pipeline(Files(name=name or format.kind, format=format, paths=given_paths(paths), access=found))
+
+
+def access_of(format: Format[Any], access: Mapping[str, Any]) -> Access:
+    """Return the access to a format's files, of the options that were given. As `pipeline_of`."""
     if unknown := sorted(access.keys() - AccessOptions.__annotations__.keys()):
         known = ", ".join(f"{option}=" for option in AccessOptions.__annotations__)
         raise PlanTypeError(f"{format.kind} takes no {unknown[0]}=; beside those of its format it takes {known}")
-    return Pipeline(Files(name=name or format.kind, format=format, paths=given_paths(paths), access=Access(**access)))
+    return Access(**access)

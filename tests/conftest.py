@@ -76,12 +76,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm_up() -> None:
-    """Let uvloop make what it keeps for the life of the process: a pipe for signals.
+    """Let uvloop and Lance make what they keep for the life of the process: a pipe for signals, threads' event loops.
 
     What is there by now stays, so the collector need not look at it after every test: that is most of a test's time.
     """
     if find_spec("uvloop"):
         anyio.run(anyio.lowlevel.checkpoint, backend="asyncio", backend_options={"use_uvloop": True})
+    if find_spec("lance"):
+        import lance
+
+        with suppress(ValueError):
+            lance.dataset("nowhere")
     gc.collect()
     gc.freeze()
     gc.enable()

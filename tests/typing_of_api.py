@@ -116,6 +116,7 @@ def sources() -> None:
     assert_type(sl.read_tfrecord("a.tfrecord").map(sl.decode.example()), sl.Pipeline[dict[str, Any]])
     assert_type(sl.read_array_record("a.array_record"), sl.Pipeline[bytes])
     assert_type(sl.read_hdf5("a.h5"), sl.Pipeline[dict[str, Any]])
+    assert_type(sl.read_lance("a.lance", version=3), sl.Pipeline[dict[str, Any]])
     assert_type(sl.read_mds("train"), sl.Pipeline[dict[str, Any]])
     assert_type(sl.read_npy("a.npy"), sl.Pipeline[Any])
     assert_type(sl.read_files("*.png").map(lambda file: file.data), sl.Pipeline[bytes])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.core.state import At, CountedStates, Tree
 from streamline.errors import PlanError
-from streamline.io.formats import array_record, hdf5, mds, npy, parquet_table
+from streamline.io.formats import array_record, hdf5, lance, mds, npy, parquet_table
 from streamline.io.formats import columnar as arrow_groups
 from streamline.io.formats import columnar as arrow_items
 from streamline.io.formats import csv as csv_files
@@ -29,6 +29,7 @@ from streamline.sharding.index import Bijection
 from streamline.sources.base import Mode, Part, Source
 from streamline.testing.compositions import Composition, continued
 from streamline.testing.steps import Step, steps_before
+from tests.io.formats.records import put
 from tests.laws.written import FORMATS, Broken, Format, Written, numbered
 
 __all__ = ["Case", "cases", "number_of", "turned"]
@@ -46,6 +47,7 @@ GRAINS: dict[str, dict[Any, dict[str, int]]] = {
         npy: {"BLOCK_BYTES": 30, "BLOCK_ROWS": 3},
         hdf5: {"OBJECT_ROWS": 3, "FIXED_BYTES": 512},
         array_record: {"BLOCK_BYTES": 30},
+        lance: {"STEP_ROWS": 2},
         mds: {"BLOCK_BYTES": 30},
     },
     "medium": {
@@ -168,7 +170,7 @@ class Case:
         """Write the files, and return the pipeline over them, and their folder."""
         with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
             for name, file in zip(self.names, self.files, strict=True):
-                Path(folder, name).write_bytes(file.data)
+                put(Path(folder, name), file.data)
             for module, constants in GRAINS[self.grain].items():
                 for constant, value in constants.items():
                     patch.setattr(module, constant, value)

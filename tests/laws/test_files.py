@@ -25,6 +25,7 @@ from streamline.sources import interleave
 from streamline.testing.checks import check_resume
 from streamline.testing.steps import DICE
 from tests.copying_backend import Copying
+from tests.io.formats.records import put
 from tests.laws.files import Case, cases, number_of
 from tests.laws.profile import examples, short
 from tests.laws.written import ENDS
@@ -148,7 +149,7 @@ def test_behind_the_last_item_of_a_file_a_resume_does_not_open_it_again(tmp_path
     read, dump = ENDS[kind]
     paths = [tmp_path / "a", tmp_path / "b"]
     for number, path in enumerate(paths):
-        path.write_bytes(dump(list(range(4 * number, 4 * number + 4))))
+        put(path, dump(list(range(4 * number, 4 * number + 4))))
     pipe = read(paths, name="x").shard(1, mode="file")
     with pipe.open() as stream:
         for expected in (*[paths[0]] * 3, paths[1], *[paths[1]] * 3, None):

@@ -32,6 +32,7 @@ from streamline.sources.files import Files
 from streamline.testing.compositions import Composition
 from streamline.testing.laws import atoms
 from streamline.testing.steps import batches, maps, prefetches, shuffles
+from tests.io.formats.records import put
 from tests.laws.files import number_of
 from tests.laws.profile import examples
 from tests.laws.written import ENDS, as_lines
@@ -104,7 +105,7 @@ def test_no_more_items_are_read_than_may_be_in_flight(
 ) -> None:
     with TemporaryDirectory() as folder:
         for number in range(FILES):
-            Path(folder, f"{number}.x").write_bytes(content(kind, number))
+            put(Path(folder, f"{number}.x"), content(kind, number))
         read: Any = KINDS[kind][0]
         pipe = read(f"{folder}/*.x").shard(shards, mode="file", interleave=turns).map(number_of)
         made = Composition(pipe, "", 1).with_steps(worker)

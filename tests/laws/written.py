@@ -27,7 +27,7 @@ from streamline.readers import pipeline_of
 from streamline.sharding.split import byte_range, contiguous
 from tests.file_kit import PACK
 from tests.io.formats.archives import archive
-from tests.io.formats.records import array_record_file, mds_file, record_file
+from tests.io.formats.records import array_record_file, lance_dataset, mds_file, record_file
 
 __all__ = ["BROKEN", "FORMATS", "REMOTE", "Broken", "Format", "Written", "numbered"]
 
@@ -314,6 +314,15 @@ def mds_of(draw: st.DrawFn, numbers: range) -> Written:
     return Written(name, data, items, groups=[1] * len(numbers) if plain else None)
 
 
+def lance_of(draw: st.DrawFn, numbers: range) -> Written:
+    contents = [draw(CONTENT) for _ in numbers]
+    columns = {"id": pa.array(numbers, pa.int64()), "data": pa.array(contents, pa.binary())}
+    gone = {draw(st.sampled_from(numbers))} if numbers and draw(st.booleans()) else set()
+    data = lance_dataset(columns, draw(st.integers(1, 4)), "".join(f"id = {number}" for number in gone))
+    items = [{"id": n, "data": held} for n, held in zip(numbers, contents, strict=True) if n not in gone]
+    return Written(".lance", data, items, groups=[1] * len(items))
+
+
 def whole_file(draw: st.DrawFn, numbers: range) -> Written:
     data = b"" if not numbers else f"{numbers[0]}".encode() * draw(st.sampled_from([1, 100]))
     return Written(".bin", data, [WholeFile("", data)])
@@ -331,12 +340,13 @@ FORMATS: Sequence[Format] = (
     Format("read_tar", sl.read_tar, tar_file),
     Format("read_tfrecord", sl.read_tfrecord, tfrecord_file),
     Format("read_array_record", sl.read_array_record, array_record_of),
+    Format("read_lance", sl.read_lance, lance_of),
     Format("read_mds", sl.read_mds, mds_of),
     Format("read_files", sl.read_files, whole_file),
 )
 
-REMOTE = tuple(format for format in FORMATS if format.text != "read_array_record")
-"""Formats of which files may be on a server."""
+REMOTE = tuple(format for format in FORMATS if format.text not in ("read_array_record", "read_lance"))
+"""Formats of which files may be on a server that isn't a store."""
 
 BROKEN: Sequence[Format] = (
     Format("read_lines", sl.read_lines, broken_lines_file),
@@ -406,6 +416,7 @@ ENDS: dict[str, tuple[Any, Callable[[list[int]], bytes]]] = {
     "tfrecord, gzip": (sl.read_tfrecord, lambda values: gzip.compress(record_file(map(as_text, values)))),
     "array_record": (sl.read_array_record, lambda values: array_record_file(map(as_text, values))),
     "mds": (partial(pipeline_of, MdsFormat()), as_mds),
+    "lance": (sl.read_lance, lambda values: lance_dataset({"id": values}, 3)),
     "npz": (sl.read_npy, as_npz),
     "hdf5": (sl.read_hdf5, as_hdf5),
     "parquet": (sl.read_parquet, partial(as_table, parquet=True)),

@@ -147,6 +147,7 @@ SOURCES: dict[str, Plan] = {
     "read_tfrecord": lambda: sl.read_tfrecord("a.tfrecord"),
     "read_array_record": lambda: sl.read_array_record("a.array_record").shard(2),
     "read_hdf5": lambda: sl.read_hdf5("a.h5").shard(2),
+    "read_lance": lambda: sl.read_lance("a.lance").shard(2),
     "read_mds": lambda: sl.read_mds("a.mds").shard(2),
     "read_npy": lambda: sl.read_npy("a.npy").shard(2),
     "read_npy of npz": lambda: sl.read_npy("a.npz"),

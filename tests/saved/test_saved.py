@@ -25,7 +25,7 @@ FORMATS = range(1, FORMAT_VERSION + 1)
 NEWER = dict.fromkeys(
     [
         *("batch by cost", "concat", "enumerate", "from_huggingface", "from_torch", "groups", "map of lists", "sample"),
-        *("read_array_record", "read_hdf5", "read_mds", "read_tfrecord", "scan", "window"),
+        *("read_array_record", "read_hdf5", "read_lance", "read_mds", "read_tfrecord", "scan", "window"),
     ],
     2,
 )

@@ -27,7 +27,7 @@ from streamline.plan.fingerprint import fingerprint
 from streamline.snapshot.inspection import report
 from streamline.sources.base import Source
 from streamline.transforms.base import Stage
-from tests.io.formats.records import array_record_file, mds_file, record_file
+from tests.io.formats.records import array_record_file, lance_dataset, mds_file, put, record_file
 from tests.snapshot.functions import later, noisy, size_of, tokens, twice
 from tests.sources.stand_ins import Dataset, StatefulNumbers
 
@@ -106,6 +106,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (path / f"{name}.tfrecord").write_bytes(record_file([b"x"] * 8))
         (path / f"{name}.mds").write_bytes(mds_file({"n": ("uint8", 1)}, [[bytes([n])] for n in range(8)]))
         (path / f"{name}.array_record").write_bytes(array_record_file([b"x"] * 8))
+        put(path / f"{name}.lance", lance_dataset({"n": list(range(8))}, 3))
         parquet.write_table(table, path / f"{name}.parquet", row_group_size=3)
         feather.write_feather(table, path / f"{name}.arrow", chunksize=3)
         with tarfile.open(path / f"{name}.tar", "w") as archive:
@@ -146,6 +147,7 @@ SOURCES: dict[str, Callable[[Path], Pipe]] = {
     "read_parquet": files_of(sl.read_parquet, "parquet"),
     "read_arrow": files_of(sl.read_arrow, "arrow"),
     "read_array_record": files_of(sl.read_array_record, "array_record"),
+    "read_lance": files_of(sl.read_lance, "lance"),
     "read_mds": files_of(sl.read_mds, "mds"),
     "read_npy": files_of(sl.read_npy, "npy"),
     "read_hdf5": files_of(sl.read_hdf5, "h5"),

@@ -21,7 +21,7 @@ import pytest
 import streamline as sl
 from streamline.io.formats.mds import MdsFormat
 from streamline.readers import pipeline_of
-from tests.io.formats.records import array_record_file, mds_file, record_file
+from tests.io.formats.records import array_record_file, lance_dataset, mds_file, put, record_file
 
 Dump = Callable[[Sequence[int]], bytes]
 
@@ -101,6 +101,11 @@ FORMATS: dict[str, tuple[Any, Dump, Callable[[Any], int]]] = {
     "npz": (sl.read_npy, partial(array, packed=True), lambda item: int(item["id"])),
     "array_record": (sl.read_array_record, lambda values: array_record_file(b"%d" % n for n in values), int),
     "mds": (partial(pipeline_of, MdsFormat()), shard, lambda item: int(item["id"])),
+    "lance": (
+        sl.read_lance,
+        lambda values: lance_dataset({"id": pa.array(values, pa.int64())}),
+        lambda item: int(item["id"]),
+    ),
     "hdf5": (sl.read_hdf5, hdf5, lambda item: int(item["id"])),
     "tar": (sl.read_tar, tar, lambda item: int(item["__key__"])),
     "tar, gzip": (sl.read_tar, lambda values: gzip.compress(tar(values)), lambda item: int(item["__key__"])),
@@ -116,7 +121,7 @@ def read(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., sl.Pip
 
     def read_(files: Sequence[Sequence[int]], shards: int = 1, *, passes: int | None = 1, **how: Any) -> Any:
         for at, values in enumerate(files):
-            (tmp_path / f"{at:02}").write_bytes(dump(values))
+            put(tmp_path / f"{at:02}", dump(values))
         pipe = function(str(tmp_path / "*"), name="x")
         if passes != 1:
             pipe = pipe.repeat(passes)

@@ -29,17 +29,24 @@ class ArrayRecordFormat(RowFormat):
 
     async def table(self, file: File, in_thread: InThread) -> RecordTable:
         def opened() -> RecordTable:
-            from array_record.python.array_record_module import ArrayRecordReader
-
             unchanged = Unchanged(file.path, file.part.found.size)
-            reader = ArrayRecordReader(file.path, OPTIONS)
-            if not reader.ok():
-                raise DataError("it is no ArrayRecord file, is damaged, or was cut short: array_record can't open it")
+            reader = _opened(file.path)
             group = GROUP.search(reader.writer_options_string())
-            return RecordTable(reader, unchanged, in_thread, reader.num_records(), int(group[1]) if group else 1)
+            return RecordTable(
+                file.path, [reader], unchanged, in_thread, reader.num_records(), int(group[1]) if group else 1
+            )
 
         table: RecordTable = await in_thread(opened)
         return table
+
+
+def _opened(path: str) -> Any:
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    reader = ArrayRecordReader(path, OPTIONS)
+    if not reader.ok():
+        raise DataError("it is no ArrayRecord file, is damaged, or was cut short: array_record can't open it")
+    return reader
 
 
 @dataclass(frozen=True)
@@ -47,11 +54,12 @@ class RecordTable:
     """The records of a file.
 
     Attributes:
-      reader: array_record's; it closes the file when it is dropped.
+      readers: array_record's, one; it closes the file when it is dropped. None where it has to be opened again.
       group: records that are compressed together, and so are read together.
     """
 
-    reader: Any
+    path: str
+    readers: list[Any]
     unchanged: Unchanged
     in_thread: InThread
     rows: int
@@ -63,17 +71,29 @@ class RecordTable:
 
     async def blocks(self, start: int, stop: int) -> AsyncGenerator[Sequence[Sequence[Any]], None]:
         groups = 1
-        while start < stop:
-            span = start, min(stop, (start // self.group + groups) * self.group)
-            records, size = await self.in_thread(partial(self._read, *span))
-            yield [records]
-            most = min(BLOCK_ROWS, BLOCK_BYTES * len(records) // max(1, size)) // self.group
-            start, groups = span[1], max(1, min(2 * groups, most))
+        try:
+            while start < stop:
+                span = start, min(stop, (start // self.group + groups) * self.group)
+                try:
+                    records, size = await self.in_thread(partial(self._read, *span))
+                except DataError:
+                    if groups == 1:
+                        raise
+                    groups = 1  # those before the damaged one are read
+                    continue
+                yield [records]
+                most = min(BLOCK_ROWS, BLOCK_BYTES * len(records) // max(1, size)) // self.group
+                start, groups = span[1], max(1, min(2 * groups, most))
+        finally:
+            self.readers.clear()  # an error's frames would keep it open
 
     def _read(self, start: int, stop: int) -> tuple[list[bytes], int]:
         """Return records, and how many bytes they have."""
+        if not self.readers:
+            self.readers.append(_opened(self.path))
+        reader = self.readers[0]
         try:
-            records, failure = self.reader.read(start, stop), None
+            records, failure = reader.read(start, stop), None
         except Exception as error:  # of array_record, on damage: RuntimeError, IndexError, ...
             records, failure = [], error
         try:
@@ -81,9 +101,13 @@ class RecordTable:
             if failure is not None:
                 raise DataError(f"array_record can't read it: {failure}") from failure
         except StreamlineError:
-            self.reader.close()  # the error's frames would keep it open
+            self.readers.clear()
+            reader.close()  # likewise
             raise
         return records, sum(map(len, records))
+
+    def following(self, row: int) -> int:
+        return (row // self.group + 1) * self.group
 
     def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
         return list(block[0])

@@ -88,6 +88,9 @@ class Hdf5Table:
                 data = [(begin, await anext(ranges)) for begin, _ in block]
                 yield await opened.asked(partial(_read, names=self.names, start=first, stop=last), data)
 
+    def following(self, row: int) -> int:
+        return self.rows
+
     def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
         return [dict(zip(self.names, row, strict=True)) for row in zip(*block, strict=True)]
 

@@ -7,10 +7,12 @@ numbers are little-endian, of 32 bits (mosaicml/streaming, streaming/base/format
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+import struct
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import pairwise
 from math import prod
@@ -28,6 +30,9 @@ SUFFIX = ".mds"
 
 MOST_BYTES = 2**32
 """In a shard: its numbers have 32 bits."""
+
+HEAD_BYTES = 64 * 1024
+"""Read at first, in one request: what it says of itself, if it has fewer than some 16,000 samples."""
 
 DTYPES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 18: "f2", 32: "u4", 33: "i4", 34: "f4", 64: "u8", 65: "i8", 66: "f8"}
 """Of arrays, by the byte that says it; the ones below 4 are those of an array's shape."""
@@ -61,21 +66,32 @@ class Columns(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class MdsFormat(RowFormat):
-    """MDS shards, whose items are dicts by column."""
+    """MDS shards, whose items are dicts by column.
+
+    Attributes:
+      check_hashes: whether shards that aren't compressed are read whole, too, and checked.
+      hashes: of their contents, by path and algorithm, as far as an index has them.
+    """
 
     kind: ClassVar[str] = "read_mds"
     reread: ClassVar[str] = "looks up its sample's byte (compressed: unpacks the shard)"
 
+    check_hashes: bool = False
+    hashes: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False, repr=False)
+
     async def table(self, file: File, in_thread: InThread) -> MdsTable:
         packed = None
-        if not file.path.partition("?")[0].endswith(SUFFIX):
-            packed = await _unpacked(file)
+        if self.check_hashes or not file.path.partition("?")[0].endswith(SUFFIX):
+            packed = whole = await _unpacked(file)
+            await in_thread(lambda: check_hash(whole, self.hashes.get(file.path, {}), needed=self.check_hashes))
         size = await file.size("reading an MDS shard") if packed is None else len(packed)
+
+        head = await file.read(0, min(size, HEAD_BYTES)) if packed is None else packed
 
         async def read(start: int, stop: int) -> bytes:
             if stop > size:
                 raise DataError(f"it is no MDS shard, or was cut short: expected {stop:,} bytes or more, got {size:,}")
-            return await file.read(start, stop) if packed is None else packed[start:stop]
+            return head[start:stop] if stop <= len(head) else await file.read(start, stop)
 
         count = int.from_bytes(await read(0, 4), "little")
         begin = 4 + 4 * (count + 1)
@@ -90,7 +106,22 @@ class MdsFormat(RowFormat):
         except ValueError as error:
             raise DataError(f"what it says of its columns can't be read: {error}") from error
         good = int(np.searchsorted(starts[1:], size, side="right"))
-        return MdsTable(file, packed, starts, named, good)
+        sizes = struct.Struct(f"<{sum(not fixed for _, _, fixed in named)}I")
+        return MdsTable(file, packed, starts, named, sizes, good)
+
+
+def check_hash(content: bytes, expected: Mapping[str, str], *, needed: bool) -> None:
+    """Compare a shard's content with the first of its hashes that can be computed here."""
+    known = next((name for name in expected if name in hashlib.algorithms_guaranteed), None)
+    if known is None:
+        if needed:
+            raise DataError(
+                f"check_hashes= needs a hash of it in an index.json, one of hashlib's, got {list(expected)}: write the "
+                'shards with hashes=["sha1"]'
+            )
+        return
+    if (found := hashlib.new(known, content).hexdigest()) != expected[known]:
+        raise DataError(f"it is damaged, or was replaced: its {known} is {found}, expected {expected[known]}")
 
 
 async def _unpacked(file: File) -> bytes:
@@ -112,6 +143,7 @@ class MdsTable:
       packed: all of it, where it was compressed.
       starts: the byte at which each sample begins, and the last one ends.
       columns: name, decoder, and size where it is fixed.
+      sizes: the others, as a sample begins with them.
       good: samples that are there.
     """
 
@@ -119,6 +151,7 @@ class MdsTable:
     packed: bytes | None
     starts: np.ndarray[Any, np.dtype[np.int64]]
     columns: list[tuple[str, Callable[[bytes], Any], int | None]]
+    sizes: struct.Struct
     good: int
 
     @property
@@ -144,23 +177,25 @@ class MdsTable:
             yield start, last
             start = last
 
-    def _cut(self, data: bytes, begin: int, first: int, last: int) -> list[bytes]:
-        ends = (self.starts[first : last + 1] - begin).tolist()
-        return [data[at:end] for at, end in pairwise(ends)]
+    def _cut(self, data: bytes, begin: int, first: int, last: int) -> list[memoryview]:
+        ends, view = (self.starts[first : last + 1] - begin).tolist(), memoryview(data)
+        return [view[at:end] for at, end in pairwise(ends)]
+
+    def following(self, row: int) -> int:
+        return self.rows
 
     def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
         return [self._sample(data) for data in block[0]]
 
-    def _sample(self, data: bytes) -> dict[str, Any]:
-        free = sum(not size for _, _, size in self.columns)
-        sizes = iter(np.frombuffer(data, "<u4", free).tolist() if len(data) >= 4 * free else ())
-        at, sample = 4 * free, dict[str, Any]()
+    def _sample(self, data: memoryview) -> dict[str, Any]:
+        at, sample = self.sizes.size, dict[str, Any]()
         try:
+            sizes = iter(self.sizes.unpack_from(data))
             for name, decode, fixed in self.columns:
                 stop = at + (fixed or next(sizes))
-                sample[name] = decode(data[at:stop])
+                sample[name] = decode(bytes(data[at:stop]))
                 at = stop
-        except (ValueError, ArithmeticError, LookupError, StopIteration) as error:
+        except (ValueError, ArithmeticError, LookupError, struct.error) as error:
             raise DataError(f"a sample is damaged: {type(error).__name__}: {error}") from error
         if at != len(data):
             raise DataError(f"a sample is damaged: its columns have {at:,} bytes, expected {len(data):,}")

@@ -66,6 +66,9 @@ class ArrayTable:
                 block: list[Any] = [await anext(column) for column in columns]
                 yield block
 
+    def following(self, row: int) -> int:
+        return self.rows
+
     def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
         if not self.archive:
             return list(block[0])

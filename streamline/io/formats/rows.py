@@ -45,6 +45,9 @@ class RowTable(Protocol):
           DataError: damaged; it says no place.
         """
 
+    def following(self, row: int) -> int:
+        """Return from which row on `blocks` may go on, where it raised behind the one before `row`."""
+
     def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
         """Return the items that a block's rows, or some of them, are. Raises as `blocks`, for one that is damaged."""
 
@@ -84,18 +87,25 @@ class RowFormat(Format[Any]):
                 )
             share = contiguous(table.rows, part.num_shards, part.shard)
             row = max(row, share.start)
-            async with aclosing(table.blocks(row, min(share.stop, table.good))) as blocks:
-                while True:
-                    try:
-                        with Working(meter):
-                            block = await anext(blocks, None)
-                    except DataError as error:
-                        block, wrong = None, error
-                    if block is None:
-                        break
-                    for chunk in self._chunks(file.path, table, block, row, share.stop, after, name, demand):
-                        yield chunk
-                    row += len(block[0])
+            while True:
+                async with aclosing(table.blocks(row, min(share.stop, table.good))) as blocks:
+                    while True:
+                        try:
+                            with Working(meter):
+                                block = await anext(blocks, None)
+                        except DataError as error:
+                            block, wrong = None, error
+                        if block is None:
+                            break
+                        for chunk in self._chunks(file.path, table, block, row, share.stop, after, name, demand):
+                            yield chunk
+                        row += len(block[0])
+                if wrong is None or (following := table.following(row)) >= share.stop:
+                    break
+                state = At(name, {"file": file.path, "row": following})
+                demand.judge(_placed(wrong, f"{place}, row {row:,}"), file.path, state, following - row)
+                yield Chunk((), (), state)
+                row, wrong = following, None
             rest, place = share.stop - row, f"{file.path}, row {row:,}"
             if rest > 0 and wrong is None:
                 wrong = DataError(table.cut_short())

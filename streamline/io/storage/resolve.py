@@ -7,10 +7,12 @@ nothing. `find` blocks: it runs a loop in a thread of its own for as long as it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import chain
+from pathlib import Path
+from typing import TypeVar
 
 import anyio
 from anyio.from_thread import start_blocking_portal
@@ -33,6 +35,8 @@ from streamline.io.storage.paths import (
     size_of,
 )
 from streamline.io.storage.registry import Storages
+
+T = TypeVar("T")
 
 MOST_ASKED = 1000
 """URLs, and objects without a listing, that are asked for their size and ETag when a pipeline is opened. If there are
@@ -61,12 +65,35 @@ async def afind(paths: Sequence[str], access: Access, traffic: Traffic | None = 
 
     Cancellation: nothing is left.
     """
+    return await _looked_up(await in_one_thread(partial(_named, paths)), access, traffic)
+
+
+async def in_one_thread(look: Callable[[], T]) -> T:
+    """Return what a function finds, called in a thread of its own, which then ends."""
     thread = OneThread("streamline finding")
     try:
-        named = await asyncio.get_running_loop().run_in_executor(thread, _named, paths)
+        return await asyncio.get_running_loop().run_in_executor(thread, look)
     finally:
         thread.shutdown()
-    return await _looked_up(named, access, traffic)
+
+
+def content_of(path: str, access: Access, traffic: Traffic | None = None) -> bytes:
+    """Return all of a file that has been found. Blocks."""
+
+    async def read() -> bytes:
+        storages = Storages(access, traffic)
+        try:
+            return await storages.of(path).read(path, 0, None)
+        finally:
+            await storages.aclose()
+
+    if not is_remote(path):
+        try:
+            return Path(path).read_bytes()
+        except OSError as error:
+            raise ReadError(f"can't read {path}: {error.strerror}") from error
+    with start_blocking_portal("asyncio", name="streamline finding") as portal:
+        return portal.call(read)
 
 
 def look_up(

@@ -1,15 +1,20 @@
-"""Files of records for tests: TFRecord and MDS as they are documented, ArrayRecord by its library."""
+"""Files of records for tests: TFRecord and MDS as they are documented, ArrayRecord and Lance by their libraries."""
 
 from __future__ import annotations
 
 import json
 import struct
+import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
+import lance
+import pyarrow as pa
 from array_record.python.array_record_module import ArrayRecordWriter
 
 
@@ -52,3 +57,29 @@ def mds_file(columns: dict[str, tuple[str, int | None]], samples: Iterable[list[
     ]
     starts = accumulate(map(len, packed), initial=4 + 4 * (len(packed) + 1) + len(text))
     return struct.pack(f"<{len(packed) + 2}I", len(packed), *starts) + text + b"".join(packed)
+
+
+class Folder(bytes):
+    """A folder, as a tar archive of what is in it."""
+
+
+def put(path: Path, content: bytes) -> Path:
+    """Write a file, or a folder."""
+    if isinstance(content, Folder):
+        with tarfile.open(fileobj=BytesIO(content)) as archive:
+            archive.extractall(path, filter="data")
+    else:
+        path.write_bytes(content)
+    return path
+
+
+def lance_dataset(columns: Mapping[str, Any], fragment_rows: int = 1000, deleted: str = "") -> Folder:
+    """Return a dataset without the rows for which `deleted` is true."""
+    file = BytesIO()
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = lance.write_dataset(pa.table(columns), folder, max_rows_per_file=fragment_rows)
+        if deleted:
+            dataset.delete(deleted)
+        with tarfile.open(fileobj=file, mode="w") as archive:
+            archive.add(folder, ".")
+    return Folder(file.getvalue())

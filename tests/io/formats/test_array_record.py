@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -50,22 +51,28 @@ def test_a_file_cut_short_is_an_error_that_says_so(tmp_path: Path, kept: int) ->
         list(sl.read_array_record(path))
 
 
-def test_damage_comes_after_the_records_before_it(tmp_path: Path) -> None:
-    path = write(tmp_path / "a", [b"%d" % n * 10_000 for n in range(10, 40)], group=1)
+@pytest.mark.parametrize("group", [1, 4])
+def test_of_a_damaged_file_only_one_group_is_left_out(tmp_path: Path, group: int) -> None:
+    """Random bytes aren't compressed, so that each group takes as much of the file."""
+    rng = np.random.default_rng(0)
+    records = [rng.bytes(10_000) for _ in range(30)]
+    path = write(tmp_path / "a", records, group)
     content = bytearray(path.read_bytes())
-    at = [n for n, byte in enumerate(content) if byte]
-    middle = at[len(at) // 2]
-    content[middle] ^= 0xFF
+    content[content.index(records[17][:100]) + 50] ^= 0xFF
     path.write_bytes(content)
+    first, stop = 17 // group * group, 17 // group * group + group
     with sl.read_array_record(path).open() as stream:
         found = list[bytes]()
-        with pytest.raises(DataError, match=r"a, row \d+: array_record can't read it"):
+        with pytest.raises(DataError, match=rf"a, row {first}: array_record can't read it"):
             found.extend(stream)
         snapshot = stream.snapshot()
-    assert snapshot.produced[0] < 30
-    with sl.read_array_record(path).open(on_error="skip", max_errors=None) as stream:
-        assert len(list(stream)) + stream.errors.total == 30
-        assert stream.errors.total > 0
+    assert found == records[:first]
+    for begin, resume in ((0, None), (first, snapshot)):
+        with sl.read_array_record(path).open(on_error="skip", max_errors=None, resume=resume) as stream:
+            assert list(stream) == records[begin:first] + records[stop:]
+            assert stream.errors.total == group
+    with sl.read_array_record(path).shard(3).open(on_error="skip", max_errors=None) as stream:
+        assert sorted(stream) == sorted(records[:first] + records[stop:])
 
 
 def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import struct
+import tempfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import anyio
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
@@ -26,7 +29,7 @@ from streamline.io.storage import local
 from streamline.io.storage.local import LocalStorage
 from streamline.sources.base import Part
 from tests.io.formats.archives import archive
-from tests.io.formats.records import record_file
+from tests.io.formats.records import array_record_file, lance_dataset, put, record_file
 from tests.serving import Server, named
 
 SIZE, DEEP = 1_000_000_000, 900_000_064
@@ -67,6 +70,32 @@ def npy_head() -> bytes:
     return file.getvalue()
 
 
+def mds_head() -> bytes:
+    """Return what begins a shard of 9 samples, of which one is nearly all of it, and the last two are deep inside."""
+    text = json.dumps({"column_names": ["x"], "column_encodings": ["int"], "column_sizes": [8]}).encode()
+    begin = 4 + 4 * 10 + len(text)
+    return struct.pack("<11I", 9, *[begin] * 7, DEEP, DEEP + 8, SIZE) + text
+
+
+def hdf5_head() -> bytes:
+    """Return the metadata of a file whose rows, of which none is written, fill the rest of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "x.h5")
+        early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        with h5py.File(path, "w") as file:
+            space = h5py.h5s.create_simple(((SIZE - HDF5_BYTES) // 8,))
+            made = h5py.h5d.create(file.id, b"x", h5py.h5t.STD_I64LE, space, early)
+            assert made.get_offset() == HDF5_BYTES
+        assert path.stat().st_size == SIZE
+        with path.open("rb") as written:
+            return written.read(HDF5_BYTES)
+
+
+HDF5_BYTES = 2048
+"""What h5py writes before the rows."""
+
 LINES = {"line": 7, "byte": DEEP}
 LARGE: dict[str, tuple[Any, Sparse, dict[str, Any], Any]] = {
     "lines": (sl.read_lines, Sparse(b"a\n", b"one\ntwo\n"), LINES, "one"),
@@ -83,6 +112,13 @@ LARGE: dict[str, tuple[Any, Sparse, dict[str, Any], Any]] = {
         Sparse(record_file([b"first"]), record_file([b"seventh", b"eighth"])),
         {"byte": DEEP, "record": 7},
         b"seventh",
+    ),
+    "mds": (sl.read_mds, Sparse(mds_head(), (4711).to_bytes(8, "little")), {"row": 7}, {"x": 4711}),
+    "hdf5": (
+        sl.read_hdf5,
+        Sparse(hdf5_head(), (4711).to_bytes(8, "little")),
+        {"row": (DEEP - HDF5_BYTES) // 8},
+        {"x": 4711},
     ),
     "npy": (sl.read_npy, Sparse(npy_head(), (4711).to_bytes(8, "little")), {"row": (DEEP - 128) // 8}, 4711),
 }
@@ -122,12 +158,12 @@ async def test_a_local_file_is_read_less_than_two_blocks(
     tmp_path: Path, read_bytes: Callable[[], int], kind: str
 ) -> None:
     read, content, place, expected = LARGE[kind]
-    path = tmp_path / "x.npy"
+    path = tmp_path / "x.mds"
     content.write(path)
     source = read(path).plan.source
     assert await first_at(source, {"file": str(path), **place}) == expected
     assert read_bytes() < 2 * local.BLOCK_BYTES
-    assert read_bytes() or kind == "npy"  # an array is mapped
+    assert read_bytes() or kind in ("npy", "hdf5")  # an array is mapped, and h5py reads for itself
 
 
 def spans(server: Server) -> list[tuple[int, int]]:
@@ -144,7 +180,7 @@ def spans(server: Server) -> list[tuple[int, int]]:
 async def test_of_an_object_its_part_is_asked_for_and_nothing_before(server: Server, kind: str) -> None:
     """What is after the part is asked for, too, and isn't waited for."""
     read, content, place, expected = LARGE[kind]
-    server.objects["x"] = cast(bytes, content)
+    server.objects["x.mds"] = cast(bytes, content)
 
     async def answer(server: Server, request: Any, writer: Any) -> None:
         if request.start > DEEP:
@@ -153,8 +189,8 @@ async def test_of_an_object_its_part_is_asked_for_and_nothing_before(server: Ser
             await server.serve(server, request, writer)
 
     server.otherwise = answer
-    source = named(read(server.url("x")).plan.source)
-    assert await first_at(source, {"file": server.url("x"), **place}) == expected
+    source = named(read(server.url("x.mds")).plan.source)
+    assert await first_at(source, {"file": server.url("x.mds"), **place}) == expected
     waited_for = [(start, stop) for start, stop in spans(server) if start <= DEEP]
     assert [start for start, _ in waited_for if start] == [DEEP] or kind == "npy", spans(server)
     assert sum(stop - start for start, stop in waited_for if start < DEEP) <= 2 * HEAD_BYTES + (kind == "npy") * 2**20
@@ -217,3 +253,39 @@ async def test_of_a_table_on_a_server_nothing_before_its_group_is_asked_for(
     first = 40 * GROUP_BYTES * 99 // 100  # ids and lengths take some bytes of a group
     assert all(start > first for start, _ in group), spans(server)
     assert sum(stop - start for start, stop in group) < len(data) - first + 3 * HEAD_BYTES
+
+
+# Libraries that read for themselves -----------------------------------------------------------------------------------
+
+
+def cells() -> list[bytes]:
+    rng = np.random.default_rng(0)
+    return [struct.pack("<q", number) + rng.bytes(CELL - 8) for number in range(GROUPS * ROWS)]
+
+
+OWN: dict[str, tuple[Any, Callable[[list[bytes]], bytes], dict[str, Any]]] = {
+    "array_record": (sl.read_array_record, lambda values: array_record_file(values, ROWS), {}),
+    "lance": (
+        sl.read_lance,
+        lambda values: lance_dataset({"x": pa.array(values, pa.binary(CELL))}, 2000),
+        {"group": 0},
+    ),
+}
+
+
+def read_by_process() -> int:
+    """Return how many bytes the threads of this process have read so far, of anything."""
+    counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counts["rchar"])
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_what_a_library_reads_for_itself_is_less_than_what_is_before(tmp_path: Path, kind: str) -> None:
+    read, dump, place = OWN[kind]
+    path, row, data = put(tmp_path / "x", dump(cells())), 45 * ROWS + 3, GROUPS * GROUP_BYTES
+    source = read(path).plan.source.resolved()
+    assert len(list(read(path))) == GROUPS * ROWS  # all is imported now
+    before = read_by_process()
+    item = anyio.run(first_at, source, {"file": str(path), **place, "row": row})
+    assert 0 < read_by_process() - before < data // 4
+    assert struct.unpack_from("<q", item if kind == "array_record" else item["x"]) == (row,)

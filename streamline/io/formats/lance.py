@@ -1,0 +1,177 @@
+"""Lance datasets: rows of one version, fragment by fragment. pylance is an extra, and imported late.
+
+A dataset is a folder, or a prefix of an object store, which Lance lists and reads itself, in threads of its own. Its
+files never change, and each version says which of them it consists of. So a version's number and the names of these
+files tell one from any other, also from one of the same number in a dataset that was written anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from streamline.core.counters import Working
+from streamline.core.flow import Demand, Lists
+from streamline.core.threads import in_thread
+from streamline.errors import ReadError
+from streamline.io.fetch.file import File, FilePart
+from streamline.io.formats.base import Place
+from streamline.io.formats.columnar import STEP_BYTES, Columnar, DecodedRows, RowGroup
+from streamline.io.storage.base import FoundObject
+from streamline.sharding.split import contiguous
+
+VERSION = r"^version (\d+) \([0-9a-f]{16}\)$"
+"""How a version is written in a listing, in the place of an ETag: its number, and a digest of its files' names."""
+
+STEP_ROWS = 4096
+"""Rows decoded at a time at the most: a size tells the mean of all columns, compressed."""
+
+AHEAD_BYTES = 16 * 2**20
+"""What Lance may read ahead in each fragment that is open: its own 2 GiB are for one scan by all threads."""
+
+BLOBS = {"blob_handling": "all_binary"}
+"""Of columns that are stored apart, a scan gives places otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanceFormat(Columnar):
+    """Reads Lance datasets. Place: see `columnar`; a group is a shard's part of a fragment.
+
+    Attributes:
+      version: number or tag of the one that is read; None: the newest, when the pipeline is opened.
+      storage_options: Lance's; they may hold secrets.
+    """
+
+    kind: ClassVar[str] = "read_lance"
+    reread: ClassVar[str] = "seeks to its row"
+    same_columns: ClassVar[bool] = True
+    unit: ClassVar[str] = "fragment"
+
+    version: int | str | None = None
+    storage_options: Mapping[str, str] | None = field(default=None, repr=False)
+
+    def options(self) -> dict[str, Any]:
+        return {key: value for key, value in super().options().items() if key != "batch_rows"}
+
+    def found(self, path: str) -> FoundObject:
+        """Return what is read of a dataset; its version is in the place of an ETag. Blocks.
+
+        Raises:
+          ReadError: it can't be opened.
+        """
+        return FoundObject(path, etag=_version(self._opened(path, self.version)))
+
+    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
+        with Working(demand.meter):
+            threads = demand.site.tasks.threads
+            table = await in_thread(threads, lambda: LanceTable(self, file.part, begin["group"]))
+        async with aclosing(self.read(file, table, None, begin, after, name, demand)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def pinned(self, found: FoundObject) -> Any:
+        """Return a dataset in the version that was found before. As `found`."""
+        dataset = self._opened(found.path, number_of(found.etag))
+        if (now := _version(dataset)) != found.etag:
+            raise ReadError(f"{found.path} was written anew: it was {found.etag}, and is {now}: begin anew")
+        return dataset
+
+    def _opened(self, path: str, version: int | str | None) -> Any:
+        import lance
+
+        try:
+            return lance.dataset(path, version=version, storage_options=dict(self.storage_options or {}))
+        except Exception as error:  # of lance: ValueError for what isn't there, OSError, ...
+            what = path if version is None else f"version {version} of {path}"
+            gone = "" if version is None else "; tag the versions that runs read, so that no clean-up removes them"
+            raise ReadError(f"can't open the Lance dataset {what}: {reason(error)}{gone}") from error
+
+
+class LanceTable:
+    """One version of a dataset, opened. As `GroupedTable`.
+
+    Args:
+      first: the first group that is wanted.
+    """
+
+    def __init__(self, format: LanceFormat, part: FilePart, first: int) -> None:
+        self._format = format
+        self._found = part.found
+        self._fragments: dict[int, tuple[Any, int]] = {}
+        self.groups: list[RowGroup] = []
+        dataset = format.pinned(part.found)
+        self._selection = self._selected(dataset)
+        fragments = dataset.get_fragments()
+        counts = [fragment.count_rows() for fragment in fragments]
+        owned, end = contiguous(sum(counts), part.num_shards, part.shard), 0
+        for index, (fragment, count) in enumerate(zip(fragments, counts, strict=True)):
+            begin, end = end, end + count
+            rows = range(max(owned.start, begin), min(owned.stop, end))
+            if rows and index >= first:
+                self._fragments[index] = fragment, rows.start - begin
+                self.groups.append(RowGroup(index, len(rows), (), _step(fragment.metadata)))
+
+    def _selected(self, dataset: Any) -> Any:
+        from streamline.io.formats.columnar_selection import Selection, filter_columns, named  # imports pyarrow
+
+        path, predicate, whole = self._found.path, self._format.predicate, dataset.schema
+        tops = named(path, whole, whole.names, self._format.columns)
+        schema = dataset.scanner(columns=tops, **BLOBS).projected_schema
+        if predicate is None:
+            return Selection(tuple(tops), schema)
+        looked_at = filter_columns(path, whole, predicate.expression)
+        return Selection(tuple(dict.fromkeys([*tops, *looked_at])), schema, predicate.expression)
+
+    @property
+    def schema(self) -> Any:
+        return self._selection.schema
+
+    def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
+        assert group.rows is not None
+        fragment, first = self._fragments[group.index]
+        wanted = {"columns": list(self._selection.read), "offset": first + start, "limit": group.rows - start}
+        ahead = {"batch_size": group.step, "batch_readahead": 2, "io_buffer_size": AHEAD_BYTES}
+        try:
+            for batch in fragment.to_batches(**wanted, **ahead, **BLOBS):
+                begin, start = start, start + batch.num_rows
+                rows, after = self._selection.of(batch, begin)
+                yield DecodedRows(rows, after, start)
+        except Exception as error:  # of lance: ArrowInvalid for anything
+            self._format.pinned(self._found)  # a version that is gone is no damage
+            raise ValueError(reason(error)) from error
+
+    def close(self) -> None:
+        self._fragments.clear()
+
+
+def number_of(version: str | None) -> int:
+    """Return the number in a version as it is listed."""
+    found = re.match(VERSION, version or "")
+    assert found is not None
+    return int(found[1])
+
+
+def _version(dataset: Any) -> str:
+    digest = hashlib.sha256()
+    for fragment in dataset.get_fragments():
+        metadata = fragment.metadata
+        removed = metadata.deletion_file
+        names = [*(file.path for file in metadata.files), removed and (removed.read_version, removed.id)]
+        digest.update(repr((metadata.id, names)).encode())
+    return f"version {dataset.version} ({digest.hexdigest()[:16]})"
+
+
+def _step(metadata: Any) -> int:
+    """Return how many rows of a fragment are decoded at a time."""
+    size = sum(file.file_size_bytes or 0 for file in metadata.files)
+    fit: int = metadata.physical_rows * STEP_BYTES // max(1, size)
+    return max(1, min(STEP_ROWS, fit))
+
+
+def reason(error: Exception) -> str:
+    """Return what Lance says, without the lines of its source, which it adds."""
+    return re.sub(r",? \S*/rust/\S+:\d+:\d+", "", str(error)) or type(error).__name__
