@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `tests` is installed nowhe
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.io.storage.base import ADDED
-from tests.kit import LOOPS, AsyncTest, run_on
+from tests.kit import LOOPS, STANDING, AsyncTest, run_on
 from tests.servers.absent import not_run
 
 gc.disable()  # until all is collected: it takes a third of that time, in each worker
@@ -195,7 +195,7 @@ def processes() -> Iterator[Backend]:
 
     For tests that ask nothing of processes themselves.
     """
-    with sl.Processes(2) as pool:
+    with sl.Processes(2, env={STANDING: "1"}) as pool:
         with sl.from_items(range(2)).shard(2).open(backend=pool) as stream:
             list(stream)
         yield pool

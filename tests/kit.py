@@ -20,6 +20,9 @@ AsyncTest: TypeAlias = Callable[[], Awaitable[None]]
 Pipe: TypeAlias = "sl.Pipeline[Any]"
 
 LOOPS = ["asyncio", "uvloop"]
+STANDING = "STREAMLINE_TESTS_STANDING"
+"""An environment variable of the hosts that all tests of a session use."""
+
 LONGEST_S = 200.0
 """What takes longer hangs. No test depends on how fast the machine is, or on what it does beside."""
 

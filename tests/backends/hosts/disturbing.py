@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from streamline.backends.hosts.connection import HostConnection
-from tests.kit import LONGEST_S
+from tests.kit import LONGEST_S, STANDING
 
 __all__ = ["Chaos", "children", "connections_of", "leaves_nothing_shared", "quiet", "recoveries"]
 
 
 def children() -> list[int]:
-    """Return the hosts that this process has started: of servers that other tests use, none may be struck."""
+    """Return the hosts that this process has started: servers and hosts that other tests use may not be struck."""
     found: list[int] = []
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # the thread has just ended
@@ -33,7 +33,8 @@ def children() -> list[int]:
 
 def _is_host(pid: int) -> bool:
     try:
-        return b"streamline process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        of_all = STANDING.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        return not of_all and b"streamline process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:  # it has just ended
         return False
 
