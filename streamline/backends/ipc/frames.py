@@ -73,6 +73,11 @@ def offsets(sizes: Sequence[int]) -> list[int]:
     return starts
 
 
+def aligned(whole: Bytes) -> memoryview:
+    """Return the bytes of an array from a cache line on: all but `ALIGN` of them at least."""
+    return whole.data[-whole.ctypes.data % ALIGN :]
+
+
 def lay_out(pieces: Sequence[bytes], buffers: Sequence[memoryview], memory: memoryview) -> None:
     """Copy the parts to their offsets; `pieces` make up the first one."""
     start = 0
@@ -102,11 +107,11 @@ class Frames:
     """Parses frames: read into `spaces()`, then take the frames that `filled()` yields.
 
     Args:
-      memory: returns so many bytes for a frame with buffers, uninitialised.
+      memory: returns so many bytes at a cache line, uninitialised, for a frame with buffers.
     """
 
-    def __init__(self, memory: Callable[[int], Bytes] = lambda nbytes: np.empty(nbytes, np.uint8)) -> None:
-        self._memory = memory
+    def __init__(self, memory: Callable[[int], memoryview] | None = None) -> None:
+        self._memory = memory or (lambda nbytes: aligned(np.empty(nbytes + ALIGN, np.uint8)))
         self._buffer = np.empty(BUFFER, np.uint8).data  # of which small messages touch a page or two
         self._start = self._end = 0  # of what is unparsed in the buffer
         self._large: memoryview | None = None
@@ -157,9 +162,8 @@ class Frames:
         _, _, parts, _, _, inline, _ = HEADER.unpack_from(header)
         if parts < 2 or not inline:
             return memoryview(bytearray(size))
-        whole = self._memory(size + ALIGN - 1)
-        begin = -(whole.ctypes.data + size - inline) % ALIGN
-        return whole.data[begin : begin + size]
+        begin = (inline - size) % ALIGN
+        return self._memory(begin + size)[begin : begin + size]
 
 
 def _size(header: memoryview) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import mmap
 import socket
 import sys
-import weakref
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -19,14 +18,15 @@ import anyio.to_thread
 import numpy as np
 
 from streamline.backends.hosts.shared_runs import serve_link
-from streamline.backends.ipc.frames import LARGE, Frames, head, padded
+from streamline.backends.ipc.frames import LARGE, Frames, aligned, head, padded
 from streamline.backends.ipc.messages import Message
 from streamline.backends.ipc.pickling import PickledItems
+from streamline.backends.ipc.shared_memory import ALIGN
 from streamline.backends.ipc.shared_socket import Gone
 from streamline.backends.ipc.socket_link import AT_ONCE, SharedItems, SocketLink
 from streamline.backends.remote.needs import load_here
 from streamline.core.dial import Introduction
-from streamline.core.place import Bytes, Memory
+from streamline.core.place import Bytes
 from streamline.core.tls import TlsSocket
 
 LOST_AFTER_S = 10.0
@@ -62,30 +62,37 @@ class ReceiveBuffers:
     """Memory for frames that arrive, used again once the last view of it is gone.
 
     The allocator gives large blocks back to the system; to fault their pages in again took half the CPU time of
-    receiving arrays of 1 MiB (`python -m bench remote`).
+    receiving arrays of 1 MiB (`python -m bench remote`). A block owns its memory, so that each view of it, through
+    whatever else, refers to the block: NumPy lets a view of a view refer to the owner, and to nothing between. To count
+    these references costs a tenth of a loan that is an object of its own, with a weak reference to it.
     """
 
     def __init__(self) -> None:
-        self._blocks: list[tuple[Bytes, weakref.ref[Bytes]]] = []
+        self._blocks: list[Bytes] = []
         self._held = 0
 
-    def take(self, nbytes: int) -> Bytes:
-        """Return at least so many bytes, uninitialised."""
-        for at in reversed(range(len(self._blocks))):  # the one used last may be in the cache still
-            block, lease = self._blocks[at]
-            if nbytes <= block.nbytes <= 2 * nbytes and lease() is None:
-                del self._blocks[at]
-                return self._lend(block)
-        block = np.empty(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE, np.uint8)
-        self._held += block.nbytes
-        while self._held > BUFFERS_BYTES and self._blocks:
-            self._held -= self._blocks.pop(0)[0].nbytes
-        return self._lend(block)
+    def take(self, nbytes: int) -> memoryview:
+        """Return at least so many bytes at a cache line, uninitialised."""
+        whole, blocks = nbytes + ALIGN, self._blocks
+        for at in range(len(blocks) - 1, -1, -1):  # the one used last may be in the cache still
+            if whole <= blocks[at].nbytes <= 2 * whole and _references(blocks, at) == UNUSED:
+                block = blocks.pop(at)
+                break
+        else:
+            block = np.empty(-(-whole // mmap.PAGESIZE) * mmap.PAGESIZE, np.uint8)
+            self._held += block.nbytes
+            while self._held > BUFFERS_BYTES and blocks:
+                self._held -= blocks.pop(0).nbytes
+        blocks.append(block)
+        return aligned(block)
 
-    def _lend(self, block: Bytes) -> Bytes:
-        lease = Memory(block.ctypes.data, block.nbytes, block).as_array()
-        self._blocks.append((block, weakref.ref(lease)))
-        return lease
+
+def _references(blocks: Sequence[object], at: int) -> int:
+    return sys.getrefcount(blocks[at])
+
+
+UNUSED = _references([object()], 0)
+"""References to an object that only a list has; versions of Python count them differently."""
 
 
 WAKE_BYTES = 1 << 19
@@ -163,15 +170,15 @@ def _shared(piece: memoryview) -> bool:
     owner: object = piece.obj
     if type(owner) is bytes:
         return False
-    return type(owner) is not np.ndarray or owner.base is not None or _references(piece) > ALONE
+    return type(owner) is not np.ndarray or owner.base is not None or _owner_references(piece) > ALONE
 
 
-def _references(piece: memoryview) -> int:
+def _owner_references(piece: memoryview) -> int:
     owner: object = piece.obj
     return sys.getrefcount(owner)
 
 
-ALONE = _references(np.empty(1, np.uint8).data) + 1
+ALONE = _owner_references(np.empty(1, np.uint8).data) + 1
 """References to an array that a piece alone holds, and `_shared`; versions of Python count them differently."""
 
 

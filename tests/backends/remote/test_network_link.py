@@ -19,6 +19,7 @@ import pytest
 from streamline.backends.ipc.frames import head
 from streamline.backends.ipc.link import LinkClosed
 from streamline.backends.ipc.messages import Credit, ItemsMessage, Message
+from streamline.backends.ipc.shared_memory import ALIGN
 from streamline.backends.ipc.shared_socket import SharedSocket
 from streamline.backends.remote import network_link
 from streamline.backends.remote.network_link import BUFFERS_BYTES, NetworkLink, ReceiveBuffers
@@ -191,15 +192,47 @@ def test_memory_is_used_again_only_when_its_last_view_is_gone(loop: str) -> None
     run_on(loop, test)
 
 
+def address(memory: memoryview) -> int:
+    return int(np.frombuffer(memory, np.uint8).ctypes.data)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda memory: memory,
+        lambda memory: memory[5:6].cast("b"),
+        lambda memory: np.frombuffer(memory, np.float32)[::2].reshape(2, -1).T,
+        lambda memory: [np.asarray(memory).view("M8[s]")],
+        lambda memory: pickle.loads(
+            pickle.dumps(np.ones(1 << 18), 5, buffer_callback=lambda _: False), buffers=[memory]
+        ),
+        lambda memory: pickle.PickleBuffer(np.frombuffer(memory, np.uint8)[100:200].data),
+        lambda memory: np.frombuffer(memory, np.uint8)[1:].data.toreadonly()[2:],
+    ],
+)
+def test_memory_to_receive_into_is_used_again_once_its_last_view_is_gone(
+    view: Callable[[memoryview], Any], loop: str
+) -> None:
+    buffers = ReceiveBuffers()
+    memory = buffers.take(1 << 21)
+    first, held = address(memory), view(memory[: 1 << 21])
+    del memory
+    assert first % ALIGN == 0
+    assert address(buffers.take(1 << 21)) != first
+    del held
+    assert first in [address(memory) for memory in [buffers.take(1 << 21) for _ in range(2)]]
+
+
 def test_what_a_link_keeps_to_receive_into_is_bounded(loop: str) -> None:
     buffers = ReceiveBuffers()
     kept = [buffers.take(1 << 20) for _ in range(4)]
-    addresses = {block.ctypes.data for block in kept}
+    assert len({address(memory) for memory in kept}) == 4
+    addresses = {address(memory) for memory in kept}
     del kept
-    assert buffers.take(1 << 20).ctypes.data in addresses
+    assert address(buffers.take(1 << 20)) in addresses
     for size in [1 << 24] * 9 + [1 << 27]:
         buffers.take(size)
-        assert sum(block.nbytes for block, _ in buffers._blocks) <= max(BUFFERS_BYTES, size + mmap.PAGESIZE)
+        assert sum(block.nbytes for block in buffers._blocks) <= max(BUFFERS_BYTES, size + mmap.PAGESIZE)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux wakes late")
