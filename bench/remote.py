@@ -238,8 +238,8 @@ SUITES = (
         smoke_items=8,
         note=(
             "float32 arrays of 1 MiB over loopback TCP from one process, each a copy of a template; the consumer reads "
-            "one float of each page. 1,000 items/s are 1.05 GB/s. Counted from the first delivery on. By hand, each array "
-            "is new, but in the memory of the one before, which the cache has; of 64 arrays ahead, no memory is used again."
+            "one float of each page. 1,000 items/s are 1.05 GB/s. Counted from the first delivery on. By hand, each "
+            "array lies in the memory of the one before, which is in the cache; of 64 arrays ahead, each is in new memory."
         ),
         cases=(
             Case(FLOOR, by_hand, 3000),
