@@ -239,7 +239,7 @@ SUITES = (
         note=(
             "float32 arrays of 1 MiB over loopback TCP from one process, each a copy of a template; the consumer reads "
             "one float of each page. 1,000 items/s are 1.05 GB/s. Counted from the first delivery on. By hand, each "
-            "array lies in the memory of the one before, which is in the cache; of 64 arrays ahead, each is in new memory."
+            "array lies in the memory of the one before, which is cached; of 64 arrays ahead, each is in new memory."
         ),
         cases=(
             Case(FLOOR, by_hand, 3000),

@@ -48,11 +48,15 @@ class Counting:
 
 def test_the_first_item_waits_for_the_first_workers_alone() -> None:
     backend = Counting()
-    with sl.from_items(range(MANY)).shard(MANY).open(backend=backend) as stream:
-        assert backend.opened == list(range(FIRST_WORKERS))
-        assert next(stream) == 0
-        assert len(backend.opened) < MANY // 2
-    assert backend.started == backend.opened
+
+    async def test() -> None:  # a plain loop's thread would go on meanwhile
+        async with sl.from_items(range(MANY)).shard(MANY).open(backend=backend) as stream:
+            assert backend.opened == list(range(FIRST_WORKERS))
+            assert await anext(stream) == 0
+            assert len(backend.opened) < MANY // 2
+        assert backend.started == backend.opened
+
+    anyio.run(test)
 
 
 @pytest.mark.parametrize("merge", [{}, {"kind": "best_effort"}])
