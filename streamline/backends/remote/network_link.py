@@ -63,8 +63,8 @@ class ReceiveBuffers:
 
     The allocator gives large blocks back to the system; to fault their pages in again took half the CPU time of
     receiving arrays of 1 MiB (`python -m bench remote`). A block owns its memory, so that each view of it, through
-    whatever else, refers to the block: NumPy lets a view of a view refer to the owner, and to nothing between. To count
-    these references costs a tenth of a loan that is an object of its own, with a weak reference to it.
+    whatever else, refers to the block: NumPy lets a view of a view refer to the owner, and to nothing between. A
+    loan takes 2.5 µs; 3.8 with an object of its own for each, and a weak reference to that.
     """
 
     def __init__(self) -> None:
