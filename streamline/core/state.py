@@ -257,6 +257,10 @@ class Reference:
         """Make the state."""
         return self._states[self._index]
 
+    def becomes(self, state: State) -> None:
+        """Refer to `state` from now on, wherever this reference is: the same state, of the flow that is open now."""
+        self._states = {self._index: state}  # in one step: another thread may be making it
+
 
 class MadeStates:
     """A column whose state i is `make(name, *given, n, upstream)`.

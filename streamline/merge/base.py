@@ -209,7 +209,7 @@ class MergeFlow(Flow[T]):
 
     def _open(self, worker: int) -> None:
         inbox = self._inboxes[worker] = self._opener.open(worker)
-        self._references[worker] = Reference.to(inbox.state)
+        self._references[worker].becomes(inbox.state)  # also in marks: choices since then follow those of its log
         self._opened(inbox)
         self._flush(worker)
 

@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +56,12 @@ def fails(item: int) -> int:
     return item
 
 
+async def out_of_order(item: int) -> int:
+    for _ in range(item % 3):
+        await anyio.lowlevel.checkpoint()
+    return item
+
+
 @sl.stage(state=dict, snapshot_every=3)
 async def pairs(items: Any, *, state: dict[str, Any]) -> Any:
     async for item in items:
@@ -73,6 +80,9 @@ PIPES: dict[str, Callable[[], Pipe]] = {
     "expanding, batched": lambda: items().flat_map(lambda item: [item] * (item % 3)).batch(2, collate=None),
     "custom stage": lambda: items().through(pairs),
     "shuffled after the merge": lambda: items().map(str).merge("best_effort").shuffle(window=4),
+    "as completed, shuffled after the merge": lambda: (
+        items(2).map(out_of_order, concurrency=3, ordered=False).merge().shuffle(window=6)
+    ),
     "repeat": lambda: items(2).repeat(2),
     "repeat after the merge": lambda: items(2).merge().repeat(2),
     "take": lambda: items().take(2),
@@ -215,6 +225,27 @@ def test_a_filter_that_drops_nearly_all_is_told_of_in_few_messages(monkeypatch: 
         assert backend.runs[0].received[0] < 200
 
     on_loop(test)
+
+
+def test_what_a_filter_has_dropped_is_not_read_again_after_a_death() -> None:
+    """The worker goes on at its progress, not at its last item."""
+    seen, count = list[int](), 10_000
+
+    def last(item: int) -> bool:
+        seen.append(item)
+        return item == count - 1
+
+    async def test() -> None:
+        pipe, calm = sl.from_items(range(count)).filter(last), Copying(1)
+        await Run().read(pipe, calm)
+        seen.clear()
+        backend = Copying(1, (HostDeath(0, received=calm.runs[0].received[0] // 2),))
+        found = await Run().read(pipe, backend)
+        assert found.items == [count - 1]
+        assert backend.runs[0].happened == 1
+
+    on_loop(test)
+    assert seen.count(0) == 1
 
 
 def test_a_worker_that_begins_when_its_host_was_left_already_can_be_closed() -> None:

@@ -191,6 +191,36 @@ def test_memory_is_used_again_only_when_its_last_view_is_gone(loop: str) -> None
     run_on(loop, test)
 
 
+def address(memory: memoryview) -> int:
+    return int(np.frombuffer(memory, np.uint8).ctypes.data)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda memory: memory,
+        lambda memory: memory[5:6].cast("b"),
+        lambda memory: np.frombuffer(memory, np.float32)[::2].reshape(2, -1).T,
+        lambda memory: [np.asarray(memory).view("M8[s]")],
+        lambda memory: pickle.loads(
+            pickle.dumps(np.ones(1 << 18), 5, buffer_callback=lambda _: False), buffers=[memory]
+        ),
+        lambda memory: pickle.PickleBuffer(np.frombuffer(memory, np.uint8)[100:200].data),
+        lambda memory: np.frombuffer(memory, np.uint8)[1:].data.toreadonly()[2:],
+    ],
+)
+def test_memory_to_receive_into_is_used_again_once_its_last_view_is_gone(
+    view: Callable[[memoryview], Any], loop: str
+) -> None:
+    buffers = ReceiveBuffers()
+    memory = buffers.take(1 << 21).data
+    first, held = address(memory), view(memory[: 1 << 21])
+    del memory
+    assert address(buffers.take(1 << 21).data) != first
+    del held
+    assert first in [address(block.data) for block in [buffers.take(1 << 21) for _ in range(2)]]
+
+
 def test_what_a_link_keeps_to_receive_into_is_bounded(loop: str) -> None:
     buffers = ReceiveBuffers()
     kept = [buffers.take(1 << 20) for _ in range(4)]
