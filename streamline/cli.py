@@ -156,6 +156,7 @@ def top(url: str) -> None:
     Without a terminal, each update is printed after the one before. Exits with 1 if there is no such page.
     """
     from http.client import HTTPException
+    from urllib.error import HTTPError
     from urllib.request import urlopen
 
     said = ""
@@ -169,6 +170,8 @@ def top(url: str) -> None:
                     show(said := "\n".join(lines))
                     lines.clear()
     except (OSError, ValueError, HTTPException) as error:
+        if isinstance(error, HTTPError):
+            error.close()
         if not said:
             raise click.ClickException(_shown(f"there is no page at {url}: {error}")) from error
     except KeyboardInterrupt:

@@ -187,8 +187,7 @@ class LivePage(Exporter):
             self._bodies.clear()
         if kind not in self._bodies:
             self._bodies[kind] = UPDATES[kind](self._shown())
-            took = perf_counter() - began
-            self._due = max(self._due, began + max(EVERY_S / 2, took / SHARE))
+            self._due = max(self._due, began + (perf_counter() - began) / SHARE)
         return self._bodies[kind]
 
     def _shown(self) -> dict[str, Any]:
@@ -337,11 +336,12 @@ def headline(stats: Stats, lately: Stats, about: About) -> dict[str, str]:
     if verdict is None:
         words = f"The consumer waits {100 * waits:.0f} % of its time"
         return _headline("good" if waits < WAITS else "slow", words, "no stage stands out")
+    if verdict.rule == "consumer":
+        return _headline("good", "The pipeline keeps up", verdict.line)
     words, _, rest = verdict.line.partition(": ")
     why, _, advice = rest.partition("of its time; ")
     why = f"{why}of its time" if advice else why
-    how = "good" if verdict.rule == "consumer" else "slow"
-    return _headline(how, words, why, "" if how == "good" else advice, verdict.stage or "")
+    return _headline("slow", words, why, advice, verdict.stage or "")
 
 
 def _headline(how: str, words: str, rest: str = "", advice: str = "", stage: str = "") -> dict[str, str]:

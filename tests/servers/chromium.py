@@ -63,14 +63,14 @@ class Browser:
             look();
         }})""")
 
-    async def look(self, width: int, height: int, scheme: str, to: Path) -> None:
-        """Take a picture of the whole page at a size, "light" or "dark"."""
+    async def look(self, width: int, height: int, scheme: str) -> bytes:
+        """Return a picture of the whole page at a size, "light" or "dark"."""
         await self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         taken = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        to.write_bytes(base64.b64decode(taken["data"]))
+        return base64.b64decode(taken["data"])
 
 
 @asynccontextmanager
@@ -80,6 +80,7 @@ async def chromium(url: str, home: Path) -> AsyncIterator[Browser]:
     if program is None:
         absent(f"Chromium isn't here: {INSTALL}")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+    options += ["--disable-extensions", "--disable-background-networking", "--disable-component-update"]
     options += ["--remote-debugging-port=0", "--remote-allow-origins=*", f"--user-data-dir={home}", "about:blank"]
     environment = {**os.environ, "HOME": str(home)}
     process = await asyncio.create_subprocess_exec(

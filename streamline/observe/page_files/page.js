@@ -60,6 +60,12 @@ function facts(stream, now) {
   byId("done").firstElementChild.style.width = stream.length ? percent(Math.min(1, stream.items / stream.length)) : "0";
 }
 
+function atOnce(stage) {
+  const calls = stage.slots > stage.workers ? ` × ${number(stage.slots / stage.workers)} calls` : "";
+  if (!stage.in_workers) return `after the workers${calls}`;
+  return `${number(stage.workers)} worker${stage.workers === 1 ? "" : "s"}${calls}`;
+}
+
 function stageBox(stage, worst) {
   const times = make("div", "times");
   for (const [name, share] of [["busy", stage.busy], ["no-input", stage.no_input], ["no-room", stage.no_room]]) {
@@ -70,7 +76,7 @@ function stageBox(stage, worst) {
   const box = make("div", stage.label === worst ? "stage worst" : "stage",
     make("b", "", stage.label), times,
     make("span", "rate", `${number(stage.rate)}/s · busy ${percent(stage.busy)}`),
-    make("span", "", stage.in_workers || stage.workers > 1 ? `in ${number(stage.workers)} worker${stage.workers === 1 ? "" : "s"}, ${number(stage.slots)} at once` : "once on this rank"));
+    make("span", "where", atOnce(stage)));
   if (stage.errors) box.append(make("span", "failed", `${number(stage.errors)} skipped`));
   box.title = `${stage.label}: busy ${percent(stage.busy)}, no input ${percent(stage.no_input)}, no room ${percent(stage.no_room)}`;
   return box;
@@ -97,10 +103,10 @@ function graph(stream) {
       const all = [...branches.values()].map((parts) => make("div", "branch", ...parts));
       drawn.push(make("div", "branches", ...all), make("div", "link bare"));
     }
-    into.push(stageBox(stage, worst));
-    if (stage.branch !== "" || at < stream.stages.length - 1 || stream.channels.some((one) => one.after === stage.name)) {
-      into.push(...links(stage, stream));
-    }
+    const step = make("div", "step", stageBox(stage, worst));
+    const last = stage.branch === "" && at === stream.stages.length - 1;
+    if (!last || stream.channels.some((one) => one.after === stage.name)) step.append(...links(stage, stream));
+    into.push(step);
   });
   if (stream.more_stages) drawn.push(make("p", "more", `and ${number(stream.more_stages)} more stages`));
   byId("graph").replaceChildren(...drawn);
