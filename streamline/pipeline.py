@@ -676,8 +676,7 @@ class Pipeline(Openable[T]):
 
         Args:
           backend: where the workers run.
-          resume: go on right after what this snapshot had delivered; None: from the beginning. Of a whole job's
-            snapshot, each rank takes its own part.
+          resume: go on after what this snapshot had delivered, of a job's each rank its part; None: the beginning.
           accept: what may have changed since the snapshot, as "NAME.what": ["batch.size"]. A resume that is refused
             says what to write here, and what comes out then. An entry that isn't needed does no harm.
           new_files: what a resume does when files have come since: "refuse" to go on; or leave them to "next_epoch".
@@ -702,8 +701,7 @@ class Pipeline(Openable[T]):
             contradict, or out of range or type (PlanTypeError).
           ResumeError: the snapshot is of another plan, of other data, or of other ranks.
           ReadError: a file of the source is missing.
-          Later, by `with`: DeadLetterError; HostError: nothing can listen at `metrics` or `page`; of a live source with
-            another journal, what `docs/live.md` says.
+          Later, by `with`: DeadLetterError; HostError: no page or metrics there; JournalError, see docs/live.md.
         Warns: CodeChangedWarning, if functions' code has changed since the snapshot.
         """
         check_known(".open", unknown, OPTIONS)

@@ -75,7 +75,7 @@ HEADERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
+class StreamFacts:
     """What a page shows of a stream besides its figures.
 
     Attributes:
@@ -200,7 +200,7 @@ class LivePage(Exporter):
         }
 
     def _stream(self, stream: ExportedStream) -> dict[str, Any]:
-        reading, about = stream.read(), stream.about() if stream.about is not None else About()
+        reading, about = stream.read(), stream.about() if stream.about is not None else StreamFacts()
         return {"name": stream.labels["stream"], "rank": int(stream.labels["rank"])} | shown(
             reading.stats, reading.lately, about, self._cpu.of(reading.stats.hosts)
         )
@@ -287,7 +287,7 @@ def _has_other(name: str, mine: logging.Handler) -> bool:
 
 
 # What is shown --------------------------------------------------------------------------------------------------------
-def shown(stats: Stats, lately: Stats, about: About, cpu: Mapping[int, float]) -> dict[str, Any]:
+def shown(stats: Stats, lately: Stats, about: StreamFacts, cpu: Mapping[int, float]) -> dict[str, Any]:
     """Return what one update says of a stream. Bounded, whatever the plan has."""
     rate = lately.items / lately.elapsed_s if lately.elapsed_s > 0 else 0.0
     left = None if about.length is None or about.length == math.inf else max(0.0, about.length - stats.items)
@@ -323,7 +323,7 @@ def _table(lately: Stats) -> str:
     return "\n".join(map(_cut, table(few).split("\n")))
 
 
-def headline(stats: Stats, lately: Stats, about: About) -> dict[str, str]:
+def headline(stats: Stats, lately: Stats, about: StreamFacts) -> dict[str, str]:
     """Return the verdict for someone who has a second: how it is ("good", "slow", "stalled"), a few words, the rest."""
     waits = _share(lately.consumer_wait_s, lately.elapsed_s)
     verdict = lately.verdict or stats.verdict
@@ -350,12 +350,12 @@ def _headline(how: str, words: str, rest: str = "", advice: str = "", stage: str
     return {name: _cut(part) for name, part in parts.items()}
 
 
-def _stages(stats: Stats, lately: Stats, about: About) -> list[dict[str, Any]]:
+def _stages(stats: Stats, lately: Stats, about: StreamFacts) -> list[dict[str, Any]]:
     shown = zip(stats.stages[:MOST_STAGES], lately.stages, strict=False)
     return [_stage(stage, now, lately.elapsed_s, about) for stage, now in shown]
 
 
-def _stage(stage: StageStats, now: StageStats, elapsed_s: float, about: About) -> dict[str, Any]:
+def _stage(stage: StageStats, now: StageStats, elapsed_s: float, about: StreamFacts) -> dict[str, Any]:
     most_s = elapsed_s * max(1, stage.slots)
     return {
         "name": _cut(stage.name),
@@ -390,7 +390,7 @@ def _first_hosts(hosts: tuple[HostStats, ...]) -> list[HostStats]:
     return sorted(hosts, key=lambda host: (-host.restarts, host.number))[:MOST_HOSTS]
 
 
-def _host(host: HostStats, about: About, cpu: Mapping[int, float]) -> dict[str, Any]:
+def _host(host: HostStats, about: StreamFacts, cpu: Mapping[int, float]) -> dict[str, Any]:
     return {
         "name": _cut(host.name),
         "alive": host.alive,

@@ -23,7 +23,7 @@ from streamline.core.tasks import MEMORY_BYTES, Awaited, Session, Tasks
 from streamline.errors import PlanError
 from streamline.merge.base import DeferredProgress, Inboxes, MergeFlow
 from streamline.observe.exporters import export
-from streamline.observe.page import STALLED_S, About, LivePage
+from streamline.observe.page import STALLED_S, LivePage, StreamFacts
 from streamline.observe.progress import Progress
 from streamline.observe.stats import stats_of
 from streamline.observe.trace import Trace
@@ -183,13 +183,13 @@ class ResolvedRun:
         taken = dict(zip(self.resume.shards, self.resume.produced, strict=True))
         return left_on_ranks(plan, rank.world_size, lambda shard: taken.get(shard, 0))[rank.rank]
 
-    def _about(self, session: Session, length: float | None) -> About:
+    def _about(self, session: Session, length: float | None) -> StreamFacts:
         """Return what a page shows of the run besides its figures. From any thread."""
         now, consumer, last = perf_counter(), session.meters.consumer, self.snapshots.last
         since = consumer.waiting_since
         waited = 0.0 if since is None else now - since
         stalled = f"for {waited:,.0f} s: {self.watched(session).report(now)}" if waited > STALLED_S else ""
-        return About(
+        return StreamFacts(
             epoch=self.epoch,
             world_size=self.rank.world_size,
             length=length,

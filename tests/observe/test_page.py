@@ -28,7 +28,7 @@ from streamline.core.cpus import cpu_s
 from streamline.errors import HostError, PlanError, PlanTypeError
 from streamline.observe import exporters, page
 from streamline.observe.figures import ChannelStats, HostStats, ReadStats, StageStats
-from streamline.observe.page import About, EventLog, LivePage, page_place, shown, text_lines
+from streamline.observe.page import EventLog, LivePage, StreamFacts, page_place, shown, text_lines
 from streamline.observe.stats import Stats
 from streamline.observe.verdict import Verdict
 
@@ -83,7 +83,8 @@ def test_a_stream_is_shown_while_it_runs_and_no_longer(tmp_path: Path, capsys: p
         assert (shown["snapshot"]["where"], shown["snapshot"]["bytes"]) == (str(saved), saved.stat().st_size)
         items += list(stream)
     assert items == list(range(60))
-    assert stream.page is None
+    ended: Any = stream
+    assert ended.page is None
     assert threading.active_count() == before
     assert PLACE not in exporters._exporters
 
@@ -159,7 +160,7 @@ BUSY = Stats(
 
 
 def test_an_update_says_what_the_stats_say() -> None:
-    about = About(
+    about = StreamFacts(
         epoch=3, length=150, working={3: "map(a) of shard 1 for 2 s"}, workers=frozenset({BUSY.stages[0].name})
     )
     found = shown(BUSY, BUSY.since(Stats(elapsed_s=0, items=0, consumer_wait_s=0)), about, {3: 0.5})
@@ -181,15 +182,15 @@ def test_an_update_says_what_the_stats_say() -> None:
 @pytest.mark.parametrize(
     ("about", "rule", "how", "words", "advice"),
     [
-        (About(), "calls", "slow", "map(d) limits", "try more: about 2.0 x"),
-        (About(), "consumer", "good", "The pipeline keeps up", ""),
-        (About(stalled="for 40 s: shard 3"), "calls", "stalled", "Nothing comes", ""),
-        (About(ended=True, stalled="x"), "calls", "ended", "The stream has ended", ""),
-        (About(), "", "slow", "The consumer waits 90 % of its time", ""),
+        (StreamFacts(), "calls", "slow", "map(d) limits", "try more: about 2.0 x"),
+        (StreamFacts(), "consumer", "good", "The pipeline keeps up", ""),
+        (StreamFacts(stalled="for 40 s: shard 3"), "calls", "stalled", "Nothing comes", ""),
+        (StreamFacts(ended=True, stalled="x"), "calls", "ended", "The stream has ended", ""),
+        (StreamFacts(), "", "slow", "The consumer waits 90 % of its time", ""),
     ],
 )
 def test_the_headline_is_the_verdict(
-    about: About, rule: str, how: str, words: str, advice: str, monkeypatch: pytest.MonkeyPatch
+    about: StreamFacts, rule: str, how: str, words: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = "map(d) limits: busy 90 %, the consumer waits 90 % of its time; try more: about 2.0 x"
     verdict = Verdict(rule=rule, stage="map(d)", line=line) if rule else None
@@ -290,7 +291,7 @@ def test_tokens_are_compared_in_constant_time_and_differ(monkeypatch: pytest.Mon
         compared.append((one, other))
         return one == other
 
-    monkeypatch.setattr(page.hmac, "compare_digest", compare)
+    monkeypatch.setattr("streamline.observe.page.hmac.compare_digest", compare)
     with pipe().open(page=True) as one, pipe().open(page="localhost:0") as two:
         tokens = {str(stream.page).split("/")[3] for stream in (one, two)}
         assert len(tokens) == 2
@@ -347,7 +348,7 @@ def test_huge_stats_make_a_bounded_update(monkeypatch: pytest.MonkeyPatch) -> No
         reads=tuple(ReadStats(f"{name}{at}", 1) for at in range(many)),
     )  # fmt: skip
     monkeypatch.setattr(Stats, "verdict", None)
-    found = shown(huge, huge, About(), {})
+    found = shown(huge, huge, StreamFacts(), {})
     text = json.dumps(found)
     assert len(text) < 2_000_000
     assert found["more_stages"] == many - page.MOST_STAGES
@@ -415,8 +416,7 @@ def test_top_prints_updates_until_the_page_closes() -> None:
         url = str(stream.page)
         with closing(updates(url, "top")) as found:  # type: ignore[type-var]
             assert "map(abs)" in next(found)
-        done = threading.Event()
-        closer = threading.Timer(0.2, lambda: (done.set(), exporters._exporters[PLACE].close()))
+        closer = threading.Timer(0.2, exporters._exporters[PLACE].close)
         closer.start()
         result = CliRunner().invoke(main, ["top", url])
         closer.join()

@@ -339,6 +339,7 @@ def test_what_hosts_have_asked_of_servers_adds_up_also_of_those_that_are_gone() 
             peer_hits=2,
             peer_misses=1,
             peer_bytes=4,
+            in_flight=1,
         ),
     )
 
