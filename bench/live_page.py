@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from time import perf_counter
 
 import streamline as sl
 from bench import harness
@@ -19,14 +21,20 @@ def pipeline(n: int) -> sl.Pipeline[int]:
     return sl.from_items(range(n)).shard(4).map(add_one).merge()
 
 
+def timed(items: Iterable[int]) -> Tally:
+    """Consume items, and tell how long that took: without the start of a watcher."""
+    began = perf_counter()
+    return replace(consume(items), seconds=perf_counter() - began)
+
+
 def without(n: int) -> Tally:
     with pipeline(n).open() as stream:
-        return consume(stream)
+        return timed(stream)
 
 
 def unwatched(n: int) -> Tally:
     with pipeline(n).open(page=True) as stream:
-        return consume(stream)
+        return timed(stream)
 
 
 @contextmanager
@@ -43,7 +51,7 @@ def watcher(url: str) -> Iterator[None]:
 
 def watched(n: int) -> Tally:
     with pipeline(n).loader(page=True) as loader, watcher(f"{loader.page}events"):
-        return consume(loader)
+        return timed(loader)
 
 
 NONE = "no page"
