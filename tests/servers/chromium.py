@@ -34,18 +34,30 @@ class Browser:
         self.complaints: list[str] = []
         self._socket = socket
         self._number = 0
+        self._loaded = False
 
     async def call(self, method: str, **parameters: Any) -> Any:
         """Call a method of the protocol, and return its result."""
         self._number += 1
         await self._socket.send_json({"id": self._number, "method": method, "params": parameters})
-        while True:
-            message = await self._socket.receive_json()
-            if message.get("id") == self._number:
-                assert "error" not in message, message
-                return message["result"]
-            if message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
-                self.complaints.append(str(message["params"]))
+        while (message := await self._told()).get("id") != self._number:
+            pass
+        assert "error" not in message, message
+        return message["result"]
+
+    async def open(self, url: str) -> None:
+        """Go to a page, and wait until it is loaded."""
+        self._loaded = False
+        await self.call("Page.navigate", url=url)
+        while not self._loaded:
+            await self._told()
+
+    async def _told(self) -> Any:
+        message = await self._socket.receive_json()
+        if message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
+            self.complaints.append(str(message["params"]))
+        self._loaded = self._loaded or message.get("method") == "Page.loadEventFired"
+        return message
 
     async def run(self, script: str) -> Any:
         """Return what a script gives; a promise is waited for."""
@@ -102,7 +114,7 @@ async def chromium(url: str, home: Path) -> AsyncIterator[Browser]:
                 browser = Browser(socket)
                 for domain in ("Runtime", "Log", "Page"):
                     await browser.call(f"{domain}.enable")
-                await browser.call("Page.navigate", url=url)
+                await browser.open(url)
                 yield browser
                 await browser.call("Browser.close")
         await process.wait()
