@@ -1,4 +1,4 @@
-"""The command line: `streamline demo`, `inspect FILE`, `check FILE.py:pipe`, `run FILE.py:pipe`, `worker`."""
+"""The command line: `streamline demo`, `inspect FILE`, `check` and `run FILE.py:pipe`, `top URL`, `worker`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import iscoroutinefunction, signature
 from pathlib import Path
@@ -146,6 +146,55 @@ def run(
 
 def _notes(error: BaseException) -> list[str]:
     return list(getattr(error, "__notes__", ()))
+
+
+@main.command()
+@click.argument("url")
+def top(url: str) -> None:
+    """Show the live page at URL, as open(page=True) has printed it, in this terminal, until Ctrl-C or its end.
+
+    Without a terminal, each update is printed after the one before. Exits with 1 if there is no such page.
+    """
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import urlopen
+
+    said = ""
+    try:
+        with urlopen(f"{url.rstrip('/')}/top", timeout=TOP_S) as updates, _on_screen() as show:
+            lines: list[str] = []
+            for line in updates:
+                if line.strip():
+                    lines.append(_shown(line.decode().removeprefix("data: ").rstrip("\n")))
+                else:
+                    show(said := "\n".join(lines))
+                    lines.clear()
+    except (OSError, ValueError, HTTPException) as error:
+        if isinstance(error, HTTPError):
+            error.close()
+        if not said:
+            raise click.ClickException(_shown(f"there is no page at {url}: {error}")) from error
+    except KeyboardInterrupt:
+        return
+    click.echo(f"{said}\nThe page has closed.")
+
+
+TOP_S = 120.0
+"""Seconds without an update after which a page is given up."""
+
+
+@contextmanager
+def _on_screen() -> Iterator[Callable[[str], object]]:
+    """Yield what shows a text in place of the one before it; without a terminal, after it."""
+    if not sys.stdout.isatty():
+        yield click.echo
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(), auto_refresh=False, screen=True) as live:
+        yield lambda text: live.update(Text(text, no_wrap=False), refresh=True)
 
 
 @main.command()

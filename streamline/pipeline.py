@@ -667,6 +667,7 @@ class Pipeline(Openable[T]):
         stall_s: float | None = STALL_S,
         memory: int = MEMORY_BYTES,
         metrics: str | None = None,
+        page: bool | str = False,
         **unknown: Never,
     ) -> Opened[T]:
         """Return what `async with` or `with` runs: an async or a plain iterator with snapshots.
@@ -675,8 +676,7 @@ class Pipeline(Openable[T]):
 
         Args:
           backend: where the workers run.
-          resume: go on right after what this snapshot had delivered; None: from the beginning. Of a whole job's
-            snapshot, each rank takes its own part.
+          resume: go on after what this snapshot had delivered, of a job's each rank its part; None: the beginning.
           accept: what may have changed since the snapshot, as "NAME.what": ["batch.size"]. A resume that is refused
             says what to write here, and what comes out then. An entry that isn't needed does no harm.
           new_files: what a resume does when files have come since: "refuse" to go on; or leave them to "next_epoch".
@@ -694,20 +694,20 @@ class Pipeline(Openable[T]):
           stall_s: seconds of waiting at which the log says what for, and at twice, four times, … as many; None: never.
           memory: bytes that sources may hold read ahead in each process; one request is always admitted.
           metrics: where its metrics are read: "127.0.0.1:9464" by Prometheus, or by "opentelemetry". docs/metrics.md
+          page: True: a live page shows it in a browser on this machine; "0.0.0.0:8600": there. docs/page.md
 
         Raises:
           PlanError: what several ranks, or processes of one, can't share, or ranks can't end together; options that
             contradict, or out of range or type (PlanTypeError).
           ResumeError: the snapshot is of another plan, of other data, or of other ranks.
           ReadError: a file of the source is missing.
-          Later, by `with`: DeadLetterError; HostError: nothing can listen at `metrics`; of a live source with another
-            journal, what `docs/live.md` says.
+          Later, by `with`: DeadLetterError; HostError: no page or metrics there; JournalError, see docs/live.md.
         Warns: CodeChangedWarning, if functions' code has changed since the snapshot.
         """
         check_known(".open", unknown, OPTIONS)
         policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
         begin = resume, accept, new_files, rank, world_size, mesh, epoch, ends
-        return Opened(self.plan, OpenOptions(backend, policy, *begin, progress, stall_s, memory, metrics))
+        return Opened(self.plan, OpenOptions(backend, policy, *begin, progress, stall_s, memory, metrics, page))
 
     def loader(
         self,

@@ -33,7 +33,7 @@ def test_help_lists_the_commands(flag: str) -> None:
         assert part in result.output
 
 
-@pytest.mark.parametrize("command", ["demo", "inspect", "check", "run"])
+@pytest.mark.parametrize("command", ["demo", "inspect", "check", "run", "top"])
 def test_each_command_has_help(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0

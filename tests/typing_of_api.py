@@ -244,7 +244,8 @@ def seen(pipe: sl.Pipeline[bytes], snapshot: sl.Snapshot) -> None:
     pipe.draw().save(Path("plan.svg"))
     assert_type(pipe.explain(snapshot, accept=["batch.size"]), sl.Explanation)
     assert_type(pipe.explain(snapshot).fits, bool)
-    with pipe.open(accept=("batch.size",), progress=True, stall_s=None, metrics="127.0.0.1:0") as stream:
+    with pipe.open(accept=("batch.size",), stall_s=None, metrics="127.0.0.1:0", page=True) as stream:
+        assert_type(stream.page, str | None)
         assert_type(stream.stats(), sl.Stats)
         assert_type(stream.stats().since(stream.stats()), sl.Stats)
         assert_type(stream.stats().verdict, sl.Verdict | None)

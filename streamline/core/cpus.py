@@ -26,6 +26,15 @@ def cpus_here() -> int:
     return cpus_of(usable_cpus(), os.environ)
 
 
+def cpu_s(pid: int) -> float | None:
+    """Return the seconds of CPU time that a process of this machine has used; None: it has exited, or none is told."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):  # no /proc, as on macOS; or it exits just now
+        return None
+
+
 def usable_cpus() -> int:
     """Return how many cores this process may keep busy, shared or not; at least 1."""
     try:

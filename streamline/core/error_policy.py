@@ -336,8 +336,9 @@ class Errors:
         return count
 
     def report(self) -> ErrorReport:
+        """Return what is counted. From any thread."""
         stages: dict[str, int] = {}
-        for (_, stage), count in self._totals.items():
+        for (_, stage), count in dict(self._totals).items():
             stages[stage] = stages.get(stage, 0) + count
         most_first = dict(sorted(stages.items(), key=lambda entry: -entry[1]))
         path = None if self._dead_letters is None else self._dead_letters.path

@@ -7,7 +7,8 @@ any thread: it is exact but for the list that is being counted. Times are those 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from time import perf_counter
 from typing import Any
@@ -188,6 +189,7 @@ class Traffic:
       peer_hits: objects, or ranges of one, that came from a peer.
       peer_misses: those that didn't, and were asked of the store.
       peer_bytes: that came from peers.
+      in_flight: requests whose answer hasn't begun to come.
     """
 
     requests: int = 0
@@ -199,6 +201,7 @@ class Traffic:
     peer_hits: int = 0
     peer_misses: int = 0
     peer_bytes: int = 0
+    in_flight: int = 0
     _apart: list[Traffic] = field(default_factory=list, init=False, repr=False)
 
     def apart(self) -> Traffic:
@@ -211,8 +214,18 @@ class Traffic:
         for name, count in zip(names, other.counts(), strict=True):
             setattr(self, name, getattr(self, name) + count)
 
-    def counts(self) -> tuple[int, int, int, int, int, int, int, int, int]:
-        """Return requests, retries and bytes; hits, misses and bytes of the cache; the same of peers."""
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Count a request, which is in flight meanwhile."""
+        self.requests += 1
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    def counts(self) -> tuple[int, int, int, int, int, int, int, int, int, int]:
+        """Return requests, retries and bytes; hits, misses and bytes of the cache; the same of peers; in flight."""
         asked = [self, *self._apart]
         return (
             sum(each.requests for each in asked),
@@ -224,4 +237,5 @@ class Traffic:
             self.peer_hits,
             self.peer_misses,
             self.peer_bytes,
+            sum(each.in_flight for each in asked),
         )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from ipaddress import ip_address
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamline.core.forks import ForkSafeLock
 from streamline.core.options import check_installed, given, parse_address
@@ -53,9 +53,13 @@ class ExportedStream:
 
     Attributes:
       labels: what all of its values bear.
+      about: returns what is shown of it besides its figures; None: nothing is.
     """
 
-    def __init__(self, name: str, rank: int, stats: Callable[[], Stats]) -> None:
+    def __init__(
+        self, name: str, rank: int, stats: Callable[[], Stats], about: Callable[[], Any] | None = None
+    ) -> None:
+        self.about = about
         self.labels = {"stream": name, "rank": str(rank)}
         self._stats = stats
         self._lock = threading.Lock()
@@ -92,12 +96,14 @@ class Exporter(ABC):
         self.users = 0
         self.streams: list[ExportedStream] = []
 
-    def add(self, name: str, rank: int, stats: Callable[[], Stats]) -> ExportedStream:
+    def add(
+        self, name: str, rank: int, stats: Callable[[], Stats], about: Callable[[], Any] | None = None
+    ) -> ExportedStream:
         """Export a stream; a further one of the same name gets a number."""
         taken = [(one.labels["stream"], one.labels["rank"]) for one in self.streams]
         names = (name if number == 1 else f"{name} {number}" for number in range(1, len(taken) + 2))
         free = next(one for one in names if (one, str(rank)) not in taken)
-        stream = ExportedStream(free, rank, stats)
+        stream = ExportedStream(free, rank, stats, about)
         self.streams = [*self.streams, stream]  # others read the list meanwhile
         return stream
 
@@ -126,7 +132,7 @@ class PrometheusEndpoint(Exporter):
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         from aiohttp import web
 
-        if not _asked_by_address(request):
+        if not asked_by_address(request):
             return web.Response(status=403, text="ask for this machine by its address\n")
         if request.path != "/metrics":
             return web.Response(status=404, text="/metrics is all there is here\n")
@@ -135,7 +141,7 @@ class PrometheusEndpoint(Exporter):
         return web.Response(body=exposition(self.streams).encode(), headers={"Content-Type": CONTENT_TYPE})
 
 
-def _asked_by_address(request: web.BaseRequest) -> bool:
+def asked_by_address(request: web.BaseRequest) -> bool:
     """Whether a request to this machine's loopback address says so: else a page in a browser here has sent it."""
     ours = request.transport.get_extra_info("sockname") if request.transport is not None else None
     if ours is None or not ip_address(ours[0]).is_loopback:
@@ -207,13 +213,21 @@ def check_metrics(option: str, to: object) -> None:
         parse_address(option, to)
 
 
-def keep(to: str) -> Callable[[], None]:
-    """Keep a place for metrics open, until the function that this returns is called. Raises `HostError`."""
+def _of_metrics(to: str) -> Exporter:
+    return OpenTelemetryExporter() if to == OPENTELEMETRY else PrometheusEndpoint(parse_address("metrics=", to))
+
+
+def keep(to: str, make: Callable[[str], Exporter] = _of_metrics) -> Callable[[], None]:
+    """Keep a place open, until the function that this returns is called. Raises `HostError`.
+
+    Args:
+      to: what the streams that share it call it.
+      make: opens it, for the first one of them.
+    """
     with _joining:
         exporter = _exporters.get(to)
         if exporter is None:
-            made = OpenTelemetryExporter() if to == OPENTELEMETRY else PrometheusEndpoint(parse_address("metrics=", to))
-            exporter = _exporters[to] = made
+            exporter = _exporters[to] = make(to)
         exporter.users += 1
     kept = [exporter]
 
@@ -229,11 +243,29 @@ def keep(to: str) -> Callable[[], None]:
     return release
 
 
-def export(to: str, name: str, rank: int, stats: Callable[[], Stats]) -> Callable[[], None]:
-    """Export a stream's metrics, until the function that this returns is called, once or more. Raises `HostError`."""
-    release = keep(to)
+def kept(to: str) -> Exporter | None:
+    """Return what is open at a place; None: nothing."""
+    return _exporters.get(to)
+
+
+def export(
+    to: str,
+    name: str,
+    rank: int,
+    stats: Callable[[], Stats],
+    *,
+    about: Callable[[], Any] | None = None,
+    make: Callable[[str], Exporter] = _of_metrics,
+) -> Callable[[], None]:
+    """Export a stream, until the function that this returns is called, once or more. Raises `HostError`.
+
+    Args:
+      to, make: as `keep` has them.
+      about: returns what a place shows of it besides its figures.
+    """
+    release = keep(to, make)
     exporter = _exporters[to]
-    stream = exporter.add(name, rank, stats)
+    stream = exporter.add(name, rank, stats, about)
 
     def end() -> None:
         exporter.remove(stream)

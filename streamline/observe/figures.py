@@ -182,6 +182,7 @@ class ReadStats:
       peer_hits: objects, or ranges of one, that came from `peers=`, this machine's server among them.
       peer_misses: those that didn't, and were asked of the store.
       peer_bytes: that came from peers.
+      in_flight: requests, as it stands: sent, and no answer has begun to come.
     """
 
     name: str
@@ -194,6 +195,7 @@ class ReadStats:
     peer_hits: int = 0
     peer_misses: int = 0
     peer_bytes: int = 0
+    in_flight: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,6 +151,7 @@ METRICS = (
     _of_each("host", "restarts", "counter", "{restart}", "restarts", "Times that it was replaced."),
     _of_each("host", "memory.usage", "gauge", "By", "resident_bytes", "Its resident memory; 0 of a thread."),
     _of_each("source", "requests", "counter", "{request}", "requests", "Requests that were sent to servers."),
+    _of_each("source", "requests.active", "gauge", "{request}", "in_flight", "Requests that wait for an answer now."),
     _of_each("source", "retries", "counter", "{request}", "retries", "Requests that were repeated after a failure."),
     _of_each("source", "io", "counter", "By", "bytes", "Bytes that arrived from servers."),
     _of_each("source", "cache.hits", "counter", "{read}", "cache_hits", "Objects, or ranges, found in cache_dir=."),

@@ -25,6 +25,7 @@ import anyio
 
 from streamline.core.counters import HOLD_S, HostMeter, StageMeter
 from streamline.core.gate import Phase
+from streamline.core.meters import Meters
 from streamline.core.tasks import Awaited, Session
 from streamline.errors import printable
 from streamline.observe.verdict import way_out
@@ -146,6 +147,20 @@ class Watched:
 
     def warn(self, waited: float, why: str, stacks: str = "") -> None:
         logger.warning("the consumer has waited %s: %s%s", _seconds(waited), printable(why), stacks)
+
+
+def working(meters: Meters, now: float) -> dict[int, str]:
+    """Say what each host is at, by its number: its oldest call. From any thread."""
+    found: dict[int, tuple[float, StageMeter]] = {}
+    for meter in list(meters.stages.values()):
+        since = meter.since
+        if meter.host is not None and since is not None:
+            number = meter.host.number
+            found[number] = min(found.get(number, (since, meter)), (since, meter), key=lambda one: one[0])
+    return {
+        number: f"{meter} of shard {meter.shard} for {_seconds(max(0.0, now - since))}"
+        for number, (since, meter) in found.items()
+    }
 
 
 class Patience:

@@ -25,6 +25,7 @@ from streamline.core.threads import hold_descriptors
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, printable, users_level
 from streamline.observe.exporters import check_metrics
+from streamline.observe.page import page_place
 from streamline.plan.cache_key import bound
 from streamline.plan.plan import Plan
 from streamline.runtime.rank_ends import Resumed, agreed
@@ -62,6 +63,7 @@ class OpenOptions:
     stall_s: float | None = None
     memory: int = MEMORY_BYTES
     metrics: str | None = None
+    page: bool | str = False
 
     def check(self, plan: Plan) -> ResolvedRun:
         """Check what can be checked without a look at the source; return the run, whose data is as `plan` names it."""
@@ -95,6 +97,7 @@ class OpenOptions:
             policy=self.policy,
             progress=self.progress,
             metrics=self.metrics,
+            page=page_place(self.page),
             stall_s=self.stall_s,
             memory=memory,
             ending=Agreement(ends=ends, rank=rank),
@@ -226,6 +229,7 @@ class RunOptions(TypedDict, total=False):
     stall_s: float | None
     memory: int
     metrics: str | None
+    page: bool | str
 
 
 class Opened(Generic[T]):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from os import PathLike
+from time import perf_counter
 from typing import Any
 from weakref import ref
 
@@ -22,12 +23,14 @@ from streamline.core.tasks import MEMORY_BYTES, Awaited, Session, Tasks
 from streamline.errors import PlanError
 from streamline.merge.base import DeferredProgress, Inboxes, MergeFlow
 from streamline.observe.exporters import export
+from streamline.observe.page import STALLED_S, LivePage, StreamFacts
 from streamline.observe.progress import Progress
 from streamline.observe.stats import stats_of
 from streamline.observe.trace import Trace
-from streamline.observe.watchdog import Watched
+from streamline.observe.watchdog import Watched, working
 from streamline.plan.cache_key import caches_of
 from streamline.plan.compile import merged_size
+from streamline.plan.length import left_on_ranks, num_given
 from streamline.plan.plan import Plan
 from streamline.plan.worker import BeginState, SourceOpener, StageOpener, ahead_of
 from streamline.runtime.rank_ends import begun_at
@@ -54,6 +57,7 @@ class ResolvedRun:
       policy: what is done with items on which user code fails.
       progress: whether to show how it gets on.
       metrics: where its metrics are exported; None: nowhere.
+      page: what exporters call its live page; None: there is none.
       stall_s: how long the consumer may wait before the log says what for; None: for ever.
       memory: bytes that sources may hold read ahead in each process.
       ending: how it ends together with the other ranks.
@@ -70,6 +74,7 @@ class ResolvedRun:
     policy: Policy = field(default_factory=Policy)
     progress: bool = False
     metrics: str | None = None
+    page: str | None = None
     stall_s: float | None = None
     memory: int = MEMORY_BYTES
     ending: Agreement
@@ -153,15 +158,49 @@ class ResolvedRun:
         return Watched(session, self.plan.source.name, self.merged, shared=self.plan.mode == "shared")
 
     def show(self, session: Session) -> None:
-        """Show the progress of the run, and export its metrics, if that is wanted. Raises `HostError`."""
+        """Show the progress of the run, its page and its metrics, if that is wanted. Raises `HostError`."""
         stats = partial(stats_of, session.meters)
+        whose = self.plan.source.name, self.rank.rank
         if self.metrics is not None:
-            session.at_close(export(self.metrics, self.plan.source.name, self.rank.rank, stats))
+            session.at_close(export(self.metrics, *whose, stats))
+        if self.page is not None:
+            about = partial(self._about, session, self._length)
+            session.at_close(export(self.page, *whose, stats, about=about, make=LivePage))
         if self.progress:
             progress = Progress(stats, self.epoch)
             session.on_chunk_boundary(progress.at_chunk_boundary)
             session.at_close(progress.stop)
             progress.start()
+
+    @property
+    def _length(self) -> float | None:
+        """How many items this run gives; None: that isn't known before they have been read."""
+        if self.ending.left is not None:
+            return self.ending.left
+        plan, rank = self.plan, self.rank
+        if self.resume is None:
+            return num_given(plan, rank.rank, rank.world_size, self.ending.ends.policy)
+        taken = dict(zip(self.resume.shards, self.resume.produced, strict=True))
+        return left_on_ranks(plan, rank.world_size, lambda shard: taken.get(shard, 0))[rank.rank]
+
+    def _about(self, session: Session, length: float | None) -> StreamFacts:
+        """Return what a page shows of the run besides its figures. From any thread."""
+        now, consumer, last = perf_counter(), session.meters.consumer, self.snapshots.last
+        since = consumer.waiting_since
+        waited = 0.0 if since is None else now - since
+        stalled = f"for {waited:,.0f} s: {self.watched(session).report(now)}" if waited > STALLED_S else ""
+        return StreamFacts(
+            epoch=self.epoch,
+            world_size=self.rank.world_size,
+            length=length,
+            workers=self.plan.worker_names,
+            branches={name: name.partition("/")[0] for name in self.plan.source.names[:-1]},
+            errors=session.errors.report(),
+            working=working(session.meters, now),
+            stalled=stalled,
+            ended=consumer.closed_at is not None,
+            snapshot=dict(vars(last)),
+        )
 
     def trace(self, session: Session, path: str | PathLike[str], max_bytes: int) -> Trace:
         """Begin to write a trace of the run; it ends with it."""

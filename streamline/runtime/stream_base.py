@@ -12,6 +12,7 @@ from streamline.core.forks import disowned_in_copies
 from streamline.core.gate import Gate
 from streamline.core.state import At, State
 from streamline.core.tasks import Session
+from streamline.observe.page import page_url
 from streamline.observe.stats import Stats, collect, stats_of
 from streamline.observe.trace import MAX_BYTES, Trace
 from streamline.plan.plan import Plan
@@ -58,6 +59,11 @@ class BaseStream(Cursor[T]):
         """
         self._session.errors.count(self.state)
         return self._session.errors.report()
+
+    @property
+    def page(self) -> str | None:
+        """The address of its live page, with the token that lets in; None: it has none, or is closed."""
+        return page_url(self._resolved.page)
 
     def stats(self) -> Stats:
         """Return what was counted so far, and what limits the stream: see docs/seeing.md. Also after the end."""

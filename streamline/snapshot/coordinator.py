@@ -10,14 +10,17 @@
 5. Skip counts of stages that this plan no longer has are added, and the merge's lists are keyed by shard.
 6. Fingerprint, listing, epoch and rank make a `Snapshot` of it, in memory.
 7. The gate returns to the phase that it had.
-8. Later, `Snapshot.save` writes the file and notifies the keepers, which release what only earlier snapshots needed.
+8. Later, `Snapshot.save` writes the file and notifies the keepers, which release what only earlier snapshots needed;
+   `LastSnapshot` is one of them, and remembers where that was, for those who look on.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from streamline.core.error_policy import counting_in, counts_in
@@ -52,6 +55,11 @@ class SnapshotCoordinator:
     begun_from: Tree | None
 
     @cached_property
+    def last(self) -> LastSnapshot:
+        """What is known of the last one."""
+        return LastSnapshot()
+
+    @cached_property
     def fingerprint(self) -> list[Entry]:
         """What the plan is; shared by all snapshots of the run."""
         return fingerprint(self.plan)
@@ -74,6 +82,7 @@ class SnapshotCoordinator:
             gate.on(BACK[before])
 
     def _assemble(self, state: Tree, journal: PendingItems | None) -> Snapshot:
+        self.last.taken_at = time.time()
         return Snapshot(
             version=FORMAT_VERSION,
             fingerprint=self.fingerprint,
@@ -85,7 +94,7 @@ class SnapshotCoordinator:
             state=self._by_shard(self._with_gone(state)),
             merge=self.plan.merge.name,
             journal=None if journal is None else journal.entry(state),
-            keepers=tuple(filter(None, (getattr(journal, "keeper", None), self._spills))),
+            keepers=tuple(filter(None, (getattr(journal, "keeper", None), self._spills, self.last))),
         )
 
     @cached_property
@@ -127,6 +136,34 @@ class SnapshotCoordinator:
         """Likewise, of the merge and the stages after it."""
         merged = {self.plan.merge.name, *(stage.name for stage in self.plan.after)}
         return {} if self.begun_from is None else _counts_of_others(self.begun_from, merged)
+
+
+class LastSnapshot:
+    """When the last snapshot was taken, and where the last one that was saved is. May be read in any thread.
+
+    Attributes:
+      taken_at: in seconds since 1970; None: there is none.
+      saved_at: likewise.
+      where: it was saved: its file, or another place.
+      bytes: of the file; 0: it is another place.
+    """
+
+    def __init__(self) -> None:
+        self.taken_at: float | None = None
+        self.saved_at: float | None = None
+        self.where = ""
+        self.bytes = 0
+
+    def storing(self) -> None:
+        """Nothing has to be durable before."""
+
+    def stored(self, _: Tree, where: str) -> None:
+        """A snapshot has been stored."""
+        try:
+            self.bytes = Path(where).stat().st_size
+        except (OSError, ValueError):  # it is no file, or has gone
+            self.bytes = 0
+        self.where, self.saved_at = where, time.time()
 
 
 def _counts_of_others(tree: Tree, names: Collection[str]) -> dict[str, int]:

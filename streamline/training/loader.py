@@ -108,6 +108,11 @@ class Loader(Generic[T]):
             self._now = Now(after, run)
             self._passes.expect(after.following.epoch)
 
+    @property
+    def page(self) -> str | None:
+        """The address of its live page, with the token that lets in, also between epochs; None: it has none."""
+        return None if self._closed else self._passes.page
+
     def __len__(self) -> int:
         """Return the items in an epoch, on this rank.
 

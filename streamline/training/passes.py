@@ -24,6 +24,7 @@ from streamline.core.options import check_int, given
 from streamline.core.threads import HEAR_S, start_thread
 from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
 from streamline.observe.exporters import keep
+from streamline.observe.page import LivePage, page_place, page_url
 from streamline.runtime.loop_thread import EXIT_S
 from streamline.runtime.run import ResolvedRun
 from streamline.runtime.sync_stream import SyncStream
@@ -74,8 +75,9 @@ def passes_of(
     hosted = stay and isinstance(backend, HostingBackend | HostPool)
     again = steps_per_epoch is None and not source.is_live and options.get("dead_letters") is None
     opening = partial(open_at, **options)
+    metrics, page = options.get("metrics"), page_place(options.get("page", False))
     passes = Passes(
-        opening, pool, lambda: partial(settled(), **options), ahead=hosted and again, metrics=options.get("metrics")
+        opening, pool, lambda: partial(settled(), **options), ahead=hosted and again, metrics=metrics, page=page
     )
     if isinstance(backend, HostPool):
         backend.at_close(passes.drop_next)
@@ -88,7 +90,7 @@ class Passes(Generic[T]):
     Args:
       pool: the hosts that all passes run in, closed with this; None: they aren't this loader's.
       settled: returns what opens it elsewhere as it would be opened in the thread that calls this.
-      metrics: where those of all passes are exported, which stays open between two of them; None: nowhere.
+      metrics, page: where all passes are exported and shown, which stays open between two of them; None: nowhere.
     """
 
     def __init__(
@@ -99,14 +101,17 @@ class Passes(Generic[T]):
         *,
         ahead: bool = False,
         metrics: str | None = None,
+        page: str | None = None,
     ) -> None:
         self.open_at = open_at
         self._open_next = open_at
         self._settled = settled
         self.ahead = ahead
         self._pool = pool
-        self._metrics = metrics
-        self._kept: weakref.finalize[[], Passes[T]] | None = None
+        self._page = page
+        self._to_keep = [] if metrics is None else [partial(keep, metrics)]
+        self._to_keep += [] if page is None else [partial(keep, page, LivePage)]
+        self._kept: list[weakref.finalize[[], Passes[T]]] = []
         self._lock = threading.RLock()  # Ctrl-C may come while it is held
         self._epoch = 0
         self._current: weakref.ref[SyncStream[T]] | None = None
@@ -120,8 +125,7 @@ class Passes(Generic[T]):
     def open(self, begin: Snapshot | None, epoch: int) -> LoaderRun[T]:
         """Open the pipeline at a snapshot, or at the beginning of an epoch; or return what was opened ahead."""
         opened = self.open_at(resume=begin, epoch=epoch if begin is None else None)
-        if self._metrics is not None and self._kept is None:
-            self._kept = weakref.finalize(self, keep(self._metrics))
+        self._keep_places()
         if self.ahead:
             self._open_next = self._settled()
         with self._lock:
@@ -138,6 +142,17 @@ class Passes(Generic[T]):
         self._current = weakref.ref(stream)
         return LoaderRun(stream, begin, opened.resolved.epoch, spent)
 
+    @property
+    def page(self) -> str | None:
+        """The address of the page; it is opened, if there is to be one. Raises `HostError`."""
+        self._keep_places()
+        return page_url(self._page)
+
+    def _keep_places(self) -> None:
+        while self._to_keep:
+            self._kept.append(weakref.finalize(self, self._to_keep[-1]()))
+            self._to_keep.pop()
+
     def expect(self, epoch: int, current: LoaderRun[T] | None = None) -> None:
         """Open `epoch` ahead when its time comes.
 
@@ -149,16 +164,15 @@ class Passes(Generic[T]):
             current.spent.add_done_callback(lambda _: self._begin_next())
 
     def close(self) -> None:
-        """Close the present pass, and what was opened ahead; end the hosts, and the export of metrics. Idempotent."""
+        """Close the present pass, and what was opened ahead; end hosts, page and export of metrics. Idempotent."""
         stream = None if self._current is None else self._current()
         if stream is not None:
             stream.close()
         self.drop_next()
         if self._pool is not None:
             self._pool.close()
-        if self._kept is not None:
-            self._kept()
-            self._kept = None
+        for kept in self._kept:
+            kept()
 
     def drop_next(self) -> None:
         """Close what was opened ahead, and open nothing more so. From any thread."""

@@ -94,11 +94,11 @@ class RemoteMetrics:
         for key in self._earlier_items:
             channel = self._meters.channel(*key, 0)
             self._earlier_items[key], channel.depth = channel.items, 0
-        self._earlier_traffic = {
-            name: traffic.counts()
-            for (name, number), traffic in list(self._meters.traffics.items())
-            if number == self._host.number
-        }
+        traffics = list(self._meters.traffics.items())
+        mine = {name: traffic for (name, number), traffic in traffics if number == self._host.number}
+        for traffic in mine.values():
+            traffic.in_flight = 0
+        self._earlier_traffic = {name: traffic.counts() for name, traffic in mine.items()}
 
 
 def _by_own_clock(counts: MetricsUpdate, ahead: float) -> MetricsUpdate:

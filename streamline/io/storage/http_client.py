@@ -90,10 +90,10 @@ class HttpClient:
         target, proxy = self._target(url)
         first = target
         for _ in range(MAX_REDIRECTS + 1):
-            self._traffic.requests += 1
             sent = {**self._sent, **headers} if self._sent and _same_host(first, target) else headers
             asking = session.get(target, headers=sent, proxy=proxy, allow_redirects=False, auto_decompress=unpack)
-            response = await self._in_time(asking, target, ends)
+            with self._traffic.asking():
+                response = await self._in_time(asking, target, ends)
             if response.status not in (301, 302, 303, 307, 308):
                 return response
             response.release()

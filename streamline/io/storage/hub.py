@@ -122,8 +122,8 @@ class HubStorage(Storage):
     async def _tried(self, path: str, ask: Callable[[], R], attempts: Attempts | None = None, position: int = 0) -> R:
         attempts = attempts or self._attempts(path)
         while True:
-            self._traffic.requests += 1
-            result, error = await self._threads.run(partial(_outcome, ask))
+            with self._traffic.asking():
+                result, error = await self._threads.run(partial(_outcome, ask))
             if error is None:
                 return result  # type: ignore[return-value]
             meant = meaning(attempts.what, error)

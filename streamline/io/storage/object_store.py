@@ -263,8 +263,7 @@ class ObjectStorage:
             return None
 
     async def _asked(self, attempts: Attempts, ask: Callable[[], Awaitable[R]]) -> R:
-        self._traffic.requests += 1
-        with anyio.fail_after(attempts.left_s):
+        with self._traffic.asking(), anyio.fail_after(attempts.left_s):
             return await ask()
 
     def _attempts(self, path: str, mib: int = 1) -> Attempts:
