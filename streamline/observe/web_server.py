@@ -75,7 +75,11 @@ class WebServer:
 
         def connected() -> asyncio.Protocol:
             if len(http.connections) >= MOST_CONNECTIONS:
-                http.connections[0].force_close()
+                oldest = http.connections[0]
+                transport = oldest.transport
+                oldest.force_close()
+                if transport is not None:
+                    transport.abort()  # a close would wait for a client that doesn't read
             return http()
 
         server = await self._loop.create_server(connected, sock=self._socket)
