@@ -96,8 +96,9 @@ INTRODUCTION = """\
 # Benchmarks
 
 Written by `python -m bench --write`. Each case has its own process; rounds are interleaved A B C A B C, one warm-up and
-{rounds} measured; every run's items are verified. Targets are ratios within one run, because ratios move less
-between machines than rates do; a ratio is the median of the rounds' own ratios. Each table says where it was measured.
+those that are measured, 5 if nothing else was said; every run's items are verified. Targets are ratios within one run,
+because ratios move less between machines than rates do; a ratio is the median of the rounds' own ratios. Each table
+says where it was measured.
 """
 
 
@@ -129,7 +130,7 @@ def main() -> None:
         scale.run(scale.SMOKE if arguments.smoke else scale.Sizes())
     if arguments.write and sound:
         before = PAGE.read_text(encoding="utf-8") if arguments.names else ""
-        text = "\n".join([INTRODUCTION.format(rounds=options.rounds), versions, tables])
+        text = "\n".join([INTRODUCTION, versions, tables])
         PAGE.write_text(report.updated(before, text), encoding="utf-8")
     sys.exit(not sound)
 

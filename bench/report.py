@@ -58,8 +58,11 @@ def table(suite: Suite, results: Mapping[str, Result], where: str) -> str:
 
 
 def updated(before: str, now: str) -> str:
-    """Return a page with the tables of `now`, and those of `before` that aren't in it, in the order of `before`."""
-    (_, *old), (head, *new) = (_sections(page) for page in (before, now))
+    """Return `before` with the tables of `now` in it, in place of those of the same names, or behind the others.
+
+    What is above the tables stays: the versions there are those of a run of all benchmarks.
+    """
+    (head, *old), (_, *new) = (_sections(page) for page in (before or now, now))
     tables = {section.partition("\n")[0]: section for section in (*old, *new)}
     return "".join([head, *tables.values()]).rstrip() + "\n"
 

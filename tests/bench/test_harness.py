@@ -137,5 +137,5 @@ def test_figures_are_short(value: float, unit: Unit, text: str) -> None:
 def test_some_tables_of_a_page_are_renewed_and_the_others_stay() -> None:
     before = "# Page\n\nmachine A\n\n## One\n\n1\n\n## Two\n\n2\n"
     now = "# Page\n\nmachine B\n\n## Two\n\nnew\n\n## Three\n\n3\n"
-    assert report.updated(before, now) == "# Page\n\nmachine B\n\n## One\n\n1\n\n## Two\n\nnew\n\n## Three\n\n3\n"
+    assert report.updated(before, now) == "# Page\n\nmachine A\n\n## One\n\n1\n\n## Two\n\nnew\n\n## Three\n\n3\n"
     assert report.updated("", now) == now
