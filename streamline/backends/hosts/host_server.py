@@ -53,7 +53,7 @@ from streamline.core.limits import CallLimits
 from streamline.core.place import CURRENT_PLACE, Place
 from streamline.core.state import At, CountedStates
 from streamline.core.tasks import MEMORY_BYTES, Job, Session, Tasks, supervise
-from streamline.observe.stacks import waiting_tasks
+from streamline.core.tracebacks import waiting_tasks
 from streamline.plan.plan import Plan
 from streamline.plan.worker import worker_flow
 from streamline.sources.live import FedSource

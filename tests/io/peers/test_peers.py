@@ -104,6 +104,7 @@ async def test_what_a_peer_sent_is_kept_here_too(group: list[Machine], tmp_path:
     with anyio.fail_after(LONGEST_S):
         while len(files(tmp_path, "object")) < 3:  # noqa: ASYNC110 - a server keeps one, in a thread of its own
             await anyio.sleep(0.005)
+    assert len(files(tmp_path, "object")) == 3
     for client in clients:
         before = client.cache.traffic.peer_hits, client.cache.traffic.hits
         assert await content(client) == DATA
