@@ -186,12 +186,12 @@ class LivePage(Exporter):
         if began >= self._due:
             self._bodies.clear()
         if kind not in self._bodies:
-            self._bodies[kind] = UPDATES[kind](self._shown())
+            self._bodies[kind] = UPDATES[kind](self._shown(tables=kind == "top"))
             self._due = max(self._due, began + (perf_counter() - began) / SHARE)
         return self._bodies[kind]
 
-    def _shown(self) -> dict[str, Any]:
-        streams = [self._stream(stream) for stream in self.streams[:MOST_STREAMS]]
+    def _shown(self, *, tables: bool) -> dict[str, Any]:
+        streams = [self._stream(stream, tables=tables) for stream in self.streams[:MOST_STREAMS]]
         return {
             "time": time.time(),
             "streams": streams,
@@ -199,9 +199,10 @@ class LivePage(Exporter):
             "events": self._log.events(),
         }
 
-    def _stream(self, stream: ExportedStream) -> dict[str, Any]:
+    def _stream(self, stream: ExportedStream, *, tables: bool) -> dict[str, Any]:
         reading, about = stream.read(), stream.about() if stream.about is not None else StreamFacts()
-        return {"name": stream.labels["stream"], "rank": int(stream.labels["rank"])} | shown(
+        of_terminal = {"table": text_table(reading.lately)} if tables else {}
+        return {"name": stream.labels["stream"], "rank": int(stream.labels["rank"]), **of_terminal} | shown(
             reading.stats, reading.lately, about, self._cpu.of(reading.stats.hosts)
         )
 
@@ -312,11 +313,10 @@ def shown(stats: Stats, lately: Stats, about: StreamFacts, cpu: Mapping[int, flo
         "mixtures": list(_mixtures(stats, lately)),
         "errors": _errors(about.errors),
         "snapshot": {name: _cut(one) if isinstance(one, str) else one for name, one in about.snapshot.items()},
-        "table": _table(lately),
     }
 
 
-def _table(lately: Stats) -> str:
+def text_table(lately: Stats) -> str:
     """Return the table of `stats`, or what of it an update may have."""
     few = replace(lately, stages=lately.stages[:MOST_STAGES], channels=lately.channels[:MOST_STAGES])
     few = replace(few, hosts=tuple(_first_hosts(few.hosts)), reads=few.reads[:MOST_PARTS])
@@ -467,7 +467,7 @@ def _cut(text: str) -> str:
 
 
 def text_lines(shown: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines for a terminal."""
+    """Yield the lines for a terminal, of streams with their `text_table`."""
     for stream in shown["streams"]:
         whose = f", rank {stream['rank']} of {stream['world_size']}" if stream["world_size"] > 1 else ""
         verdict = stream["verdict"]
