@@ -44,12 +44,13 @@ from streamline.plan.plan import Plan, Shard
 from streamline.plan.rules import RESERVED
 from streamline.runtime.check_report import DEADLINE_S, Report
 from streamline.runtime.debug import DebugStream
-from streamline.runtime.open import Openable, Opened, OpenOptions, RunOptions, prepare
+from streamline.runtime.open import Openable, Opened, OpenOptions, RunOptions, StepReplay, prepare
 from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ends import Ends, EndsPolicy
 from streamline.sharding.ranks import Mesh
 from streamline.snapshot.compatibility import NewFiles
 from streamline.snapshot.explain import Explanation, explain
+from streamline.snapshot.recorder import Recorder
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.base import Mode, Source
 from streamline.training.loader import Loader
@@ -668,6 +669,8 @@ class Pipeline(Openable[T]):
         memory: int = MEMORY_BYTES,
         metrics: str | None = None,
         page: bool | str = False,
+        record: Recorder | None = None,
+        skip_steps: Collection[int] = (),
         **unknown: Never,
     ) -> Opened[T]:
         """Return what `async with` or `with` runs: an async or a plain iterator with snapshots.
@@ -695,6 +698,8 @@ class Pipeline(Openable[T]):
           memory: bytes that sources may hold read ahead in each process; one request is always admitted.
           metrics: where its metrics are read: "127.0.0.1:9464" by Prometheus, or by "opentelemetry". docs/metrics.md
           page: True: a live page shows it in a browser on this machine; "0.0.0.0:8600": there. docs/page.md
+          record: where it records of each step which items were in it: sl.Recorder("steps/"). docs/steps.md
+          skip_steps: steps whose items are drawn and not given, range(1820, 1841) say; later resumes know of them.
 
         Raises:
           PlanError: what several ranks, or processes of one, can't share, or ranks can't end together; options that
@@ -707,7 +712,8 @@ class Pipeline(Openable[T]):
         check_known(".open", unknown, OPTIONS)
         policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
         begin = resume, accept, new_files, rank, world_size, mesh, epoch, ends
-        return Opened(self.plan, OpenOptions(backend, policy, *begin, progress, stall_s, memory, metrics, page))
+        shown = progress, stall_s, memory, metrics, page
+        return Opened(self.plan, OpenOptions(backend, policy, *begin, *shown, record, skip_steps))
 
     def loader(
         self,
@@ -741,6 +747,26 @@ class Pipeline(Openable[T]):
             self.open, options, self.plan.source, steps_per_epoch, stay=persistent, settled=lambda: self.settled().open
         )
         return Loader(passes, epoch=epoch, steps_per_epoch=steps_per_epoch, fixed_epoch=fixed_epoch, resume=resume)
+
+    def replay_steps(
+        self,
+        path: str | PathLike[str],
+        first: int,
+        last: int,
+        *,
+        epoch: int | None = None,
+        **options: Unpack[RunOptions],
+    ) -> StepReplay[T]:
+        """Return what gives the items of recorded steps again, `first` to `last`, in `for` or `async for`.
+
+        Args:
+          path: as `sl.Recorder` was given it; of several epochs or ranks, `epoch` and `rank` say which.
+          options: those of `open`.
+
+        Raises:
+          RecordError: some of the steps are missing. As `open`, when the loop begins. See docs/steps.md.
+        """
+        return StepReplay(self, path, first, last, epoch, options)
 
     def debug(
         self,

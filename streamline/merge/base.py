@@ -407,7 +407,6 @@ class MergeState(State):
 
     def json(self, until: State | None = None) -> Tree:
         later = self if until is None else cast(MergeState, until.latest)
-        ahead: Sequence[State | None] = [None] * len(self.references) if until is None else later.workers
         planned = self.log.planned
         logged = self.log.between(self.number, max(later.number, planned) if self.choosing else planned)
         beyond = later.number > max(self.number, planned) and not self.choosing and self.log.leads_to(later.log)
@@ -415,7 +414,7 @@ class MergeState(State):
             "next_worker": self.next_worker,
             "produced": self.produced,
             **_written(self.produced, logged, later.produced if beyond else None),
-            "workers": [state.json(then) for state, then in zip(self.workers, ahead, strict=True)],
+            "workers": list(map(Reference.json, self.references, later.references)),
         }
         return {self.name: own}
 
