@@ -680,18 +680,16 @@ class Pipeline(Openable[T]):
         Args:
           backend: where the workers run.
           resume: go on after what this snapshot had delivered, of a job's each rank its part; None: the beginning.
-          accept: what may have changed since the snapshot, as "NAME.what": ["batch.size"]. A resume that is refused
-            says what to write here, and what comes out then. An entry that isn't needed does no harm.
+          accept: what may have changed since the snapshot: ["batch.size"]; a resume that is refused says what to write.
           new_files: what a resume does when files have come since: "refuse" to go on; or leave them to "next_epoch".
           rank: which data-parallel rank this is, of `world_size`; by default both are found out.
           mesh: in their place, the dimension of torch's `DeviceMesh` dividing the data: mesh["dp"]. See docs/ranks.md.
           epoch: seen by shuffles, random generators and custom sources; by default the snapshot's, or 0.
           ends: how ranks with unequal shards end together: "drop" what the others have no more of, "pad" with items
             given again, or "allow" each its own end; or an `sl.Ends`. One rank alone gives all. See docs/ranks.md.
-          on_error: what happens when user code fails on an item, or a record is malformed: "raise" it; "skip" the item,
-            and count it; or a sync function of a `Failure` that returns "skip" or "raise".
-          max_errors: skipped items, counted when they would have been consumed, beyond which the stream fails with
-            `TooManyErrors`: an int is a count, a float a rate of all items (ten are borne in any case), None no limit.
+          on_error: of an item on which user code fails, or a malformed record: "raise"; "skip" and count it; or a sync
+            function of a `Failure` that returns one of these.
+          max_errors: skipped items beyond which it fails with `TooManyErrors`: a count, a float of all, or None (any).
           dead_letters: a JSONL file with a line for each skipped item; each rank has its own.
           progress: show on stderr how it gets on: live lines on a terminal or in a notebook, else INFO each 30 s.
           stall_s: seconds of waiting at which the log says what for, and at twice, four times, … as many; None: never.
@@ -702,10 +700,8 @@ class Pipeline(Openable[T]):
           skip_steps: steps whose items are drawn and not given, range(1820, 1841) say; later resumes know of them.
 
         Raises:
-          PlanError: what several ranks, or processes of one, can't share, or ranks can't end together; options that
-            contradict, or out of range or type (PlanTypeError).
-          ResumeError: the snapshot is of another plan, of other data, or of other ranks.
-          ReadError: a file of the source is missing.
+          PlanError: what ranks, or processes of one, can't share, or can't end together; wrong options (PlanTypeError).
+          ResumeError: the snapshot is of another plan, other data or ranks. ReadError: a file is missing. RecordError.
           Later, by `with`: DeadLetterError; HostError: no page or metrics there; JournalError, see docs/live.md.
         Warns: CodeChangedWarning, if functions' code has changed since the snapshot.
         """

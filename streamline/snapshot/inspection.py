@@ -267,8 +267,14 @@ def _step(step: RecordedStep) -> Iterator[str]:
 
 def _moved(source: str, then: Tree, now: Tree) -> str:
     """Say from where to where a shard's source was read: "a.txt, line 3, byte 18 -> a.txt, line 5, byte 30"."""
-    begin, end = _position(then.get(source)), _position(now.get(source))
+    begin, end = _position(then.get(source)), _place_reached(now.get(source))
     return f"{begin} -> {end}" if begin != end else f"from {begin} on"
+
+
+def _place_reached(own: Json) -> str:
+    """As `_position`, of a source that has given something."""
+    ended = isinstance(own, dict) and own.get("file", "") is None
+    return "the end" if ended else _position(own)
 
 
 def _held(after: Snapshot, tree: Tree) -> Iterator[str]:

@@ -123,7 +123,7 @@ class Recorder:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Reached:
     """How far a record has come. One object, so that going on is one step, wherever Ctrl-C strikes.
 
     Attributes:
@@ -145,7 +145,7 @@ class StepWriter:
         self._path = recorder.path
         self._descriptor: int | None = None
         self._owner = os.getpid()
-        self._place: _Place | None = None
+        self._place: _Reached | None = None
         self._whole = False  # whether the file ends after a frame that `_place` stands after
         self._failed = False
         self._deflate = compressobj()
@@ -184,7 +184,7 @@ class StepWriter:
         place, chooses = self._place, snapshots.plan.chooser is not None
         if place is None:
             state = before.get()
-            place = _Place(number, state, snapshots.tree(state))
+            place = _Reached(number, state, snapshots.tree(state))
         state = after.get()
         tree = snapshots.tree(state)
         found = [change(place.tree, tree)]
@@ -193,10 +193,10 @@ class StepWriter:
         if not whole or self._change_bytes > CHANGES * self._head_bytes:
             self._begin(place, snapshots)
         self._change_bytes += self._write(kind + self._deflated(_ENCODER.encode(found)))
-        self._place = _Place(number + 1, state if chooses else None, tree)
+        self._place = _Reached(number + 1, state if chooses else None, tree)
         self._whole = True
 
-    def _begin(self, place: _Place, snapshots: SnapshotCoordinator) -> None:
+    def _begin(self, place: _Reached, snapshots: SnapshotCoordinator) -> None:
         """Begin a block."""
         if self._descriptor is None:
             self._path, self._descriptor = _new_file(self._directory, snapshots, place.number)
@@ -254,7 +254,7 @@ def failed(path: Path, error: OSError, what: str = "write") -> RecordError:
 # Reading --------------------------------------------------------------------------------------------------------------
 
 
-class Block(NamedTuple):
+class StepBlock(NamedTuple):
     """Some steps of a file, one after the other.
 
     Attributes:
@@ -283,7 +283,7 @@ class Block(NamedTuple):
             raise ValueError(str(error)) from error
 
 
-def blocks(content: bytes) -> Iterator[Block]:
+def blocks(content: bytes) -> Iterator[StepBlock]:
     """Yield the blocks of a file's content, without what is damaged or cut short."""
     for part in content.split(MARKER):
         found = list(_sound(part))
@@ -298,14 +298,14 @@ def _sound(part: bytes) -> Iterator[bytes]:
             yield payload
 
 
-def _block(found: list[bytes]) -> Block | None:
+def _block(found: list[bytes]) -> StepBlock | None:
     head, *rest = found
     kind, size = head[:1], 1 + _NUMBER.size
     if len(head) < size or kind not in (BEGIN, END):
         return None
     (number,) = _NUMBER.unpack_from(head, 1)
     if kind == END:
-        return Block(number, b"", [], number)
+        return StepBlock(number, b"", [], number)
     ends = [_NUMBER.unpack_from(payload, 1)[0] for payload in rest if payload[:1] == END]
     steps = [(payload[:1], payload[1:]) for payload in rest if payload[:1] in (STEP, LEFT_OUT)]
-    return Block(number, head[size:], steps, ends[-1] if ends else None)
+    return StepBlock(number, head[size:], steps, ends[-1] if ends else None)

@@ -18,7 +18,7 @@ from streamline.core.state import Tree
 from streamline.core.text import some
 from streamline.errors import RecordError, SnapshotError
 from streamline.snapshot.changes import changed
-from streamline.snapshot.recorder import LEFT_OUT, Block, RecordName, blocks, failed
+from streamline.snapshot.recorder import LEFT_OUT, RecordName, StepBlock, blocks, failed
 from streamline.snapshot.snapshot import Snapshot
 
 
@@ -69,7 +69,7 @@ class _Stretch:
     """Consecutive steps in one block: those from `first` to `stop` - 1 count."""
 
     name: RecordName
-    block: Block
+    block: StepBlock
     first: int
     stop: int
 
