@@ -687,8 +687,7 @@ class Pipeline(Openable[T]):
           epoch: seen by shuffles, random generators and custom sources; by default the snapshot's, or 0.
           ends: how ranks with unequal shards end together: "drop" what the others have no more of, "pad" with items
             given again, or "allow" each its own end; or an `sl.Ends`. One rank alone gives all. See docs/ranks.md.
-          on_error: of an item on which user code fails, or a malformed record: "raise"; "skip" and count it; or a sync
-            function of a `Failure` that returns one of these.
+          on_error: of a failing item or a malformed record: "raise"; "skip" it, counted; or a function of a `Failure`.
           max_errors: skipped items beyond which it fails with `TooManyErrors`: a count, a float of all, or None (any).
           dead_letters: a JSONL file with a line for each skipped item; each rank has its own.
           progress: show on stderr how it gets on: live lines on a terminal or in a notebook, else INFO each 30 s.

@@ -123,7 +123,7 @@ class Recorder:
 
 
 @dataclass(frozen=True)
-class _Reached:
+class _RecordEnd:
     """How far a record has come. One object, so that going on is one step, wherever Ctrl-C strikes.
 
     Attributes:
@@ -145,7 +145,7 @@ class StepWriter:
         self._path = recorder.path
         self._descriptor: int | None = None
         self._owner = os.getpid()
-        self._place: _Reached | None = None
+        self._place: _RecordEnd | None = None
         self._whole = False  # whether the file ends after a frame that `_place` stands after
         self._failed = False
         self._deflate = compressobj()
@@ -184,7 +184,7 @@ class StepWriter:
         place, chooses = self._place, snapshots.plan.chooser is not None
         if place is None:
             state = before.get()
-            place = _Reached(number, state, snapshots.tree(state))
+            place = _RecordEnd(number, state, snapshots.tree(state))
         state = after.get()
         tree = snapshots.tree(state)
         found = [change(place.tree, tree)]
@@ -193,10 +193,10 @@ class StepWriter:
         if not whole or self._change_bytes > CHANGES * self._head_bytes:
             self._begin(place, snapshots)
         self._change_bytes += self._write(kind + self._deflated(_ENCODER.encode(found)))
-        self._place = _Reached(number + 1, state if chooses else None, tree)
+        self._place = _RecordEnd(number + 1, state if chooses else None, tree)
         self._whole = True
 
-    def _begin(self, place: _Reached, snapshots: SnapshotCoordinator) -> None:
+    def _begin(self, place: _RecordEnd, snapshots: SnapshotCoordinator) -> None:
         """Begin a block."""
         if self._descriptor is None:
             self._path, self._descriptor = _new_file(self._directory, snapshots, place.number)
