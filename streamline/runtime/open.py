@@ -451,6 +451,11 @@ class StepReplay(Generic[T_co]):
         for step in self.steps:
             if step.after.get(NAME, {}).get("padded"):
                 raise RecordError(f"step {step.number} of rank {rank} was padding: one of its first items, given again")
+            if step.again is None:
+                raise RecordError(
+                    f"step {step.number} of rank {rank} began another pass of a .repeat, and the order that was chosen "
+                    "there isn't in the record: replay the steps before it, and after it, by themselves"
+                )
 
     def __len__(self) -> int:
         return len(self.steps)

@@ -35,10 +35,12 @@ from zlib import error as ZlibError  # noqa: N812 - it is a class
 
 from streamline.core.atomic_file import make_directory, open_own, write_all
 from streamline.core.record_file import DamagedFrameError, frame, frames
-from streamline.core.state import Reference, State, Tree
+from streamline.core.state import Json, Reference, State, Tree
 from streamline.errors import PlanTypeError, RecordError, SnapshotError, printable
+from streamline.plan.plan import Plan
 from streamline.snapshot.changes import change
 from streamline.snapshot.coordinator import SnapshotCoordinator
+from streamline.transforms.repeat import Repeat
 
 logger = logging.getLogger("streamline.recorder")
 
@@ -54,6 +56,9 @@ LEVEL = 4
 BEGIN, STEP, LEFT_OUT, END = b"B", b"S", b"L", b"E"
 """What a frame is: its first byte. After BEGIN and END comes a step's number: the block's first one, and the first one
 that was not given."""
+
+ANOTHER_PASS = "another pass"
+"""In the place of a step's choices: some were made in a pass that began with it, in a state that nothing has."""
 
 _NUMBER = struct.Struct("<Q")
 
@@ -189,7 +194,7 @@ class StepWriter:
         tree = snapshots.tree(state)
         found = [change(place.tree, tree)]
         if chooses and place.state is not None:
-            found.append(change(place.tree, snapshots.tree(place.state, state)))
+            found.append(_chosen(place, state, tree, snapshots))
         if not whole or self._change_bytes > CHANGES * self._head_bytes:
             self._begin(place, snapshots)
         self._change_bytes += self._write(kind + self._deflated(_ENCODER.encode(found)))
@@ -232,6 +237,43 @@ class StepWriter:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _chosen(place: _RecordEnd, after: State, tree: Tree, snapshots: SnapshotCoordinator) -> Json:
+    """Return what the choices up to `after` change in the state before it, or `ANOTHER_PASS`.
+
+    Args:
+      tree: of `after`.
+    """
+    assert place.state is not None
+    names = repeats_over_choices(snapshots.plan)
+    if names and list(_passes(place.tree, names)) != list(_passes(tree, names)):
+        return ANOTHER_PASS
+    return change(place.tree, snapshots.tree(place.state, after))
+
+
+def repeats_over_choices(plan: Plan) -> frozenset[str]:
+    """Return the names of those `.repeat`s of a plan that go through something in which an order is chosen."""
+    found = set()
+    for part in (*(part for _, _, part in plan.source.made_of), plan):
+        chosen = False
+        for stage in (*part.worker, part.merge, *part.after):
+            if chosen and isinstance(stage, Repeat):
+                found.add(stage.name)
+            chosen = chosen or stage.chooses
+    return frozenset(found)
+
+
+def _passes(tree: Json, names: frozenset[str]) -> Iterator[tuple[str, int]]:
+    """Yield in which pass the repeats of these names are, wherever they stand in a state."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            if key in names:
+                yield key, value["pass"]
+            yield from _passes(value, names)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _passes(value, names)
 
 
 def _new_file(directory: Path, snapshots: SnapshotCoordinator, first: int) -> tuple[Path, int]:

@@ -14,11 +14,11 @@ from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
-from streamline.core.state import Tree
+from streamline.core.state import Json, Tree
 from streamline.core.text import some
 from streamline.errors import RecordError, SnapshotError
 from streamline.snapshot.changes import changed
-from streamline.snapshot.recorder import LEFT_OUT, RecordName, StepBlock, blocks, failed
+from streamline.snapshot.recorder import ANOTHER_PASS, LEFT_OUT, RecordName, StepBlock, blocks, failed
 from streamline.snapshot.snapshot import Snapshot
 
 
@@ -32,7 +32,8 @@ class RecordedStep:
       run: the opening that recorded it.
       head: a snapshot of that opening.
       before, after: the states, as flows write them.
-      again: what a replay begins at: the state before it, with the choices that were made up to the one after.
+      again: what a replay begins at: the state before it, with the choices that were made up to the one after; None:
+        they aren't known, since a `.repeat` began another pass with it.
     """
 
     number: int
@@ -41,7 +42,7 @@ class RecordedStep:
     head: Snapshot
     before: Tree
     after: Tree
-    again: Tree
+    again: Tree | None
 
     @property
     def snapshot_before(self) -> Snapshot:
@@ -56,6 +57,7 @@ class RecordedStep:
     @property
     def snapshot_again(self) -> Snapshot:
         """What gives its item again; nothing is left out."""
+        assert self.again is not None
         return replace(self.head.standing_at(self.again, self.number), left_out=[])
 
     @property
@@ -180,7 +182,7 @@ def _decoded(stretch: _Stretch, first: int, stop: int) -> Iterator[RecordedStep]
         for number, (kind, _), text in zip(range(block.first, stop), block.steps, found, strict=False):
             changes = json.loads(text)
             after = changed(before, changes[0])
-            again = changed(before, changes[1]) if len(changes) > 1 else before
+            again = _again(before, *changes[1:])
             if number >= first:
                 yield RecordedStep(
                     number=number,
@@ -194,6 +196,10 @@ def _decoded(stretch: _Stretch, first: int, stop: int) -> Iterator[RecordedStep]
             before = after
     except (LookupError, TypeError, ValueError, SnapshotError) as error:
         raise RecordError(f"{stretch.name} is damaged in the block of steps from {block.first} on: {error}") from error
+
+
+def _again(before: Tree, chosen: Json = None) -> Tree | None:
+    return None if chosen == ANOTHER_PASS else changed(before, chosen)
 
 
 def in_stretches(steps: Sequence[RecordedStep]) -> Iterator[list[RecordedStep]]:

@@ -23,6 +23,7 @@ from streamline.snapshot.recorder import MARKER, RecordName
 from streamline.snapshot.steps import StepRecords
 from streamline.testing.compositions import Composition, compositions
 from streamline.testing.steps import DICE
+from tests.kit import later
 from tests.laws.profile import examples, short
 
 PIPE = sl.from_items(range(60)).shard(3).shuffle(window=4).merge().batch(2, collate=None)
@@ -48,9 +49,15 @@ async def feed() -> AsyncIterator[int]:
 
 
 @examples(30)
-@given(compositions(), st.integers(0, 1000), st.sampled_from([1, 3, 256]), st.data())
+@given(
+    compositions(),
+    st.integers(0, 1000),
+    st.sampled_from([1, 3, 256]),
+    st.floats(0, 1, exclude_max=True),
+    st.integers(0, 6),
+)
 def test_any_range_of_steps_is_given_again(
-    tmp_path_factory: pytest.TempPathFactory, composition: Composition, seed: int, most: int, data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory, composition: Composition, seed: int, most: int, place: float, more: int
 ) -> None:
     DICE.seed(seed)
     pipe, path = composition.pipeline, tmp_path_factory.mktemp("steps")
@@ -59,8 +66,12 @@ def test_any_range_of_steps_is_given_again(
         if not given_items:
             return
         assert sorted(told(path)) == list(range(len(given_items)))
-        first = data.draw(st.integers(0, len(given_items) - 1))
-        last = data.draw(st.integers(first, min(first + 6, len(given_items) - 1)))
+        first = int(place * len(given_items))
+        last = min(first + more, len(given_items) - 1)
+        if any(step.again is None for step in StepRecords(path).read(0, first, last)):
+            with pytest.raises(RecordError, match=r"began another pass of a \.repeat"):
+                pipe.replay_steps(path, first, last)
+            return
         again = list(pipe.replay_steps(path, first, last))
     assert repr(again) == repr(given_items[first : last + 1])
 
@@ -252,6 +263,22 @@ def test_a_replay_by_another_plan_is_refused(tmp_path: Path) -> None:
             PIPE.replay_steps(tmp_path, 5, 9, **options)
     with pytest.raises(PlanError, match="the first and the last step, in this order"):
         PIPE.replay_steps(tmp_path, 9, 5)
+
+
+def test_a_step_that_begins_another_pass_is_given_again_unless_an_order_is_chosen(tmp_path: Path) -> None:
+    numbers = sl.from_items(range(6))
+    for name, pipe, fixed in (
+        ("fixed", numbers.map(abs).repeat(2).batch(4, collate=None), True),
+        ("chosen", numbers.map(later, concurrency=2, ordered=False).repeat(2).batch(4, collate=None), False),
+        ("merged", numbers.shard(2).map(abs).merge("best_effort").repeat(2).batch(4, collate=None), False),
+    ):
+        given_items = record(tmp_path / name, pipe)
+        for step, item in enumerate(given_items):
+            if fixed or step != 1:
+                assert list(pipe.replay_steps(tmp_path / name, step, step)) == [item]
+            else:
+                with pytest.raises(RecordError, match=r"step 1 of rank 0 began another pass of a \.repeat"):
+                    pipe.replay_steps(tmp_path / name, 0, 2)
 
 
 def test_padding_is_not_given_again(tmp_path: Path) -> None:
