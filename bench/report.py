@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -40,9 +41,15 @@ def where(use_uvloop: bool) -> str:
     """Describe what the figures of a table belong to: the machine, the interpreter, the loop."""
     loop = "uvloop" if use_uvloop else "asyncio"
     return (
-        f"{_cpu_model()}, {_usable_cores()} cores, {platform.system()} {platform.release()}, "
+        f"{_cpu_model()}, {_usable_cores()} cores, {_gpu()}{platform.system()} {platform.release()}, "
         f"{platform.python_implementation()} {platform.python_version()}, {loop}"
     )
+
+
+def _gpu() -> str:
+    """Name the GPU of a benchmark that has looked for one."""
+    torch = sys.modules.get("torch")
+    return f"{torch.cuda.get_device_name()}, " if torch is not None and torch.cuda.is_available() else ""
 
 
 def table(suite: Suite, results: Mapping[str, Result], where: str) -> str:
