@@ -17,11 +17,10 @@ import numpy as np
 
 import streamline as sl
 from bench import harness
+from bench.large_images import POOL, ROWS, Rows, images, row, tally_of_images
 from bench.suite import Case, Suite, Tally, at_least, peer
 from streamline.transfer.cuda import CudaCopier
 
-POOL = 8
-ROWS = 64
 LARGE_ROWS = 4096
 """Of 12 KiB each: 48 MiB, of which a copy takes a millisecond."""
 
@@ -171,37 +170,13 @@ def spdl(n: int, steps: int = 0) -> Tally:
 # Batches made of items, to a GPU -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A data set of images as training reads them, 588 KiB each: row n is full of n % 8."""
-
-    length: int
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if index >= self.length:
-            raise IndexError(index)
-        return {"image": images()[index % POOL], "label": np.int64(index % POOL)}
-
-
-@cache
-def images() -> list[Any]:
-    return [np.full((3, 224, 224), level, np.float32) for level in range(POOL)]
-
-
-def row(index: int) -> dict[str, Any]:
-    return Rows(index + 1)[index]
-
-
 def prepare_images(_: int) -> None:
     images()
     peer("torch").zeros(1, device="cuda")
 
 
-def of_rows(n: int) -> Tally:
-    return Tally(n, float(sum(2 * (at % POOL) for at in range(n * ROWS))))
+def batches_of_images(n: int) -> Tally:
+    return Tally(n, tally_of_images(n * ROWS).checksum)
 
 
 def summed(batches: Iterable[Any]) -> Tally:
@@ -415,7 +390,7 @@ GPU_SUITES = (
         question="Batches made of items, to a GPU: what does all of it cost?",
         unit="items/s",
         floor=BY_HAND,
-        expected=of_rows,
+        expected=batches_of_images,
         smoke_items=4,
         note="Items of the table are batches of 64 images of 588 KiB, 37 MiB, made of arrays that are in memory.",
         cases=(
