@@ -25,10 +25,9 @@ from streamline.core.threads import hold_descriptors
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, printable, users_level
 from streamline.observe.exporters import check_metrics
-from streamline.observe.page import page_place
 from streamline.plan.cache_key import bound
 from streamline.plan.plan import Plan
-from streamline.runtime.rank_ends import Resumed, agreed
+from streamline.runtime.rank_ends import Resumed, agreed, page_of
 from streamline.runtime.run import ResolvedRun
 from streamline.runtime.stream import Stream
 from streamline.runtime.sync_stream import SyncStream
@@ -97,7 +96,7 @@ class OpenOptions:
             policy=self.policy,
             progress=self.progress,
             metrics=self.metrics,
-            page=page_place(self.page),
+            page=page_of(self.page, rank, ends),
             stall_s=self.stall_s,
             memory=memory,
             ending=Agreement(ends=ends, rank=rank),

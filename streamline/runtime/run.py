@@ -23,7 +23,7 @@ from streamline.core.tasks import MEMORY_BYTES, Awaited, Session, Tasks
 from streamline.errors import PlanError
 from streamline.merge.base import DeferredProgress, Inboxes, MergeFlow
 from streamline.observe.exporters import export
-from streamline.observe.page import STALLED_S, LivePage, StreamFacts
+from streamline.observe.page import STALLED_S, PagePlace, StreamFacts
 from streamline.observe.progress import Progress
 from streamline.observe.stats import stats_of
 from streamline.observe.trace import Trace
@@ -57,7 +57,7 @@ class ResolvedRun:
       policy: what is done with items on which user code fails.
       progress: whether to show how it gets on.
       metrics: where its metrics are exported; None: nowhere.
-      page: what exporters call its live page; None: there is none.
+      page: where its live page is, or rank 0's; None: it has none.
       stall_s: how long the consumer may wait before the log says what for; None: for ever.
       memory: bytes that sources may hold read ahead in each process.
       ending: how it ends together with the other ranks.
@@ -74,7 +74,7 @@ class ResolvedRun:
     policy: Policy = field(default_factory=Policy)
     progress: bool = False
     metrics: str | None = None
-    page: str | None = None
+    page: PagePlace | None = None
     stall_s: float | None = None
     memory: int = MEMORY_BYTES
     ending: Agreement
@@ -165,7 +165,7 @@ class ResolvedRun:
             session.at_close(export(self.metrics, *whose, stats))
         if self.page is not None:
             about = partial(self._about, session, self._length)
-            session.at_close(export(self.page, *whose, stats, about=about, make=LivePage))
+            session.at_close(export(self.page.name, *whose, stats, about=about, make=self.page.open))
         if self.progress:
             progress = Progress(stats, self.epoch)
             session.on_chunk_boundary(progress.at_chunk_boundary)
