@@ -122,7 +122,7 @@ class PagePlace(NamedTuple):
     def open(self, _: str = "") -> Exporter:
         """Open the page, or what publishes to rank 0's. Raises `HostError`."""
         if self.ranks.meet and self.ranks.rank:
-            return RankPublisher(self.ranks, stream_lines)
+            return RankFeed(self.ranks)
         try:
             return LivePage(self)
         except HostError as error:
@@ -164,6 +164,18 @@ def page_url(place: PagePlace | None) -> str | None:
     """Return the address of a page, with its token; None: it isn't open, or another rank's."""
     page = None if place is None else kept(place.name)
     return page.url if isinstance(page, LivePage) else None
+
+
+class RankFeed(Exporter):
+    """What rank 0's page shows of the streams of another rank."""
+
+    def __init__(self, ranks: JobRanks) -> None:
+        super().__init__()
+        self._publisher = RankPublisher(ranks, lambda: stream_lines(self.streams[:RANK_STREAMS]))
+
+    def close(self) -> bool:
+        self._publisher.close()
+        return True
 
 
 class LivePage(Exporter):

@@ -20,7 +20,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -36,11 +36,9 @@ from streamline.core.handshake import PeerHello, read_key
 from streamline.core.listener import Listener
 from streamline.core.threads import start_thread
 from streamline.errors import HostError, PlanError, printable
-from streamline.observe.exporters import ExportedStream, Exporter
 from streamline.observe.rank_lines import (
     MOST_LINE_BYTES,
     MOST_RANKS,
-    MOST_STREAMS,
     RankLine,
     SeenRank,
     StreamLine,
@@ -191,15 +189,14 @@ class CoresBusy:
         return (self._before[1] - used_s) / max(1e-3, self._before[0] - at)
 
 
-Lines = Callable[[Sequence[ExportedStream]], tuple[StreamLine, ...]]
-"""What is published of streams."""
+class RankPublisher:
+    """Publishes the streams of a rank that isn't 0.
 
+    Args:
+      lines: returns what is published of them.
+    """
 
-class RankPublisher(Exporter):
-    """Publishes the streams of a rank that isn't 0."""
-
-    def __init__(self, ranks: JobRanks, lines: Lines) -> None:
-        super().__init__()
+    def __init__(self, ranks: JobRanks, lines: Callable[[], tuple[StreamLine, ...]]) -> None:
         self._ranks = ranks
         self._lines = lines
         self._cores = CoresBusy()
@@ -212,14 +209,14 @@ class RankPublisher(Exporter):
         disowned_in_copies(self)
         start_thread(self._thread)
 
-    def close(self) -> bool:
+    def close(self) -> None:
+        """Publish that it is over, and close the connection; bounded in time, whatever rank 0 does."""
         self._over.set()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive() and (sock := self._sock) is not None:
             with suppress(OSError):  # it has ended
                 sock.shutdown(socket.SHUT_RDWR)  # rank 0 doesn't take what is sent
             self._thread.join(CLOSE_S)
-        return True
 
     def disown(self) -> None:
         """Close the connection in a fork, where the thread doesn't go on."""
@@ -276,9 +273,9 @@ class RankPublisher(Exporter):
         every_s = EVERY_S
         while True:
             began = thread_time()
-            lines = self._lines(self.streams[:MOST_STREAMS])
+            line = RankLine(every_s, max(0.0, self._cores.since()), self._lines())
             sock.settimeout(SEND_S)
-            sock.sendall(encoded(RankLine(every_s, max(0.0, self._cores.since()), lines)))
+            sock.sendall(encoded(line))
             every_s = max(EVERY_S, (thread_time() - began) / SHARE)
             if self._over.wait(every_s):
                 sock.settimeout(CLOSE_S)

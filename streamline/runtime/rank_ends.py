@@ -15,11 +15,10 @@ from typing import Any
 
 from streamline.core.state import Tree
 from streamline.errors import PlanError, RanksError
-from streamline.observe.page import PagePlace, page_place
 from streamline.plan.length import all_known, left_on_ranks
 from streamline.plan.plan import Plan
 from streamline.sharding.ends import NAME, Agreement, Ends, nothing_to_pad
-from streamline.sharding.rank_sync import board_of, store_of_torch
+from streamline.sharding.rank_sync import store_of_torch
 from streamline.sharding.ranks import Rank
 from streamline.snapshot.snapshot import Snapshot
 
@@ -70,11 +69,6 @@ def agreed(plan: Plan, ends: Ends, rank: Rank, epoch: int, resumed: Resumed | No
     if store is None:
         raise PlanError(_nothing_to_talk_over(ends, rank, skips))
     return Agreement(ends=ends, rank=rank, store=store, key=_key(plan, ends, rank, epoch), **padding)
-
-
-def page_of(page: object, rank: Rank, ends: Ends) -> PagePlace | None:
-    """Return where `page=` shows a rank's streams; None: nowhere. Raises what `page_place` does."""
-    return page_place(page, rank.rank, rank.world_size, board_of(ends.store, rank))
 
 
 def begun_at(agreement: Agreement, part: Snapshot) -> Snapshot:

@@ -26,8 +26,7 @@ from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
 from streamline.observe.exporters import keep
 from streamline.observe.page import PagePlace, page_place, page_url
 from streamline.runtime.loop_thread import EXIT_S
-from streamline.runtime.rank_ends import page_of
-from streamline.runtime.run import ResolvedRun
+from streamline.runtime.run import ResolvedRun, page_of
 from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ends import EndsPolicy, checked_ends
 from streamline.sharding.ranks import find_rank
