@@ -11,7 +11,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from ipaddress import ip_address
 from time import perf_counter
@@ -110,6 +110,10 @@ class Exporter(ABC):
     def remove(self, stream: ExportedStream) -> None:
         self.streams = [one for one in self.streams if one is not stream]
 
+    def readings(self) -> list[tuple[dict[str, str], Reading]]:
+        """Return the figures of all streams, with the labels of each."""
+        return [(stream.labels, stream.read()) for stream in self.streams]
+
     @abstractmethod
     def close(self) -> bool:
         """Close it, after its last user; return False to keep it for others that come."""
@@ -138,7 +142,7 @@ class PrometheusEndpoint(Exporter):
             return web.Response(status=404, text="/metrics is all there is here\n")
         if request.method not in ("GET", "HEAD"):
             return web.Response(status=405, headers={"Allow": "GET, HEAD"})
-        return web.Response(body=exposition(self.streams).encode(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=exposition(self.readings()).encode(), headers={"Content-Type": CONTENT_TYPE})
 
 
 def asked_by_address(request: web.BaseRequest) -> bool:
@@ -150,9 +154,8 @@ def asked_by_address(request: web.BaseRequest) -> bool:
     return host in ("localhost", ours[0], f"[{ours[0]}]")
 
 
-def exposition(streams: Iterable[ExportedStream]) -> str:
+def exposition(readings: Sequence[tuple[dict[str, str], Reading]]) -> str:
     """Return the metrics of streams in Prometheus's text format."""
-    readings = [(stream.labels, stream.read()) for stream in streams]
     return "".join(line for metric in METRICS for line in _lines(metric, readings))
 
 

@@ -120,6 +120,8 @@ def _limit(_: Stats, lately: Stats) -> Points:
     if verdict is None:
         return []
     by = verdict.stage or ("process" if verdict.rule in CONTENTION else "consumer")
+    if lately.slow_rank is not None:
+        by = f"rank {lately.slow_rank.rank}"
     return [((by, verdict.rule), 1.0)]
 
 

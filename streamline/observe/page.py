@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,10 +30,18 @@ from streamline.core.error_policy import ErrorReport
 from streamline.core.options import given, parse_address
 from streamline.core.text import said
 from streamline.errors import HostError, PlanTypeError
-from streamline.observe.exporters import CONTENT_TYPE, ExportedStream, Exporter, asked_by_address, exposition, kept
+from streamline.observe.exporters import (
+    CONTENT_TYPE,
+    ExportedStream,
+    Exporter,
+    Reading,
+    asked_by_address,
+    exposition,
+    kept,
+)
 from streamline.observe.figures import ChannelStats, HostStats, StageStats
 from streamline.observe.rank_lines import MOST_STREAMS as RANK_STREAMS
-from streamline.observe.rank_lines import StreamLine, rank_lines, shown_ranks, stream_line
+from streamline.observe.rank_lines import SlowRank, StreamLine, rank_lines, shown_ranks, stream_line
 from streamline.observe.rank_publishing import Board, JobRanks, RankCollector, RankPublisher, job_ranks
 from streamline.observe.stats import Stats
 from streamline.observe.tables import table
@@ -160,6 +169,14 @@ def page_place(
     return PagePlace(f"{name}, rank {rank} of {world_size}" if ranks.meet else name, address, ranks)
 
 
+def slow_rank(place: PagePlace, about: Callable[[], StreamFacts]) -> SlowRank | None:
+    """Return the rank that a page says the others wait for, of a stream by what is shown of it."""
+    page = kept(place.name)
+    if not isinstance(page, LivePage):
+        return None
+    return next((page.slow_rank(stream) for stream in page.streams if stream.about is about), None)
+
+
 def page_url(place: PagePlace | None) -> str | None:
     """Return the address of a page, with its token; None: it isn't open, or another rank's."""
     page = None if place is None else kept(place.name)
@@ -171,7 +188,7 @@ class RankFeed(Exporter):
 
     def __init__(self, ranks: JobRanks) -> None:
         super().__init__()
-        self._publisher = RankPublisher(ranks, lambda: stream_lines(self.streams[:RANK_STREAMS]))
+        self._publisher = RankPublisher(ranks, lambda: stream_lines(self.streams))
 
     def close(self) -> bool:
         self._publisher.close()
@@ -197,7 +214,9 @@ class LivePage(Exporter):
         self._server = WebServer(place.address, self._answer)
         self.url = f"{self._server.url}/{self._token}/"
         try:
-            self._ranks = RankCollector(self._server, place.ranks) if place.ranks.meet else None
+            self._ranks = None
+            if place.ranks.meet:
+                self._ranks = RankCollector(self._server, place.ranks, lambda: stream_lines(self.streams))
         except BaseException:
             self._server.close()
             raise
@@ -229,7 +248,7 @@ class LivePage(Exporter):
         if name in FILES:
             return web.Response(body=_file(FILES[name]), headers={**HEADERS, "Content-Type": _type(FILES[name])})
         if name == "metrics":
-            text = exposition(self.streams).encode()
+            text = exposition(self.readings()).encode()
             return web.Response(body=text, headers={**HEADERS, "Content-Type": CONTENT_TYPE})
         if name in UPDATES:
             return await self._send_updates(request, name)
@@ -266,15 +285,21 @@ class LivePage(Exporter):
             "time": time.time(),
             "streams": streams,
             "more_streams": max(0, len(self.streams) - MOST_STREAMS),
-            "ranks": self._of_ranks(),
+            "ranks": None
+            if self._ranks is None
+            else shown_ranks(self._ranks.seen(), self._ranks.world_size, time.monotonic()),
             "events": self._log.events(),
         }
 
-    def _of_ranks(self) -> dict[str, Any] | None:
-        if self._ranks is None:
-            return None
-        seen = self._ranks.seen(stream_lines(self.streams[:RANK_STREAMS]))
-        return shown_ranks(seen, self._ranks.world_size, time.monotonic())
+    def slow_rank(self, stream: ExportedStream) -> SlowRank | None:
+        """Return the rank that the others wait for, of those that give a stream's items; None: none stands out."""
+        return None if self._ranks is None else self._ranks.slow.get(stream.labels["stream"])
+
+    def readings(self) -> list[tuple[dict[str, str], Reading]]:
+        return [
+            (stream.labels, Reading(*(replace(stats, slow_rank=self.slow_rank(stream)) for stats in stream.read())))
+            for stream in self.streams
+        ]
 
     def _stream(self, stream: ExportedStream, *, tables: bool) -> dict[str, Any]:
         reading, about = stream.read(), stream.about() if stream.about is not None else StreamFacts()
@@ -365,12 +390,12 @@ def _has_other(name: str, mine: logging.Handler) -> bool:
 
 
 def stream_lines(streams: Iterable[ExportedStream]) -> tuple[StreamLine, ...]:
-    """Return what a rank says of its streams."""
+    """Return what a rank says of its streams, or of the first of them."""
     found = []
-    for stream in streams:
+    for stream in islice(streams, RANK_STREAMS):
         (stats, lately), about = stream.read(), stream.about() if stream.about is not None else StreamFacts()
         name, verdict = stream.labels["stream"], headline(stats, lately, about)
-        found.append(stream_line(name, about.epoch, stats.items, lately, verdict, about.branches.keys()))
+        found.append(stream_line(name, about.epoch, stats.items, lately.warm, verdict, about.branches.keys()))
     return tuple(found)
 
 

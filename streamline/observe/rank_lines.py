@@ -52,6 +52,9 @@ ALIKE = 2.0
 """How far apart such times of a rank's stages may lie, if something slows all of them down: a slow function holds up
 what is awaited beside it, but less than itself."""
 
+ENOUGH_S = 3.0
+"""Seconds of a stream, after its first items, that say something about its rank."""
+
 COUNTS = 0.05
 """A stage that works for a smaller share of the time says nothing about its rank."""
 
@@ -90,6 +93,7 @@ class StreamLine(msgspec.Struct, frozen=True, array_like=True):
     """A stream in the last seconds; `items` since it was opened.
 
     Attributes:
+      over_s: how many seconds these are, those before its first items left out.
       waits: the share of the time for which the consumer waited.
       verdict: how it is, in a word; then as a page's headline has it: words, rest, advice.
       stages: in the plan's order, the source first.
@@ -98,11 +102,16 @@ class StreamLine(msgspec.Struct, frozen=True, array_like=True):
     name: _Label
     epoch: _Count = 0
     items: _Count = 0
+    over_s: _Number = 0.0
     rate: _Number = 0.0
     waits: _Share = 0.0
     retries_s: _Number = 0.0
     verdict: tuple[_Label, _Words, _Words, _Words] = ("", "", "", "")
     stages: Annotated[tuple[StageLine, ...], msgspec.Meta(max_length=MOST_STAGES)] = ()
+
+    @property
+    def ended(self) -> bool:
+        return self.verdict[0] == "ended"
 
     @property
     def wait_s(self) -> float:
@@ -209,7 +218,7 @@ def stream_line(
     """Return what a line says of a stream.
 
     Args:
-      lately: its last seconds.
+      lately: its last seconds, those before its first items left out.
       verdict: a page's headline of it.
     """
     elapsed_s, each = lately.elapsed_s or math.inf, max(1, lately.items)
@@ -223,6 +232,7 @@ def stream_line(
         name=short(name, LABEL_CHARS),
         epoch=epoch,
         items=items,
+        over_s=lately.elapsed_s,
         rate=lately.items / elapsed_s,
         waits=min(1.0, lately.consumer_wait_s / elapsed_s),
         retries_s=sum(read.retries for read in lately.reads) / elapsed_s,
@@ -280,27 +290,26 @@ class SeenRank:
         return next((stream for stream in self.line.streams if stream.name == name), None)
 
 
-class Slowest(NamedTuple):
+class SlowRank(NamedTuple):
     """The rank that the others wait for.
 
     Attributes:
-      why: in words.
+      why, advice: in words.
       compared: what it is, of this rank, and of the median of the others.
     """
 
     rank: int
     why: str
+    advice: str
     compared: tuple[tuple[str, str, str], ...]
 
+    def __str__(self) -> str:
+        return "; ".join(filter(None, (f"rank {self.rank} is the slowest: {self.why}", self.advice)))
 
-def slowest(lines: Mapping[int, StreamLine], cores: Mapping[int, float]) -> Slowest | None:
-    """Return the rank that stands out, and why; None: none does.
 
-    Args:
-      lines: of one stream, by rank, of the ranks that publish.
-      cores: that each keeps busy.
-    """
-    lines = {rank: line for rank, line in lines.items() if line.verdict[0] not in ("starting", "ended")}
+def slowest(name: str, seen: Mapping[int, SeenRank], now: float) -> SlowRank | None:
+    """Return the rank whose stream of a name stands out, and why; None: none does."""
+    lines = {rank: line for rank, line in live(name, seen, now).items() if line.over_s >= ENOUGH_S and not line.ended}
     found = {rank: line for rank, line in lines.items() if line.waits >= WAITS}
     if len(lines) < 2 or not found:
         return None
@@ -308,8 +317,20 @@ def slowest(lines: Mapping[int, StreamLine], cores: Mapping[int, float]) -> Slow
     line, others = lines[rank], [other for one, other in lines.items() if one != rank]
     if not line.wait_s > APART * median(other.wait_s for other in others):
         return None
-    usual = median(cores[one] for one in lines if one != rank)
-    return Slowest(rank, _why(line, others, cores[rank], usual), tuple(_compared(line, others, cores[rank], usual)))
+    cores = {one: said.cores for one in lines if (said := seen[one].line) is not None}
+    own, usual = cores.pop(rank), median(cores.values())
+    waits = median(other.waits for other in others)
+    why = (
+        f"{seen[rank].who}: its consumer waits {100 * line.waits:.0f} % of its time, the median rank's "
+        f"{100 * waits:.0f} %; {_why(line, others, own, usual)}; {line.verdict[1]}"
+    )
+    return SlowRank(rank, why, line.verdict[3], tuple(_compared(line, others, own, usual)))
+
+
+def live(name: str, seen: Mapping[int, SeenRank], now: float) -> dict[int, StreamLine]:
+    """Return the streams of a name, by rank, of the ranks that publish."""
+    lines = {rank: one.stream(name) for rank, one in sorted(seen.items()) if one.status(now) == "live"}
+    return {rank: line for rank, line in lines.items() if line is not None}
 
 
 def _why(line: StreamLine, others: Sequence[StreamLine], cores: float, usual_cores: float) -> str:
@@ -395,7 +416,7 @@ def _ms(seconds: float) -> str:
     return "-" if not math.isfinite(seconds) else f"{1000 * seconds:,.3g} ms"
 
 
-def headline(name: str, seen: Mapping[int, SeenRank], slow: Slowest | None, now: float) -> dict[str, str] | None:
+def headline(name: str, seen: Mapping[int, SeenRank], slow: SlowRank | None, now: float) -> dict[str, str] | None:
     """Return what is wrong with a job at a glance, as a page's headlines have it; None: nothing."""
     for status, words in (("lost", "lost"), ("silent", "silent")):
         gone = [rank for rank in sorted(seen) if seen[rank].status(now) == status]
@@ -409,14 +430,7 @@ def headline(name: str, seen: Mapping[int, SeenRank], slow: Slowest | None, now:
         line = lines[stalled[0]]
         rest = f"rank {stalled[0]} ({seen[stalled[0]].who}): {line.verdict[2]}"
         return _headline("stalled", f"{_ranks(stalled)} stalled", rest, line.verdict[3])
-    if slow is None:
-        return None
-    line, usual = lines[slow.rank], median(other.waits for rank, other in lines.items() if rank != slow.rank)
-    rest = (
-        f"{seen[slow.rank].who}: its consumer waits {100 * line.waits:.0f} % of its time, the median rank's "
-        f"{100 * usual:.0f} %; {slow.why}; {line.verdict[1]}"
-    )
-    return _headline("slow", f"Rank {slow.rank} is the slowest", rest, line.verdict[3])
+    return None if slow is None else _headline("slow", f"Rank {slow.rank} is the slowest", slow.why, slow.advice)
 
 
 def _headline(how: str, words: str, rest: str, advice: str = "") -> dict[str, str]:
@@ -446,12 +460,9 @@ def shown_ranks(seen: Mapping[int, SeenRank], world_size: int, now: float) -> di
 
 
 def _map(name: str, seen: Mapping[int, SeenRank], ranks: Iterable[int], now: float) -> dict[str, Any]:
-    lines = {
-        rank: line for rank, one in seen.items() if one.status(now) == "live" and (line := one.stream(name)) is not None
-    }
-    slow = slowest(lines, {rank: one.line.cores for rank, one in seen.items() if one.line is not None})
+    slow = slowest(name, seen, now)
     exposed: dict[str, float] = {}
-    for line in lines.values():
+    for line in live(name, seen, now).values():
         for stage in line.stages:
             exposed[stage.label] = max(exposed.get(stage.label, 0.0), stage.exposed)
     most = set(sorted(exposed, key=lambda label: -exposed[label])[:MOST_COLUMNS])
@@ -460,7 +471,7 @@ def _map(name: str, seen: Mapping[int, SeenRank], ranks: Iterable[int], now: flo
         "name": name,
         "columns": [*columns, REST],
         "rows": [_row(rank, seen.get(rank), name, columns, now) for rank in ranks],
-        "slowest": None if slow is None else slow._asdict() | {"who": seen[slow.rank].who},
+        "slowest": None if slow is None else {"rank": slow.rank, "compared": slow.compared},
         "headline": headline(name, seen, slow, now),
     }
 
@@ -473,8 +484,7 @@ def _row(rank: int, one: SeenRank | None, name: str, columns: Sequence[str], now
     found = {"rank": rank, "status": status, "who": one.who, "age_s": age_s, "rate": 0.0, "waits": 0, "cells": []}
     if line is None:
         return found
-    shares = {stage.label: stage.exposed for stage in line.stages}
-    cells = [shares.get(label, 0.0) for label in columns]
+    cells = [sum(stage.exposed for stage in line.stages if stage.label == label) for label in columns]
     cells.append(max(0.0, line.waits - sum(cells)))
     percents = [round(100 * share) for share in cells]
     return found | {"rate": round(line.rate, 3), "waits": round(100 * line.waits), "cells": percents}

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from time import perf_counter, process_time, thread_time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import msgspec
 
@@ -41,10 +41,12 @@ from streamline.observe.rank_lines import (
     MOST_RANKS,
     RankLine,
     SeenRank,
+    SlowRank,
     StreamLine,
     decoded,
     encoded,
     short,
+    slowest,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ CONNECT_S, HANDSHAKE_S = 2.0, 5.0
 SEND_S = 5.0
 """Seconds that rank 0 may take for a line, where the buffers between are full."""
 
-PAUSES_S = (0.5, 30.0)
+PAUSES_S = (0.5, 10.0)
 """The first and the longest pause before another connection; up to a half is added at random, so that ranks don't come
 back all at once."""
 
@@ -92,8 +94,8 @@ class Board(Protocol):
 class Whereabouts(msgspec.Struct, frozen=True):
     """Where rank 0 listens: the addresses to try, in this order, and what proves that one is meant."""
 
-    hosts: tuple[str, ...]
-    port: int
+    hosts: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    port: Annotated[int, msgspec.Meta(gt=0, lt=1 << 16)]
     key: bytes
 
 
@@ -309,40 +311,77 @@ def _let_in(sock: socket.socket) -> None:
 
 
 class RankCollector:
-    """Takes what ranks publish, in the event loop of a page's server.
+    """Takes what ranks publish, in the event loop of a page's server; and, in a thread of its own and as often as they
+    publish, what there is to say of rank 0.
+
+    Args:
+      lines: as of a `RankPublisher`.
+
+    Attributes:
+      slow: by name of a stream, the rank that the others wait for. Where ranks have ended, what was found before.
 
     Raises:
       HostError: what listens for ranks can't be opened.
     """
 
-    def __init__(self, server: WebServer, ranks: JobRanks) -> None:
+    def __init__(self, server: WebServer, ranks: JobRanks, lines: Callable[[], tuple[StreamLine, ...]]) -> None:
         self.world_size = ranks.world_size
+        self.slow: dict[str, SlowRank] = {}
         self._server = server
+        self._lines = lines
         self._cores = CoresBusy()
+        self._own = self._said_here(EVERY_S, ())
+        self._over = threading.Event()
         self._connections: dict[int, _RankConnection] = {}
         self._said: set[str] = set()
         key = os.urandom(32) if ranks.fixed is None else ranks.fixed.key
         address = ranks.listens_at
         self._listener = Listener(address, key, self._came)
-        if ranks.board is not None:
-            hosts = ("127.0.0.1",) if is_loopback(address[0]) else _addresses(ranks.host)
-            text = msgspec.json.encode(Whereabouts(hosts, self._listener.port, key)).decode()
-            thread = threading.Thread(target=_post, args=(ranks.board, text), name="streamline board", daemon=True)
-            try:
-                start_thread(thread)  # a store may block
-            except BaseException:
-                self.close()
-                raise
+        self._thread = threading.Thread(target=self._main, name="streamline rank collector", daemon=True)
+        try:
+            start_thread(self._thread)
+            if ranks.board is not None:
+                hosts = ("127.0.0.1",) if is_loopback(address[0]) else _addresses(ranks.host)
+                text = msgspec.json.encode(Whereabouts(hosts, self._listener.port, key)).decode()
+                board = threading.Thread(target=_post, args=(ranks.board, text), name="streamline board", daemon=True)
+                start_thread(board)  # a store may block
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Let no rank in any more; the server drops those that are."""
+        self._over.set()
         self._listener.close()
+        if self._thread.ident is not None:
+            self._thread.join()
 
-    def seen(self, own: tuple[StreamLine, ...]) -> dict[int, SeenRank]:
-        """Return what is known of each rank; of this one, what it says of its own streams."""
-        line = RankLine(cores=max(0.0, self._cores.since()), streams=own)
-        mine = SeenRank(socket.gethostname(), os.getpid(), line, time.monotonic())
-        return {0: mine, **{rank: one.seen for rank, one in self._connections.items()}}
+    def seen(self) -> dict[int, SeenRank]:
+        """Return what is known of each rank."""
+        return {0: self._own, **{rank: one.seen for rank, one in self._connections.copy().items()}}
+
+    def _main(self) -> None:
+        every_s = EVERY_S
+        while True:
+            began = thread_time()
+            self._look(every_s)
+            every_s = max(EVERY_S, (thread_time() - began) / SHARE)
+            if self._over.wait(every_s):
+                return
+
+    def _look(self, every_s: float) -> None:
+        """Find out what there is to say of this rank, and which one the others wait for."""
+        own = self._lines()
+        self._own = self._said_here(every_s, own)
+        seen, now = self.seen(), time.monotonic()
+        if any(one.status(now) == "ended" for one in seen.values()):
+            return
+        found = {line.name: slowest(line.name, seen, now) for line in own if not line.ended}
+        self.slow = {name: slow for name, slow in found.items() if slow is not None}
+
+    def _said_here(self, every_s: float, lines: tuple[StreamLine, ...]) -> SeenRank:
+        line = RankLine(every_s, max(0.0, self._cores.since()), lines)
+        return SeenRank(socket.gethostname(), os.getpid(), line, time.monotonic())
 
     def _came(self, sock: socket.socket, hello: PeerHello, address: str) -> None:
         """Take a connection whose handshake is done, in the listener's thread."""

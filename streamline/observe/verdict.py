@@ -587,6 +587,9 @@ RULES: dict[str, Callable[[Loads], Limit | None]] = {
 CONTENTION = frozenset({"memory", "quota", "collector", "gil", "cores"})
 """Those that speak of what slows all stages alike."""
 
+SLOW_RANK = "slow rank"
+"""Comes before them, where another rank is what the job waits for: `Stats.slow_rank`."""
+
 
 def _consumer_waits(loads: Loads) -> str:
     return f"the consumer waits {_percent(loads.waits)} of its time"

@@ -26,9 +26,9 @@ from streamline.core.text import Entry
 from streamline.errors import PlanError
 from streamline.merge.base import DeferredProgress, Inboxes, MergeFlow
 from streamline.observe.exporters import export
-from streamline.observe.page import STALLED_S, PagePlace, StreamFacts, page_place
+from streamline.observe.page import STALLED_S, PagePlace, StreamFacts, page_place, slow_rank
 from streamline.observe.progress import Progress
-from streamline.observe.stats import stats_of
+from streamline.observe.stats import Stats, stats_of
 from streamline.observe.trace import Trace
 from streamline.observe.watchdog import Watched, working
 from streamline.plan.compile import merged_size
@@ -188,18 +188,24 @@ class ResolvedRun:
 
     def show(self, session: Session) -> None:
         """Show the progress of the run, its page and its metrics, if that is wanted. Raises `HostError`."""
-        stats = partial(stats_of, session.meters)
+        stats = partial(self.stats, session)
         whose = self.plan.source.name, self.rank.rank
         if self.metrics is not None:
             session.at_close(export(self.metrics, *whose, stats))
         if self.page is not None:
-            about = partial(self._about, session, self._length)
-            session.at_close(export(self.page.name, *whose, stats, about=about, make=self.page.open))
+            about, own = partial(self._about, session, self._length), partial(stats_of, session.meters)
+            session.at_close(export(self.page.name, *whose, own, about=about, make=self.page.open))
+            session.slow_rank = partial(slow_rank, self.page, about)
+            session.at_close(partial(_keep_slow_rank, session))
         if self.progress:
             progress = Progress(stats, self.epoch)
             session.on_chunk_boundary(progress.at_chunk_boundary)
             session.at_close(progress.stop)
             progress.start()
+
+    def stats(self, session: Session, at_hand: int = 0) -> Stats:
+        """Return what `stats_of` does, with what is known of other ranks."""
+        return replace(stats_of(session.meters, at_hand), slow_rank=session.slow_rank())
 
     @property
     def _length(self) -> float | None:
@@ -242,6 +248,12 @@ class ResolvedRun:
     def _state(self) -> Tree | None:
         """The state to begin at, as flows write it."""
         return None if self.resume is None else self.resume.flow_state
+
+
+def _keep_slow_rank(session: Session) -> None:
+    """Keep what a page knows of other ranks, before the stream leaves it."""
+    found = session.slow_rank()
+    session.slow_rank = lambda: found
 
 
 def page_of(page: object, rank: Rank, ends: Ends) -> PagePlace | None:
