@@ -63,7 +63,7 @@ class ExportedStream:
         self.labels = {"stream": name, "rank": str(rank)}
         self._stats = stats
         self._lock = threading.Lock()
-        self._earlier: deque[Stats] = deque()
+        self._earlier = deque([Stats(elapsed_s=0, items=0, consumer_wait_s=0)])
         self._read_at = -FRESH_S
         self._reading: Reading | None = None
 
@@ -78,9 +78,12 @@ class ExportedStream:
 
     def _read(self) -> Reading:
         stats, earlier = self._stats(), self._earlier
-        while len(earlier) > 1 and stats.elapsed_s - earlier[1].elapsed_s >= WINDOW_S:
+        while len(earlier) > 1 and (
+            stats.elapsed_s - earlier[1].elapsed_s >= WINDOW_S
+            or stats.elapsed_s - earlier[0].elapsed_s >= 2 * WINDOW_S  # it wasn't read for long
+        ):
             earlier.popleft()
-        lately = stats.since(earlier[0]) if earlier else stats
+        lately = stats.since(earlier[0])
         earlier.append(stats)
         return Reading(stats, lately)
 

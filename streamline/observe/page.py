@@ -213,14 +213,14 @@ class LivePage(Exporter):
         self._cpu = CpuShares()
         self._server = WebServer(place.address, self._answer)
         self.url = f"{self._server.url}/{self._token}/"
+        self._ranks: RankCollector | None = None
+        logging.getLogger("streamline").addHandler(self._log)
         try:
-            self._ranks = None
             if place.ranks.meet:
                 self._ranks = RankCollector(self._server, place.ranks, lambda: stream_lines(self.streams))
         except BaseException:
-            self._server.close()
+            self.close()
             raise
-        logging.getLogger("streamline").addHandler(self._log)
         print(f"streamline: page at {self.url}", file=sys.stderr)
         if place.ranks.world_size > 1 and self._ranks is None:
             logger.warning("this page shows rank %d alone. %s", place.ranks.rank, ALONE)

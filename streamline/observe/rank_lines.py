@@ -172,7 +172,7 @@ def exposed_waits(figures: Figures, branches: Set[str] = frozenset()) -> dict[st
     found: dict[str, float] = {}
     tasks = list(_tasks(figures, branches))
     if tasks:  # a last stage that has no room while the consumer waits isn't what it waits for
-        no_room = tasks[-1][-1].wait_output_s / (elapsed_s * tasks[-1][-1].workers)
+        no_room = tasks[-1][-1].wait_output_s / (elapsed_s * max(1, tasks[-1][-1].workers))
         waits = max(0.0, min(waits, 1.0 - no_room))
     for task in reversed(tasks):
         idle, busy = _idle(task[0], elapsed_s), {stage.name: _work(stage, elapsed_s) for stage in task}
