@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamline.core.counters import Details, Executor, HostKind, host_label, label, since
@@ -326,10 +327,20 @@ def _gained(now: F, before: DataclassInstance | None) -> F:
     """Return figures with what their counters gained since `before`; None: since the stream was opened."""
     if before is None:
         return now
-    gained: dict[str, Any] = {name: getattr(now, name) - getattr(before, name) for name in COUNTERS & vars(now).keys()}
-    gained |= {name: max(0.0, seconds) for name, seconds in gained.items() if name.endswith("_s")}
-    if isinstance(now, WorkerStats | StageStats) and isinstance(before, WorkerStats | StageStats):
-        gained["details"] = since(before.details, now.details)
-    if isinstance(now, StageStats) and isinstance(before, StageStats):
-        gained["per_worker"] = _each(now.per_worker, before.per_worker, "shard")
-    return replace(now, **gained)
+    these, earlier = vars(now), vars(before)
+    gained: dict[str, Any] = {}
+    for name, counts, in_s in _columns(type(now)):  # of each worker and stage: most of what a reading takes
+        value = these[name] - earlier[name] if counts else these[name]
+        gained[name] = 0.0 if in_s and value < 0 else value
+    if isinstance(now, WorkerStats | StageStats) and (now.details or earlier["details"]):
+        gained["details"] = since(earlier["details"], now.details)
+    if isinstance(now, StageStats):
+        gained["per_worker"] = _each(now.per_worker, earlier["per_worker"], "shard")
+    return type(now)(**gained)
+
+
+@cache
+def _columns(kind: type[DataclassInstance]) -> tuple[tuple[str, bool, bool], ...]:
+    """Return the names of fields, whether each counts, and whether it counts seconds."""
+    names = [field.name for field in fields(kind)]
+    return tuple((name, name in COUNTERS, name in COUNTERS and name.endswith("_s")) for name in names)

@@ -217,7 +217,7 @@ class LivePage(Exporter):
         logging.getLogger("streamline").addHandler(self._log)
         try:
             if place.ranks.meet:
-                self._ranks = RankCollector(self._server, place.ranks, lambda: stream_lines(self.streams))
+                self._ranks = RankCollector(place.ranks, lambda: stream_lines(self.streams))
         except BaseException:
             self.close()
             raise

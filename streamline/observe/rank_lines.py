@@ -280,14 +280,16 @@ class SeenRank:
         return "silent" if now - self.at > 3 * every_s + SILENT_S else "live"
 
     @property
+    def streams(self) -> tuple[StreamLine, ...]:
+        return () if self.line is None or self.line.over else self.line.streams
+
+    @property
     def who(self) -> str:
         return f"{self.node}, pid {self.pid}"
 
     def stream(self, name: str) -> StreamLine | None:
         """Return its stream of a name; None: it has none, or is done."""
-        if self.line is None or self.line.over:
-            return None
-        return next((stream for stream in self.line.streams if stream.name == name), None)
+        return next((stream for stream in self.streams if stream.name == name), None)
 
 
 class SlowRank(NamedTuple):
@@ -445,7 +447,7 @@ def shown_ranks(seen: Mapping[int, SeenRank], world_size: int, now: float) -> di
     """Return what one update says of all ranks: for each name of a stream, a map of exposed waits. Bounded."""
     counts: dict[str, int] = {}
     for one in seen.values():
-        for stream in one.line.streams if one.line is not None else ():
+        for stream in one.streams:
             counts[stream.name] = counts.get(stream.name, 0) + 1
     names = sorted(counts, key=lambda name: -counts[name])[:MOST_STREAMS]
     ranks = range(min(world_size, MOST_RANKS))

@@ -6,26 +6,27 @@ rank it is; rank 0 answers with an empty line, or with why it refuses, and says 
 (`rank_lines`), of which rank 0 keeps each rank's last one.
 
 A rank publishes from a thread of its own, in at most one thousandth of the time, and connects again when it must,
-after pauses that grow. Rank 0 waits for no rank: what has come is taken in the page's event loop. A rank costs it one
-connection and at most two lines of memory, whatever it sends.
+after pauses that grow. Rank 0 waits for no rank: it looks at what has come as often as ranks publish. A rank costs it
+one connection and at most two lines of memory, whatever it sends.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import math
 import os
 import random
 import re
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from time import perf_counter, process_time, thread_time
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
@@ -49,15 +50,15 @@ from streamline.observe.rank_lines import (
     slowest,
 )
 
-if TYPE_CHECKING:
-    from streamline.observe.web_server import WebServer
-
 logger = logging.getLogger("streamline.page")  # as the docs call it
 
 EVERY_S = 1.0
 
 SHARE = 0.001
 """The most of the time that goes into reading figures and sending them."""
+
+LOOK_SHARE = 0.01
+"""The most of it that goes into looks at what other ranks have sent: 64 take 1 ms, a thousand up to 40 ms."""
 
 CONNECT_S, HANDSHAKE_S = 2.0, 5.0
 """Seconds for a connection to one of rank 0's addresses, and until it is let in."""
@@ -76,6 +77,9 @@ CLOSE_S = 0.5
 """Seconds that a close waits for the last line to be sent, and then for a send that is cut off."""
 
 ANSWER_BYTES = 1024
+
+PIECE_BYTES, MOST_PIECES = 1 << 14, 16
+"""What is taken of a connection at a look, at the most: a usual line is smaller than a piece, none is than all."""
 
 MOST_SAID = 256
 """Refusals that are logged, each once."""
@@ -311,8 +315,8 @@ def _let_in(sock: socket.socket) -> None:
 
 
 class RankCollector:
-    """Takes what ranks publish, in the event loop of a page's server; and, in a thread of its own and as often as they
-    publish, what there is to say of rank 0.
+    """Takes what ranks publish, as often as they do: a look at all connections takes as long as to wake up for two of
+    them. In the same thread it finds out what there is to say of rank 0, as a publisher does.
 
     Args:
       lines: as of a `RankPublisher`.
@@ -324,20 +328,22 @@ class RankCollector:
       HostError: what listens for ranks can't be opened.
     """
 
-    def __init__(self, server: WebServer, ranks: JobRanks, lines: Callable[[], tuple[StreamLine, ...]]) -> None:
+    def __init__(self, ranks: JobRanks, lines: Callable[[], tuple[StreamLine, ...]]) -> None:
         self.world_size = ranks.world_size
         self.slow: dict[str, SlowRank] = {}
-        self._server = server
         self._lines = lines
         self._cores = CoresBusy()
         self._own = self._said_here(EVERY_S, ())
-        self._over = threading.Event()
+        self._own_due = -math.inf
+        self._over, self._woken = threading.Event(), threading.Event()
+        self._new: deque[_RankConnection] = deque()
         self._connections: dict[int, _RankConnection] = {}
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         key = os.urandom(32) if ranks.fixed is None else ranks.fixed.key
         address = ranks.listens_at
-        self._listener = Listener(address, key, self._came)
         self._thread = threading.Thread(target=self._main, name="streamline rank collector", daemon=True)
+        self._listener = Listener(address, key, self._came)
+        disowned_in_copies(self)
         try:
             start_thread(self._thread)
             if ranks.board is not None:
@@ -350,44 +356,76 @@ class RankCollector:
             raise
 
     def close(self) -> None:
-        """Let no rank in any more; the server drops those that are."""
-        self._over.set()
+        """Hang up on all ranks."""
         self._listener.close()
+        self._over.set()
+        self._woken.set()
         if self._thread.ident is not None:
             self._thread.join()
+        self.disown()
+
+    def disown(self) -> None:
+        """Close the connections; in a fork, where the thread doesn't go on, and after it has ended."""
+        for connection in (*self._connections.values(), *self._new):
+            connection.close()
 
     def seen(self) -> dict[int, SeenRank]:
-        """Return what is known of each rank."""
+        """Return what is known of each rank. From any thread."""
         return {0: self._own, **{rank: one.seen for rank, one in self._connections.copy().items()}}
 
-    def _main(self) -> None:
-        every_s = EVERY_S
-        while True:
-            began = thread_time()
-            self._look(every_s)
-            every_s = max(EVERY_S, (thread_time() - began) / SHARE)
-            if self._over.wait(every_s):
-                return
+    def _came(self, sock: socket.socket, hello: PeerHello, _: str) -> None:
+        """Take a connection whose handshake is done, in the listener's thread."""
+        self._new.append(_RankConnection(sock, hello))
+        self._woken.set()
 
-    def _look(self, every_s: float) -> None:
-        """Find out what there is to say of this rank, and which one the others wait for."""
-        own = self._lines()
-        self._own = self._said_here(every_s, own)
-        seen, now = self.seen(), time.monotonic()
+    def _main(self) -> None:
+        due = -math.inf
+        while not self._over.is_set():
+            self._woken.clear()
+            while self._new:
+                self._answer(self._new.popleft())
+            if time.monotonic() >= due:
+                began = thread_time()
+                self._look()
+                due = time.monotonic() + max(EVERY_S, (thread_time() - began) / LOOK_SHARE)
+            self._woken.wait(max(0.0, due - time.monotonic()))
+
+    def _look(self) -> None:
+        """Take what has come, and find out which rank the others wait for."""
+        for connection in self._connections.values():
+            self._take(connection)
+        now = time.monotonic()
+        if now + EVERY_S / 2 >= self._own_due:
+            began = thread_time()
+            lines = self._lines()
+            every_s = max(EVERY_S, (thread_time() - began) / SHARE)
+            self._own, self._own_due = self._said_here(every_s, lines), now + every_s
+        seen = self.seen()
         if any(one.status(now) == "ended" for one in seen.values()):
             return
-        found = {line.name: slowest(line.name, seen, now) for line in own if not line.ended}
+        names = [stream.name for stream in self._own.streams if not stream.ended]
+        found = {name: slowest(name, seen, now) for name in names}
         self.slow = {name: slow for name, slow in found.items() if slow is not None}
 
     def _said_here(self, every_s: float, lines: tuple[StreamLine, ...]) -> SeenRank:
         line = RankLine(every_s, max(0.0, self._cores.since()), lines)
         return SeenRank(socket.gethostname(), os.getpid(), line, time.monotonic())
 
-    def _came(self, sock: socket.socket, hello: PeerHello, address: str) -> None:
-        """Take a connection whose handshake is done, in the listener's thread."""
-        self._server.adopt(sock, lambda: _RankConnection(self, hello))
+    def _take(self, connection: _RankConnection) -> None:
+        try:
+            connection.take()
+        except ValueError as error:
+            connection.close()
+            self._log(connection, str(error))
 
-    def admit(self, connection: _RankConnection) -> str:
+    def _answer(self, connection: _RankConnection) -> None:
+        why = self._admitted(connection)
+        connection.answer(why)
+        if why:
+            connection.close()
+            self._log(connection, why)
+
+    def _admitted(self, connection: _RankConnection) -> str:
         """Take a rank in, in the place of one that it was before; return why not, "": it is in."""
         hello, rank = connection.hello, connection.rank
         if hello.role != "rank" or rank is None:
@@ -400,18 +438,19 @@ class RankCollector:
             return f"the page has {MOST_RANKS:,} ranks at the most"
         other = self._connections.get(rank)
         if other is not None:
+            self._take(other)
             same = (other.hello.node, other.hello.pid) == (hello.node, hello.pid)
             if not same and other.seen.status(time.monotonic()) == "live":
                 return f"rank {rank} is there already, on {other.seen.who}: two processes have been given this rank"
-            other.drop()
+            other.close()
         self._connections[rank] = connection
         return ""
 
-    def refuse(self, hello: PeerHello, why: str) -> None:
+    def _log(self, connection: _RankConnection, why: str) -> None:
         """Log why a rank isn't let in, or not any more; each once."""
-        line = f"a rank on {hello.node}, pid {hello.pid}, is refused: {why}"
-        if line not in self._said and len(self._said) < MOST_SAID:
-            self._said.add(line)
+        line = f"a rank on {connection.hello.node}, pid {connection.hello.pid}, is refused: {why}"
+        if line not in self._logged and len(self._logged) < MOST_SAID:
+            self._logged.add(line)
             logger.warning("%s", printable(line))
 
 
@@ -422,56 +461,57 @@ def _post(board: Board, text: str) -> None:
         logger.warning("the other ranks can't be told where the page is: %s", error)
 
 
-class _RankConnection(asyncio.Protocol):
+class _RankConnection:
     """A rank that publishes. Keeps its last line.
 
     Attributes:
       rank, world_size: that it says it is; None and 0: it says nothing of the kind.
     """
 
-    def __init__(self, collector: RankCollector, hello: PeerHello) -> None:
+    def __init__(self, sock: socket.socket, hello: PeerHello) -> None:
+        sock.setblocking(False)
         self.hello = hello
         found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", hello.ticket)
         self.rank = None if found is None else int(found[1])
         self.world_size = 0 if found is None else int(found[2])
         self.seen = SeenRank(printable(hello.node), hello.pid, None, time.monotonic())
-        self._collector = collector
-        self._buffer = b""
-        self._transport: asyncio.Transport | None = None
+        self._sock = sock
+        self._begun = b""  # a line
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        why = self._collector.admit(self)
-        transport.write(f"{why}\n".encode())
-        if why:
-            self._collector.refuse(self.hello, why)
-            transport.close()
+    def answer(self, why: str) -> None:
+        with suppress(OSError):  # it has hung up
+            self._sock.send(f"{why}\n".encode())
 
-    def data_received(self, data: bytes) -> None:
-        whole, end, self._buffer = (self._buffer + data).rpartition(b"\n")
+    def take(self) -> None:
+        """Take what has come. Raises `ValueError`: it is no line of a rank."""
+        for _ in range(MOST_PIECES if self.seen.connected else 0):
+            try:
+                piece = self._sock.recv(PIECE_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:  # it is cut off
+                piece = b""
+            if not piece:
+                self.close()
+                return
+            self._received(piece)
+            if len(piece) < PIECE_BYTES:
+                return
+
+    def _received(self, piece: bytes) -> None:
+        whole, end, self._begun = (self._begun + piece).rpartition(b"\n")
         last = whole.rpartition(b"\n")[2]
-        if max(len(last), len(self._buffer)) > MOST_LINE_BYTES:
-            self._refuse(f"it sends a line of more than {MOST_LINE_BYTES:,} bytes")
-            return
+        if max(len(last), len(self._begun)) > MOST_LINE_BYTES:
+            raise ValueError(f"it sends a line of more than {MOST_LINE_BYTES:,} bytes")
         if end:
             try:
                 line = decoded(last)
             except ValueError as error:
-                self._refuse(f"it sends what is no line of a rank: {error}")
-                return
-            self.seen = SeenRank(self.seen.node, self.seen.pid, line, time.monotonic())
+                raise ValueError(f"it sends what is no line of a rank: {error}") from error
+            self.seen = replace(self.seen, line=line, at=time.monotonic())
 
-    def connection_lost(self, error: Exception | None) -> None:
-        seen = self.seen
-        self.seen = SeenRank(seen.node, seen.pid, seen.line, seen.at, connected=False)
-
-    def drop(self) -> None:
-        """End the connection: the rank has another one."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _refuse(self, why: str) -> None:
-        self._collector.refuse(self.hello, why)
-        self._buffer = b""
-        self.drop()
+    def close(self) -> None:
+        """End the connection. Idempotent."""
+        self.seen = replace(self.seen, connected=False)
+        self._begun = b""
+        self._sock.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from html import escape
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
@@ -157,7 +158,7 @@ class Stats(Figures):
             return Verdict(rule=SLOW_RANK, stage=None, line=str(self.slow_rank))
         return None if self.first is None else judge(self.warm)
 
-    @property
+    @cached_property
     def warm(self) -> Figures:
         """These without what was before the first list; nothing, where there was none yet."""
         return between(self if self.first is None else self.first, self)

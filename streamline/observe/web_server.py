@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Awaitable, Callable
-from weakref import WeakSet
 
 from aiohttp import web
 
@@ -45,9 +43,6 @@ class WebServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Event | None = None
         self._closed = False
-        self._serves = threading.Event()
-        self._adopted: WeakSet[socket.socket] = WeakSet()
-        self._transports: WeakSet[asyncio.Transport] = WeakSet()
         self._thread = threading.Thread(target=self._main, name="streamline web server", daemon=True)
         disowned_in_copies(self)
         try:
@@ -55,18 +50,6 @@ class WebServer:
         except BaseException:
             self._socket.close()
             raise
-
-    def adopt(self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
-        """Let a protocol serve a connection that came elsewhere, until this is closed. From any thread."""
-        sock.setblocking(False)
-        self._serves.wait()
-        assert self._loop is not None
-        self._adopted.add(sock)
-        asyncio.run_coroutine_threadsafe(self._adopt(sock, protocol), self._loop)
-
-    async def _adopt(self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
-        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(protocol, sock)
-        self._transports.add(transport)
 
     def close(self) -> None:
         """Stop listening, and drop all connections. Idempotent."""
@@ -78,15 +61,12 @@ class WebServer:
             self._thread.join()
 
     def disown(self) -> None:
-        """Close the sockets in a fork, where the thread doesn't go on."""
-        for sock in (self._socket, *self._adopted):
-            sock.close()
+        """Close the listening socket in a fork, where the thread doesn't go on."""
+        self._socket.close()
 
     def _main(self) -> None:
         with asyncio.Runner() as runner:
             runner.run(self._serve())
-        for sock in self._adopted:  # those that came too late
-            sock.close()
 
     async def _serve(self) -> None:
         self._over = asyncio.Event()
@@ -103,10 +83,7 @@ class WebServer:
             return http()
 
         server = await self._loop.create_server(connected, sock=self._socket)
-        self._serves.set()
         if not self._closed:
             await self._over.wait()
         server.close()
-        for transport in self._transports:
-            transport.abort()
         await http.shutdown(SHUTDOWN_S)

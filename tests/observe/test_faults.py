@@ -349,6 +349,7 @@ def test_a_fault_is_named_by_page_metrics_and_verdict(name: str) -> None:
 def test_a_slow_rank_is_named_by_page_metrics_and_verdict(slowest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_publishing, "EVERY_S", 0.05)
     monkeypatch.setattr(rank_publishing, "SHARE", 1.0)
+    monkeypatch.setattr(rank_publishing, "LOOK_SHARE", 1.0)
     monkeypatch.setattr(rank_lines, "ENOUGH_S", 0.3)
     here = f"{socket.gethostname()}, pid {os.getpid()}: its consumer waits "
     named = f"rank {slowest} is the slowest: {here}"

@@ -31,6 +31,9 @@ from tests.sharding.kit import MemoryStore
 
 KEY = "0123456789abcdef0123456789abcdef"
 PIPE = sl.from_items(range(600)).shard(64).map(abs).merge()
+HERE = f"127.{os.getpid() % 250 + 1}.{os.getpid() // 250 % 250}.1"
+"""An address of this machine at which no other process listens."""
+
 BOARD = "streamline/page 127.0.0.1:0/[{}, []]"
 
 
@@ -41,6 +44,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_publishing, "PAUSES_S", (0.001, 0.01))
     monkeypatch.setattr(page, "SHARE", 1.0)
     monkeypatch.setattr(rank_publishing, "SHARE", 1.0)
+    monkeypatch.setattr(rank_publishing, "LOOK_SHARE", 1.0)
 
 
 class Job:
@@ -375,12 +379,10 @@ def test_a_loader_publishes_between_its_epochs_too() -> None:
 def test_an_address_and_a_key_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMLINE_KEY", KEY)
     job = Job(2)
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port = one.getsockname()[1]
-    options: Any = {"world_size": 2, "ends": "allow", "page": f"127.0.0.1:{port}"}
+    options: Any = {"world_size": 2, "ends": "allow", "page": f"{HERE}:8600"}
     with PIPE.open(rank=1, **options), PIPE.open(rank=0, **options) as stream:
         job.url = stream.page
-        assert f":{port}/" in job.url
+        assert job.url.startswith(f"http://{HERE}:8600/")
         assert statuses(job.until(lambda rows: bool(rows[1]["cells"]))) == ["live", "live"]
 
 
@@ -438,10 +440,11 @@ def test_rank_0_listens_for_its_own_machine_if_all_ranks_are_there(monkeypatch: 
 def test_what_listens_for_ranks_and_cannot_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMLINE_KEY", KEY)
     handlers, before = list(logging.getLogger("streamline").handlers), threading.active_count()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(HostError, match=f"can't listen at 127.0.0.1:{port}"):
-            PIPE.open(rank=0, world_size=2, ends="allow", page=f"127.0.0.1:{port - 1}").__enter__()
+    with (
+        socket.create_server((HERE, 8601)),
+        pytest.raises(HostError, match=f"can't listen at {HERE}:8601"),
+    ):
+        PIPE.open(rank=0, world_size=2, ends="allow", page=f"{HERE}:8600").__enter__()
     assert threading.active_count() == before
     assert logging.getLogger("streamline").handlers == handlers
     assert not any(isinstance(one, LivePage | RankFeed) for one in exporters._exporters.values())
@@ -459,9 +462,7 @@ with pipe.open(rank=1, world_size=2, ends="allow", page=sys.argv[1]) as stream:
 
 def test_another_process_is_on_the_page_until_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMLINE_KEY", KEY)
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        address = f"127.0.0.1:{one.getsockname()[1]}"
-    job = Job(2)
+    address, job = f"{HERE}:8600", Job(2)
     with PIPE.open(rank=0, world_size=2, ends="allow", page=address) as stream:
         job.url = stream.page
         with subprocess.Popen([sys.executable, "-c", RANK, address], stdin=subprocess.PIPE) as process:
