@@ -37,6 +37,9 @@ MOST_STREAMS, MOST_STAGES = 4, 32
 MOST_COLUMNS = 16
 """Stages of a map; what else the consumer waited for is one column."""
 
+SHOWN = 0.005
+"""The share for which some rank waits for a stage that has a column: less would be 0 % on all of them."""
+
 MOST_COMPARED = 4
 """Stages of the slowest rank that are set beside those of the median rank."""
 
@@ -468,7 +471,7 @@ def _map(name: str, seen: Mapping[int, SeenRank], ranks: Iterable[int], now: flo
         for stage in line.stages:
             exposed[stage.label] = max(exposed.get(stage.label, 0.0), stage.exposed)
     most = set(sorted(exposed, key=lambda label: -exposed[label])[:MOST_COLUMNS])
-    columns = [label for label in exposed if label in most]
+    columns = [label for label, share in exposed.items() if label in most and share >= SHOWN]
     return {
         "name": name,
         "columns": [*columns, REST],

@@ -70,7 +70,7 @@ class BaseStream(Cursor[T]):
 
     @property
     def page(self) -> str | None:
-        """The address of its live page, with the token that lets in; None: it has none, or is closed."""
+        """The address of its live page, with the token that lets in; None: none of its own, or it is closed."""
         return page_url(self._resolved.page)
 
     def stats(self) -> Stats:

@@ -353,6 +353,12 @@ def test_the_terminal_shows_the_same() -> None:
     assert lines[-1] == "nothing has come from rank 4 yet: is page= given there, too?"
 
 
+def test_stages_that_no_rank_waits_for_have_no_column() -> None:
+    (one,) = shown_ranks(job(*[line(USUAL, stages=(StageLine("read_jsonl", 0.004), DECODE))] * 2), 2, 100.0)["maps"]
+    assert one["columns"] == ["other"]
+    assert [row["cells"] for row in one["rows"]] == [[2], [2]]
+
+
 def test_a_thousand_ranks_make_a_bounded_update_and_few_lines() -> None:
     stages = tuple(StageLine(f"{at}" * 20, 0.02 * (at % 3), 0.1, 1.0, 1.0) for at in range(MOST_STAGES))
     seen = {

@@ -41,7 +41,7 @@ def test_processes_of_one_rank_are_given_the_same_and_ranks_together_everything_
     assert sorted(whole[0] + whole[2]) == list(range(ITEMS))
 
 
-def test_ranks_find_the_page_of_those_that_divide_the_data_with_them_over_torch_s_store(found: list[Any]) -> None:
+def test_ranks_that_divide_the_data_find_their_page_over_torch_s_store(found: list[Any]) -> None:
     who = [one["who"] for one in found]
     assert [one["page"] for one in found] == [[who[0], who[2]], [who[1], who[3]], None, None]
     assert [one["page of all"] for one in found] == [who, None, None, None]
