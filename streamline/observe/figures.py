@@ -261,6 +261,7 @@ class Figures:
       channels: likewise.
       consumer_held_s: with `async for`: how long the loop's body held the event loop, as far as it can be seen: from
         the first item of a list until it first awaits something.
+      ranks_wait_s: of its waits, those for other ranks to say whether they have another item, where all end together.
       hosts: threads or processes in which workers run, by number, those that aren't there yet among them; none where
         workers run in the stream's event loop.
       cpus: that this process may use, within its control group's quota.
@@ -276,6 +277,7 @@ class Figures:
     stages: tuple[StageStats, ...] = ()
     channels: tuple[ChannelStats, ...] = ()
     consumer_held_s: float = 0.0
+    ranks_wait_s: float = 0.0
     hosts: tuple[HostStats, ...] = ()
     cpus: int = 1
     reads: tuple[ReadStats, ...] = ()
@@ -287,8 +289,8 @@ class Figures:
 COUNTERS = frozenset({
     "items", "bytes", "copied_bytes", "slabs_made", "slabs_reused", "errors", "padded", "requests", "retries",
     "cache_hits", "cache_misses", "cache_bytes", "peer_hits", "peer_misses", "peer_bytes", "elapsed_s",
-    "consumer_wait_s", "consumer_held_s", "busy_s", "held_s", "wait_input_s",
-    "wait_output_s", "arrival_s", "looked_s", "collecting_s", "gil_looks", "gil_waits", "quota_periods",
+    "consumer_wait_s", "consumer_held_s", "ranks_wait_s", "busy_s", "held_s",
+    "wait_input_s", "wait_output_s", "arrival_s", "looked_s", "collecting_s", "gil_looks", "gil_waits", "quota_periods",
     "quota_throttled", "memory_wait_s", "cpu_s", "core_wait_s",
 })  # fmt: skip
 """Fields that grow. The others, depths, peaks, pids, memory, are as they stand."""

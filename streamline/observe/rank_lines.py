@@ -61,8 +61,8 @@ ENOUGH_S = 3.0
 COUNTS = 0.05
 """A stage that works for a smaller share of the time says nothing about its rank."""
 
-REST = "other"
-"""The column of what no stage that is shown accounts for: other ranks, say."""
+RANKS, REST = "other ranks", "other"
+"""The columns of the wait for other ranks to have another item, and of what nothing that is shown accounts for."""
 
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Number = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
@@ -97,7 +97,7 @@ class StreamLine(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
       over_s: how many seconds these are, those before its first items left out.
-      waits: the share of the time for which the consumer waited.
+      waits: the share of the time for which the consumer waited; `for_ranks`: for other ranks to have another item.
       verdict: how it is, in a word; then as a page's headline has it: words, rest, advice.
       stages: in the plan's order, the source first.
     """
@@ -108,6 +108,7 @@ class StreamLine(msgspec.Struct, frozen=True, array_like=True):
     over_s: _Number = 0.0
     rate: _Number = 0.0
     waits: _Share = 0.0
+    for_ranks: _Share = 0.0
     retries_s: _Number = 0.0
     verdict: tuple[_Label, _Words, _Words, _Words] = ("", "", "", "")
     stages: Annotated[tuple[StageLine, ...], msgspec.Meta(max_length=MOST_STAGES)] = ()
@@ -117,11 +118,21 @@ class StreamLine(msgspec.Struct, frozen=True, array_like=True):
         return self.verdict[0] == "ended"
 
     @property
+    def settled(self) -> bool:
+        """Whether it gave as many items before: what was read ahead at the beginning is none of these."""
+        return self.items >= 2 * self.rate * self.over_s
+
+    @property
+    def own(self) -> float:
+        """The share of the time for which the consumer waited, other ranks aside."""
+        return max(0.0, self.waits - self.for_ranks)
+
+    @property
     def wait_s(self) -> float:
-        """Seconds that the consumer waits for an item; infinite: it waits, and gets none."""
+        """Seconds that the consumer waits for an item, other ranks aside; infinite: it waits, and gets none."""
         if self.rate > 0:
-            return self.waits / self.rate
-        return math.inf if self.waits > 0 else 0.0
+            return self.own / self.rate
+        return math.inf if self.own > 0 else 0.0
 
 
 class RankLine(msgspec.Struct, frozen=True):
@@ -171,7 +182,7 @@ def exposed_waits(figures: Figures, branches: Set[str] = frozenset()) -> dict[st
     elapsed_s = figures.elapsed_s
     if elapsed_s <= 0:
         return {}
-    waits = min(1.0, figures.consumer_wait_s / elapsed_s)
+    waits = min(1.0, max(0.0, figures.consumer_wait_s - figures.ranks_wait_s) / elapsed_s)
     found: dict[str, float] = {}
     tasks = list(_tasks(figures, branches))
     if tasks:  # a last stage that has no room while the consumer waits isn't what it waits for
@@ -238,6 +249,7 @@ def stream_line(
         over_s=lately.elapsed_s,
         rate=lately.items / elapsed_s,
         waits=min(1.0, lately.consumer_wait_s / elapsed_s),
+        for_ranks=min(1.0, lately.ranks_wait_s / elapsed_s),
         retries_s=sum(read.retries for read in lately.reads) / elapsed_s,
         verdict=(
             short(verdict["how"], LABEL_CHARS),
@@ -315,7 +327,7 @@ class SlowRank(NamedTuple):
 def slowest(name: str, seen: Mapping[int, SeenRank], now: float) -> SlowRank | None:
     """Return the rank whose stream of a name stands out, and why; None: none does."""
     lines = {rank: line for rank, line in live(name, seen, now).items() if line.over_s >= ENOUGH_S and not line.ended}
-    found = {rank: line for rank, line in lines.items() if line.waits >= WAITS}
+    found = {rank: line for rank, line in lines.items() if line.own >= WAITS}
     if len(lines) < 2 or not found:
         return None
     rank = max(found, key=lambda rank: found[rank].wait_s)
@@ -324,9 +336,9 @@ def slowest(name: str, seen: Mapping[int, SeenRank], now: float) -> SlowRank | N
         return None
     cores = {one: said.cores for one in lines if (said := seen[one].line) is not None}
     own, usual = cores.pop(rank), median(cores.values())
-    waits = median(other.waits for other in others)
+    waits = median(other.own for other in others)
     why = (
-        f"{seen[rank].who}: its consumer waits {100 * line.waits:.0f} % of its time, the median rank's "
+        f"{seen[rank].who}: its consumer waits {100 * line.own:.0f} % of its time, the median rank's "
         f"{100 * waits:.0f} %; {_why(line, others, own, usual)}; {line.verdict[1]}"
     )
     return SlowRank(rank, why, line.verdict[3], tuple(_compared(line, others, own, usual)))
@@ -342,7 +354,7 @@ def _why(line: StreamLine, others: Sequence[StreamLine], cores: float, usual_cor
     if line.rate <= 0:
         return "it has given no item in the last seconds"
     read, usual_read = _of_source(line, others, lambda stage: stage.items)
-    if read >= APART * usual_read > 0:
+    if line.settled and read >= APART * usual_read > 0:
         return (
             f"it reads {read:,.1f} items for each one that it gives, the median rank {usual_read:,.1f}: its shards "
             "keep fewer; divide the data more evenly"
@@ -402,7 +414,7 @@ def _compared(
         return median(what(other) for other in others)
 
     yield "items/s", f"{line.rate:,.1f}", f"{usual(lambda one: one.rate):,.1f}"
-    yield "consumer waits", f"{100 * line.waits:.0f} %", f"{100 * usual(lambda one: one.waits):.0f} %"
+    yield "consumer waits", f"{100 * line.own:.0f} %", f"{100 * usual(lambda one: one.own):.0f} %"
     yield "waits for an item", _ms(line.wait_s), _ms(usual(lambda one: one.wait_s))
     yield "cores busy", f"{cores:.1f}", f"{usual_cores:.1f}"
     busy = [stage for stage in line.stages if stage.exposed >= 0.01 or stage.share * line.rate >= COUNTS]
@@ -431,6 +443,9 @@ def headline(name: str, seen: Mapping[int, SeenRank], slow: SlowRank | None, now
             return _headline("stalled", f"{_ranks(gone)} {words}", rest)
     lines = {rank: line for rank in sorted(seen) if (line := seen[rank].stream(name)) is not None}
     stalled = [rank for rank, line in lines.items() if line.verdict[0] == "stalled"]
+    stalled = [
+        rank for rank in stalled if lines[rank].own >= lines[rank].for_ranks
+    ] or stalled  # the others wait for it
     if stalled:
         line = lines[stalled[0]]
         rest = f"rank {stalled[0]} ({seen[stalled[0]].who}): {line.verdict[2]}"
@@ -474,7 +489,7 @@ def _map(name: str, seen: Mapping[int, SeenRank], ranks: Iterable[int], now: flo
     columns = [label for label, share in exposed.items() if label in most and share >= SHOWN]
     return {
         "name": name,
-        "columns": [*columns, REST],
+        "columns": [*columns, RANKS, REST],
         "rows": [_row(rank, seen.get(rank), name, columns, now) for rank in ranks],
         "slowest": None if slow is None else {"rank": slow.rank, "compared": slow.compared},
         "headline": headline(name, seen, slow, now),
@@ -490,6 +505,7 @@ def _row(rank: int, one: SeenRank | None, name: str, columns: Sequence[str], now
     if line is None:
         return found
     cells = [sum(stage.exposed for stage in line.stages if stage.label == label) for label in columns]
+    cells.append(line.for_ranks)
     cells.append(max(0.0, line.waits - sum(cells)))
     percents = [round(100 * share) for share in cells]
     return found | {"rate": round(line.rate, 3), "waits": round(100 * line.waits), "cells": percents}

@@ -40,6 +40,7 @@ def collect(meters: Meters) -> Figures:
         cpus=usable_cpus(),
         channels=tuple(_channel(each) for each in _by_name(channels, places)),
         consumer_held_s=consumer.held_s,
+        ranks_wait_s=consumer.ranks_wait_s,
         reads=_reads(dict(meters.traffics)),
         contention=replace(CONTENTION.read(), loop=meters.loop.thread),
     )

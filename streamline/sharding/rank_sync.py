@@ -165,14 +165,15 @@ class Rounds:
         """Wait until the last rank has written its number."""
         pause, longest = LOOKS_S
         waited, said = 0.0, perf_counter()
-        consumer = self._session.meters.consumer
+        began, consumer = said, self._session.meters.consumer
         try:
             while (found := await self._call(partial(self._look, key))) is None:
-                began = perf_counter()
                 await resting(anyio.sleep(pause))
-                pause = min(2 * pause, longest)
-                if consumer.waiting_since is not None:  # else the consumer is busy
-                    waited += perf_counter() - max(began, consumer.waiting_since)
+                pause, now = min(2 * pause, longest), perf_counter()
+                if (since := consumer.waiting_since) is not None:  # else the consumer is busy
+                    waited += max(0.0, now - max(began, since))
+                    consumer.ranks_wait_s += max(0.0, now - max(began, since))
+                began = now
                 if waited >= self._ends.timeout_s:
                     raise RanksError(self._silent(await self._call(partial(self._missing, key))))
                 if perf_counter() - said >= 1:

@@ -108,7 +108,7 @@ def published(rank: int) -> bytes:
     ]
     stages += [StageLine(f"map(transform_{at})", 0.0, 0.0001, 4.0, 100.0) for at in range(28)]
     verdict = ("slow", "map(x) limits", "<b>why</b>", "try more") if slow else ("good", "", "", "")
-    stream = StreamLine("items", 0, 100, 10.0, 20.0, waits, 0.0, verdict, tuple(stages))
+    stream = StreamLine("items", 0, 100, 10.0, 20.0, waits, 0.0, 0.0, verdict, tuple(stages))
     return encoded(RankLine(1e6, 1.0, (stream,)))
 
 

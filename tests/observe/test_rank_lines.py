@@ -38,7 +38,7 @@ VERDICT = {"how": "good", "words": "The pipeline keeps up", "rest": "", "advice"
 # A line ---------------------------------------------------------------------------------------------------------------
 def test_a_line_is_read_as_it_was_written() -> None:
     stage = StageLine("map(é\x00\n)", 0.25, 0.5, 4.0, 100.0)
-    stream = StreamLine("train", 3, 99, 10.0, 1.5, 0.5, 0.0, ("good", "<b>", "", ""), (stage,))
+    stream = StreamLine("train", 3, 99, 10.0, 1.5, 0.5, 0.25, 0.0, ("good", "<b>", "", ""), (stage,))
     line = RankLine(2.0, 1.5, (stream,))
     assert encoded(line).count(b"\n") == 1
     assert decoded(encoded(line)) == line
@@ -53,10 +53,10 @@ def test_a_line_is_read_as_it_was_written() -> None:
         b'{"streams": [["a", -1]]}', b'{"streams": [["a", 0, 9007199254740993]]}', b'{"streams": [["\\ud800"]]}',
         b'{"streams": [["' + b"x" * 61 + b'"]]}',
         b'{"streams": [["a", 0, 0, 0, 0, 1.1]]}',
-        b'{"streams": [["a", 0, 0, 0, 0, 0, 0, ["how", "", "", ""], [[]]]]}',
-        b'{"streams": [["a", 0, 0, 0, 0, 0, 0, ["how", "", ""], []]]}',
+        b'{"streams": [["a", 0, 0, 0, 0, 0, 0, 0, ["how", "", "", ""], [[]]]]}',
+        b'{"streams": [["a", 0, 0, 0, 0, 0, 0, 0, ["how", "", ""], []]]}',
         b'{"streams": [' + b",".join([b'["a"]'] * (MOST_STREAMS + 1)) + b"]}",
-        b'{"streams": [["a", 0, 0, 0, 0, 0, 0, ["", "", "", ""], ['
+        b'{"streams": [["a", 0, 0, 0, 0, 0, 0, 0, ["", "", "", ""], ['
         + b",".join([b'["a"]'] * (MOST_STAGES + 1)) + b"]]]}",
     ],
 )  # fmt: skip
@@ -186,7 +186,9 @@ def test_exposed_waits_never_exceed_the_consumer_s(
 
 # The slowest rank -----------------------------------------------------------------------------------------------------
 READ, DECODE = StageLine("read_jsonl", 0.1, 0.001, 4.0, 1000.0), StageLine("map(decode)", 0.0, 0.002, 4.0, 1000.0)
-USUAL = StreamLine("train", 0, 1000, 10.0, 100.0, 0.02, 0.0, ("good", "The pipeline keeps up", "", ""), (READ, DECODE))
+USUAL = StreamLine(
+    "train", 0, 2000, 10.0, 100.0, 0.02, 0.0, 0.0, ("good", "The pipeline keeps up", "", ""), (READ, DECODE)
+)
 SLOW = msgspec.structs.replace(
     USUAL, waits=0.8, verdict=("slow", "map(decode) limits", "why", "try more"),
     stages=(READ, StageLine("map(decode)", 0.7, 0.02, 4.0, 1000.0)),
@@ -269,6 +271,34 @@ def test_where_none_stands_out_none_is_named(name: str) -> None:
     assert (found(*ranks) if ranks else slowest("train", {}, 0.0)) is None
 
 
+def test_what_all_wait_for_is_the_rank_that_waits_for_no_other() -> None:
+    """Ranks that end together wait for the slow one's word that it has another item, as long as it waits itself."""
+    held_up = line(USUAL, waits=0.78, for_ranks=0.76)
+    named = found(held_up, held_up, SLOW)
+    assert named is not None
+    assert named.rank == 2
+    assert "its consumer waits 80 % of its time, the median rank's 2 %; map(decode) takes" in named.why
+    stuck = line(rate=0.0, waits=1.0, verdict=("stalled", "Nothing comes", "for 9 s: shard 3", ""))
+    held_up = line(stuck, for_ranks=1.0)
+    named = found(held_up, stuck)
+    assert named is not None
+    assert named.rank == 1
+    (one,) = shown_ranks(job(held_up, stuck, held_up), 3, 100.0)["maps"]
+    assert one["headline"]["words"] == "Rank 1 is stalled"
+    assert [row["cells"][-2:] for row in one["rows"]] == [[100, 0], [0, 20], [100, 0]]
+
+
+def test_what_is_read_ahead_at_the_beginning_says_nothing_about_shards() -> None:
+    full = WHY["a selective shard"][0]
+    for slow, words in (
+        (full, "its shards keep fewer"),
+        (line(full, items=1999), "none of its stages takes much longer"),
+    ):
+        named = found(USUAL, slow)
+        assert named is not None
+        assert words in named.why
+
+
 def test_ranks_at_their_own_pace_are_told_apart_by_the_wait_for_an_item() -> None:
     own_pace = line(waits=1.0)
     named = found(own_pace, own_pace, line(waits=1.0, rate=20.0))
@@ -298,10 +328,10 @@ def test_the_map_has_a_row_for_each_rank_and_a_column_for_each_stage() -> None:
     seen = job(USUAL, SLOW)
     found = shown_ranks(seen, 4, 100.0)
     (one,) = found["maps"]
-    assert (one["name"], one["columns"]) == ("train", ["read_jsonl", "map(decode)", "other"])
+    assert (one["name"], one["columns"]) == ("train", ["read_jsonl", "map(decode)", "other ranks", "other"])
     assert [(row["rank"], row["status"], row["waits"], row["cells"]) for row in one["rows"]] == [
-        (0, "live", 2, [10, 0, 0]),
-        (1, "live", 80, [10, 70, 0]),
+        (0, "live", 2, [10, 0, 0, 0]),
+        (1, "live", 80, [10, 70, 0, 0]),
         (2, "missing", 0, []),
         (3, "missing", 0, []),
     ]
@@ -342,9 +372,9 @@ def test_the_terminal_shows_the_same() -> None:
     assert lines[0] == "STALLED: Rank 3 is lost; rank 3 (node3, pid 13) has said nothing for 10 s"
     assert lines[1:8] == [
         "exposed wait, train, 5 ranks",
-        "rank     items/s  waits  read_jsonl  map(decode)   other",
-        "    0      100.0    2 %        10 %            ·       ·  node0, pid 10",
-        "    1      100.0   80 %        10 %         70 %       ·  node1, pid 11",
+        "rank     items/s  waits  read_jsonl  map(decode)  other ranks   other",
+        "    0      100.0    2 %        10 %            ·            ·       ·  node0, pid 10",
+        "    1      100.0   80 %        10 %         70 %            ·       ·  node1, pid 11",
         "    2          -      -  ended  node2, pid 12",
         "    3          -      -  lost for 10 s  node3, pid 13",
         "    4          -      -  missing",
@@ -355,8 +385,8 @@ def test_the_terminal_shows_the_same() -> None:
 
 def test_stages_that_no_rank_waits_for_have_no_column() -> None:
     (one,) = shown_ranks(job(*[line(USUAL, stages=(StageLine("read_jsonl", 0.004), DECODE))] * 2), 2, 100.0)["maps"]
-    assert one["columns"] == ["other"]
-    assert [row["cells"] for row in one["rows"]] == [[2], [2]]
+    assert one["columns"] == ["other ranks", "other"]
+    assert [row["cells"] for row in one["rows"]] == [[0, 2], [0, 2]]
 
 
 def test_a_thousand_ranks_make_a_bounded_update_and_few_lines() -> None:
@@ -367,7 +397,7 @@ def test_a_thousand_ranks_make_a_bounded_update_and_few_lines() -> None:
     found = shown_ranks(seen, 5_000, 100.0)
     assert len(json.dumps(found)) < 1_000_000
     assert found["more"] == 5_000 - MOST_RANKS
-    assert len(found["maps"][0]["columns"]) == rank_lines.MOST_COLUMNS + 1
+    assert len(found["maps"][0]["columns"]) == rank_lines.MOST_COLUMNS + 2
     lines = list(rank_lines.rank_lines(found))
     assert len(lines) < 100
     assert f"and {MOST_RANKS - 64} more ranks, which wait less" in lines
@@ -378,7 +408,7 @@ shares, numbers = st.floats(0, 1), st.floats(0, 1e15)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 hostile = st.builds(
     StreamLine, name=st.sampled_from(["a", "b"]), epoch=st.integers(0, 1 << 53), items=st.integers(0, 1 << 53),
-    over_s=numbers, rate=numbers, waits=shares, retries_s=numbers,
+    over_s=numbers, rate=numbers, waits=shares, for_ranks=shares, retries_s=numbers,
     verdict=st.tuples(st.sampled_from(["slow", "stalled", "ended", ""]), texts, texts, texts),
     stages=st.lists(st.builds(StageLine, texts, shares, numbers, numbers, numbers), max_size=3).map(tuple),
 )  # fmt: skip

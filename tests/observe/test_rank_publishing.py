@@ -113,7 +113,7 @@ def test_all_ranks_are_on_the_page_of_rank_0_and_leave_it() -> None:
             rows = job.until(lambda rows: all(row["cells"] for row in rows.values()))
             assert {row["who"] for row in rows.values()} == {f"{socket.gethostname()}, pid {os.getpid()}"}
             (one,) = update(job.url)["ranks"]["maps"]
-            assert set(one["columns"]) <= {*map(str, first.stats().stages), "other"}
+            assert set(one["columns"]) <= {*map(str, first.stats().stages), "other ranks", "other"}
         assert statuses(job.until(lambda rows: statuses(rows)[1:] == ["ended", "ended"])) == ["live", "ended", "ended"]
         with job.open(2):
             job.until(lambda rows: statuses(rows)[1:] == ["ended", "live"])
