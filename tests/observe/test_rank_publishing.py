@@ -450,6 +450,24 @@ def test_what_listens_for_ranks_and_cannot_leaves_nothing(monkeypatch: pytest.Mo
     assert not any(isinstance(one, LivePage | RankFeed) for one in exporters._exporters.values())
 
 
+def test_a_fork_holds_no_connection_and_goes_on_here() -> None:
+    """A worker of a trainer that outlives its rank would keep the connection, and the rank would not be lost."""
+    job = Job(2)
+    with job.rank_0(), job.open(1):
+        job.until(lambda rows: bool(rows[1]["cells"]))
+        (feed,) = (one for one in exporters._exporters.values() if isinstance(one, RankFeed))
+        (here,) = (one for one in exporters._exporters.values() if isinstance(one, LivePage))
+        assert here._ranks is not None
+        ends = feed._publisher._sock, here._ranks._connections[1]._sock
+        assert all(sock is not None and sock.fileno() >= 0 for sock in ends)
+        pid = os.fork()
+        if not pid:
+            os._exit(sum(sock is None or sock.fileno() >= 0 for sock in ends))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        last = here._ranks._connections[1].seen.at
+        job.until(lambda rows: here._ranks is not None and here._ranks._connections[1].seen.at > last)
+
+
 RANK = """
 import sys
 import streamline as sl
