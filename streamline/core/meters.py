@@ -27,19 +27,22 @@ class ConsumerMeter:
 
     Attributes:
       items: that it was given, in whole lists: up to a list more than it has seen.
+      ranks_wait_s: of its waits, how long other ranks had not said whether they have another item.
       waiting_since: when the wait that is going on began; None: the consumer has what it asked for.
       held_s: how long its loop's body is known to have held the event loop that it shares with the pipeline.
       closed_at: when the stream ended or was closed; None: it is open.
     """
 
     __slots__ = (
-        "_body", "_quick", "_unseen", "closed_at", "held_s", "items", "loop", "opened_at", "wait_s", "waiting_since",
+        "_body", "_quick", "_unseen", "closed_at", "held_s", "items", "loop", "opened_at", "ranks_wait_s", "wait_s",
+        "waiting_since",
     )  # fmt: skip
 
     def __init__(self, opened_at: float, loop: LoopMeter | None = None) -> None:
         self.opened_at = opened_at
         self.items = 0
         self.wait_s = 0.0
+        self.ranks_wait_s = 0.0
         self.waiting_since: float | None = None
         self.held_s = 0.0
         self.closed_at: float | None = None

@@ -11,7 +11,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from ipaddress import ip_address
 from time import perf_counter
@@ -63,7 +63,7 @@ class ExportedStream:
         self.labels = {"stream": name, "rank": str(rank)}
         self._stats = stats
         self._lock = threading.Lock()
-        self._earlier: deque[Stats] = deque()
+        self._earlier = deque([Stats(elapsed_s=0, items=0, consumer_wait_s=0)])
         self._read_at = -FRESH_S
         self._reading: Reading | None = None
 
@@ -78,9 +78,12 @@ class ExportedStream:
 
     def _read(self) -> Reading:
         stats, earlier = self._stats(), self._earlier
-        while len(earlier) > 1 and stats.elapsed_s - earlier[1].elapsed_s >= WINDOW_S:
+        while len(earlier) > 1 and (
+            stats.elapsed_s - earlier[1].elapsed_s >= WINDOW_S
+            or stats.elapsed_s - earlier[0].elapsed_s >= 2 * WINDOW_S  # it wasn't read for long
+        ):
             earlier.popleft()
-        lately = stats.since(earlier[0]) if earlier else stats
+        lately = stats.since(earlier[0])
         earlier.append(stats)
         return Reading(stats, lately)
 
@@ -110,6 +113,10 @@ class Exporter(ABC):
     def remove(self, stream: ExportedStream) -> None:
         self.streams = [one for one in self.streams if one is not stream]
 
+    def readings(self) -> list[tuple[dict[str, str], Reading]]:
+        """Return the figures of all streams, with the labels of each."""
+        return [(stream.labels, stream.read()) for stream in self.streams]
+
     @abstractmethod
     def close(self) -> bool:
         """Close it, after its last user; return False to keep it for others that come."""
@@ -138,7 +145,7 @@ class PrometheusEndpoint(Exporter):
             return web.Response(status=404, text="/metrics is all there is here\n")
         if request.method not in ("GET", "HEAD"):
             return web.Response(status=405, headers={"Allow": "GET, HEAD"})
-        return web.Response(body=exposition(self.streams).encode(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=exposition(self.readings()).encode(), headers={"Content-Type": CONTENT_TYPE})
 
 
 def asked_by_address(request: web.BaseRequest) -> bool:
@@ -150,9 +157,8 @@ def asked_by_address(request: web.BaseRequest) -> bool:
     return host in ("localhost", ours[0], f"[{ours[0]}]")
 
 
-def exposition(streams: Iterable[ExportedStream]) -> str:
+def exposition(readings: Sequence[tuple[dict[str, str], Reading]]) -> str:
     """Return the metrics of streams in Prometheus's text format."""
-    readings = [(stream.labels, stream.read()) for stream in streams]
     return "".join(line for metric in METRICS for line in _lines(metric, readings))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamline.core.counters import Details, Executor, HostKind, host_label, label, since
@@ -260,6 +261,7 @@ class Figures:
       channels: likewise.
       consumer_held_s: with `async for`: how long the loop's body held the event loop, as far as it can be seen: from
         the first item of a list until it first awaits something.
+      ranks_wait_s: of its waits, those for other ranks to say whether they have another item, where all end together.
       hosts: threads or processes in which workers run, by number, those that aren't there yet among them; none where
         workers run in the stream's event loop.
       cpus: that this process may use, within its control group's quota.
@@ -275,6 +277,7 @@ class Figures:
     stages: tuple[StageStats, ...] = ()
     channels: tuple[ChannelStats, ...] = ()
     consumer_held_s: float = 0.0
+    ranks_wait_s: float = 0.0
     hosts: tuple[HostStats, ...] = ()
     cpus: int = 1
     reads: tuple[ReadStats, ...] = ()
@@ -286,8 +289,8 @@ class Figures:
 COUNTERS = frozenset({
     "items", "bytes", "copied_bytes", "slabs_made", "slabs_reused", "errors", "padded", "requests", "retries",
     "cache_hits", "cache_misses", "cache_bytes", "peer_hits", "peer_misses", "peer_bytes", "elapsed_s",
-    "consumer_wait_s", "consumer_held_s", "busy_s", "held_s", "wait_input_s",
-    "wait_output_s", "arrival_s", "looked_s", "collecting_s", "gil_looks", "gil_waits", "quota_periods",
+    "consumer_wait_s", "consumer_held_s", "ranks_wait_s", "busy_s", "held_s",
+    "wait_input_s", "wait_output_s", "arrival_s", "looked_s", "collecting_s", "gil_looks", "gil_waits", "quota_periods",
     "quota_throttled", "memory_wait_s", "cpu_s", "core_wait_s",
 })  # fmt: skip
 """Fields that grow. The others, depths, peaks, pids, memory, are as they stand."""
@@ -326,10 +329,20 @@ def _gained(now: F, before: DataclassInstance | None) -> F:
     """Return figures with what their counters gained since `before`; None: since the stream was opened."""
     if before is None:
         return now
-    gained: dict[str, Any] = {name: getattr(now, name) - getattr(before, name) for name in COUNTERS & vars(now).keys()}
-    gained |= {name: max(0.0, seconds) for name, seconds in gained.items() if name.endswith("_s")}
-    if isinstance(now, WorkerStats | StageStats) and isinstance(before, WorkerStats | StageStats):
-        gained["details"] = since(before.details, now.details)
-    if isinstance(now, StageStats) and isinstance(before, StageStats):
-        gained["per_worker"] = _each(now.per_worker, before.per_worker, "shard")
-    return replace(now, **gained)
+    these, earlier = vars(now), vars(before)
+    gained: dict[str, Any] = {}
+    for name, counts, in_s in _columns(type(now)):  # of each worker and stage: most of what a reading takes
+        value = these[name] - earlier[name] if counts else these[name]
+        gained[name] = 0.0 if in_s and value < 0 else value
+    if isinstance(now, WorkerStats | StageStats) and (now.details or earlier["details"]):
+        gained["details"] = since(earlier["details"], now.details)
+    if isinstance(now, StageStats):
+        gained["per_worker"] = _each(now.per_worker, earlier["per_worker"], "shard")
+    return type(now)(**gained)
+
+
+@cache
+def _columns(kind: type[DataclassInstance]) -> tuple[tuple[str, bool, bool], ...]:
+    """Return the names of fields, whether each counts, and whether it counts seconds."""
+    names = [field.name for field in fields(kind)]
+    return tuple((name, name in COUNTERS, name in COUNTERS and name.endswith("_s")) for name in names)

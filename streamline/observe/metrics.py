@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from streamline.observe.stats import Stats
-from streamline.observe.verdict import CONTENTION
+from streamline.observe.verdict import CONTENTION, OTHER_RANKS
 
 Labels: TypeAlias = tuple[str, ...]
 
@@ -119,7 +119,12 @@ def _limit(_: Stats, lately: Stats) -> Points:
     verdict = lately.verdict
     if verdict is None:
         return []
-    by = verdict.stage or ("process" if verdict.rule in CONTENTION else "consumer")
+    if lately.slow_rank is not None:
+        by = f"rank {lately.slow_rank.rank}"
+    elif verdict.rule == OTHER_RANKS:
+        by = OTHER_RANKS
+    else:
+        by = verdict.stage or ("process" if verdict.rule in CONTENTION else "consumer")
     return [((by, verdict.rule), 1.0)]
 
 

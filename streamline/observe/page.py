@@ -1,4 +1,4 @@
-"""The live page: what streams of this process do, in a browser or a terminal. docs/page.md.
+"""The live page: what streams of this process do, and those of a job's other ranks, in a browser or a terminal.
 
 Its server runs in a thread of its own. Figures are read while a client watches, for all clients at once, and in at most
 one hundredth of the time; a client that doesn't take them is dropped, and the stream never waits for one.
@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,15 +29,28 @@ from streamline.core.cpus import cpu_s
 from streamline.core.error_policy import ErrorReport
 from streamline.core.options import given, parse_address
 from streamline.core.text import said
-from streamline.errors import PlanTypeError
-from streamline.observe.exporters import CONTENT_TYPE, ExportedStream, Exporter, asked_by_address, exposition, kept
+from streamline.errors import HostError, PlanTypeError
+from streamline.observe.exporters import (
+    CONTENT_TYPE,
+    ExportedStream,
+    Exporter,
+    Reading,
+    asked_by_address,
+    exposition,
+    kept,
+)
 from streamline.observe.figures import ChannelStats, HostStats, StageStats
+from streamline.observe.rank_lines import MOST_STREAMS as RANK_STREAMS
+from streamline.observe.rank_lines import SlowRank, StreamLine, rank_lines, shown_ranks, stream_line
+from streamline.observe.rank_publishing import Board, JobRanks, RankCollector, RankPublisher, job_ranks
 from streamline.observe.stats import Stats
 from streamline.observe.tables import table
 from streamline.observe.verdict import WAITS
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+logger = logging.getLogger("streamline.page")  # as the docs call it
 
 ANYWHERE = "127.0.0.1:0"
 """Where `page=True` is: on this machine only, at any free port."""
@@ -101,20 +115,84 @@ class StreamFacts:
     snapshot: Mapping[str, Any] = field(default_factory=dict)
 
 
-def page_place(page: object) -> str | None:
-    """Return what exporters call the page that `page=` names; None: there is none. Raises `PlanError`."""
+class PagePlace(NamedTuple):
+    """Where a stream is shown.
+
+    Attributes:
+      name: what exporters call it.
+      address: of the page.
+      ranks: which rank this is, and how it meets the others.
+    """
+
+    name: str
+    address: tuple[str, int]
+    ranks: JobRanks
+
+    def open(self, _: str = "") -> Exporter:
+        """Open the page, or what publishes to rank 0's. Raises `HostError`."""
+        if self.ranks.meet and self.ranks.rank:
+            return RankFeed(self.ranks)
+        try:
+            return LivePage(self)
+        except HostError as error:
+            if self.ranks.world_size > 1 and not self.ranks.meet:
+                error.add_note(ALONE)
+            raise
+
+
+ALONE = (
+    "Each rank has a page of its own, as they know of no way to rank 0's: call torch.distributed.init_process_group() "
+    'before this, or give a store, ends=sl.Ends(store=), or page="HOST:PORT" of rank 0 on all of them, and '
+    "STREAMLINE_KEY"
+)
+
+
+def page_place(
+    page: object, rank: int = 0, world_size: int = 1, board: Callable[[str], Board] | None = None
+) -> PagePlace | None:
+    """Return what `page=` names; None: there is none.
+
+    Args:
+      board: where the ranks say where their page of a name is; None: nowhere.
+
+    Raises:
+      PlanError: it names no address, or none at which rank 0 can be found.
+      HostError: STREAMLINE_KEY is too short.
+    """
     if page is False:
         return None
     if page is not True and not isinstance(page, str):
         raise PlanTypeError(f'.open(page=) is True, False or "HOST:PORT", where the page is to be, got {given(page)}')
-    parse_address(".open(page=)", ANYWHERE if page is True else page)
-    return f"page {ANYWHERE if page is True else page}"
+    address = parse_address(".open(page=)", ANYWHERE if page is True else page)
+    name = f"page {ANYWHERE if page is True else page}"
+    ranks = job_ranks(rank, world_size, address, None if board is None else board(name))
+    return PagePlace(f"{name}, rank {rank} of {world_size}" if ranks.meet else name, address, ranks)
 
 
-def page_url(place: str | None) -> str | None:
-    """Return the address of a page, with its token; None: it isn't open."""
-    page = None if place is None else kept(place)
+def slow_rank(place: PagePlace, about: Callable[[], StreamFacts]) -> SlowRank | None:
+    """Return the rank that a page says the others wait for, of a stream by what is shown of it."""
+    page = kept(place.name)
+    if not isinstance(page, LivePage):
+        return None
+    return next((page.slow_rank(stream) for stream in page.streams if stream.about is about), None)
+
+
+def page_url(place: PagePlace | None) -> str | None:
+    """Return the address of a page, with its token; None: it isn't open, or another rank's."""
+    page = None if place is None else kept(place.name)
     return page.url if isinstance(page, LivePage) else None
+
+
+class RankFeed(Exporter):
+    """What rank 0's page shows of the streams of another rank."""
+
+    def __init__(self, ranks: JobRanks) -> None:
+        super().__init__()
+        self._publisher = RankPublisher(ranks, lambda: stream_lines(self.streams))
+
+    def close(self) -> bool:
+        self._publisher.close()
+        return True
 
 
 class LivePage(Exporter):
@@ -124,7 +202,7 @@ class LivePage(Exporter):
       url: of the page, with the token that lets in: "http://127.0.0.1:8600/TOKEN/".
     """
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: PagePlace) -> None:
         from streamline.observe.web_server import WebServer
 
         super().__init__()
@@ -133,13 +211,24 @@ class LivePage(Exporter):
         self._bodies: dict[str, bytes] = {}
         self._due = -math.inf
         self._cpu = CpuShares()
-        self._server = WebServer(parse_address("page=", place.removeprefix("page ")), self._answer)
+        self._server = WebServer(place.address, self._answer)
         self.url = f"{self._server.url}/{self._token}/"
+        self._ranks: RankCollector | None = None
         logging.getLogger("streamline").addHandler(self._log)
+        try:
+            if place.ranks.meet:
+                self._ranks = RankCollector(place.ranks, lambda: stream_lines(self.streams))
+        except BaseException:
+            self.close()
+            raise
         print(f"streamline: page at {self.url}", file=sys.stderr)
+        if place.ranks.world_size > 1 and self._ranks is None:
+            logger.warning("this page shows rank %d alone. %s", place.ranks.rank, ALONE)
 
     def close(self) -> bool:
         logging.getLogger("streamline").removeHandler(self._log)
+        if self._ranks is not None:
+            self._ranks.close()
         self._server.close()
         return True
 
@@ -159,7 +248,7 @@ class LivePage(Exporter):
         if name in FILES:
             return web.Response(body=_file(FILES[name]), headers={**HEADERS, "Content-Type": _type(FILES[name])})
         if name == "metrics":
-            text = exposition(self.streams).encode()
+            text = exposition(self.readings()).encode()
             return web.Response(body=text, headers={**HEADERS, "Content-Type": CONTENT_TYPE})
         if name in UPDATES:
             return await self._send_updates(request, name)
@@ -196,8 +285,21 @@ class LivePage(Exporter):
             "time": time.time(),
             "streams": streams,
             "more_streams": max(0, len(self.streams) - MOST_STREAMS),
+            "ranks": None
+            if self._ranks is None
+            else shown_ranks(self._ranks.seen(), self._ranks.world_size, time.monotonic()),
             "events": self._log.events(),
         }
+
+    def slow_rank(self, stream: ExportedStream) -> SlowRank | None:
+        """Return the rank that the others wait for, of those that give a stream's items; None: none stands out."""
+        return None if self._ranks is None else self._ranks.slow.get(stream.labels["stream"])
+
+    def readings(self) -> list[tuple[dict[str, str], Reading]]:
+        return [
+            (stream.labels, Reading(*(replace(stats, slow_rank=self.slow_rank(stream)) for stats in stream.read())))
+            for stream in self.streams
+        ]
 
     def _stream(self, stream: ExportedStream, *, tables: bool) -> dict[str, Any]:
         reading, about = stream.read(), stream.about() if stream.about is not None else StreamFacts()
@@ -285,6 +387,16 @@ def _has_other(name: str, mine: logging.Handler) -> bool:
             return True
         logger = logger.parent if logger.propagate else None
     return False
+
+
+def stream_lines(streams: Iterable[ExportedStream]) -> tuple[StreamLine, ...]:
+    """Return what a rank says of its streams, or of the first of them."""
+    found = []
+    for stream in islice(streams, RANK_STREAMS):
+        (stats, lately), about = stream.read(), stream.about() if stream.about is not None else StreamFacts()
+        name, verdict = stream.labels["stream"], headline(stats, lately, about)
+        found.append(stream_line(name, about.epoch, stats.items, lately.warm, verdict, about.branches.keys()))
+    return tuple(found)
 
 
 # What is shown --------------------------------------------------------------------------------------------------------
@@ -467,7 +579,10 @@ def _cut(text: str) -> str:
 
 
 def text_lines(shown: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines for a terminal, of streams with their `text_table`."""
+    """Yield the lines for a terminal, of all ranks, and of streams with their `text_table`."""
+    if shown["ranks"] is not None:
+        yield from (part for line in rank_lines(shown["ranks"]) for part in line.split("\n"))
+        yield ""
     for stream in shown["streams"]:
         whose = f", rank {stream['rank']} of {stream['world_size']}" if stream["world_size"] > 1 else ""
         verdict = stream["verdict"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from html import escape
 from time import perf_counter
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from streamline.core.counters import BORDER, ChannelMeter, HostMeter, StageMeter, together
 from streamline.core.cpus import usable_cpus
@@ -14,7 +15,10 @@ from streamline.core.meters import Meters, Traffic
 from streamline.observe.contention import CONTENTION
 from streamline.observe.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats, WorkerStats, between
 from streamline.observe.tables import table
-from streamline.observe.verdict import Verdict, judge
+from streamline.observe.verdict import SLOW_RANK, Verdict, judge
+
+if TYPE_CHECKING:
+    from streamline.observe.rank_lines import SlowRank
 
 
 def collect(meters: Meters) -> Figures:
@@ -36,6 +40,7 @@ def collect(meters: Meters) -> Figures:
         cpus=usable_cpus(),
         channels=tuple(_channel(each) for each in _by_name(channels, places)),
         consumer_held_s=consumer.held_s,
+        ranks_wait_s=consumer.ranks_wait_s,
         reads=_reads(dict(meters.traffics)),
         contention=replace(CONTENTION.read(), loop=meters.loop.thread),
     )
@@ -141,14 +146,23 @@ class Stats(Figures):
 
     Attributes:
       first: as it stood when the consumer got its first list; None: before. The verdict leaves this warm-up out.
+      slow_rank: the rank that the others wait for, where this one has the page of all; None: none stands out.
     """
 
     first: Figures | None = field(default=None, repr=False, compare=False)
+    slow_rank: SlowRank | None = field(default=None, repr=False, compare=False)
 
     @property
     def verdict(self) -> Verdict | None:
         """What limits the stream, since its first list; None: nothing does, or it is too early to say."""
-        return None if self.first is None else judge(between(self.first, self))
+        if self.slow_rank is not None:
+            return Verdict(rule=SLOW_RANK, stage=None, line=str(self.slow_rank))
+        return None if self.first is None else judge(self.warm)
+
+    @cached_property
+    def warm(self) -> Figures:
+        """These without what was before the first list; nothing, where there was none yet."""
+        return between(self if self.first is None else self.first, self)
 
     def since(self, earlier: Stats) -> Stats:
         """Return what was added since `earlier`, a picture of the same stream: a window.

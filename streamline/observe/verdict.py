@@ -81,6 +81,7 @@ class Loads:
         self.stages = figures.stages
         self.elapsed_s = figures.elapsed_s
         self.waits = min(1.0, figures.consumer_wait_s / self.elapsed_s)
+        self.ranks_wait = min(1.0, figures.ranks_wait_s / self.elapsed_s)
         self.body_holds = min(1.0, figures.consumer_held_s / self.elapsed_s)
         self.arrivals_hold = sum(host.arrival_s for host in figures.hosts) / self.elapsed_s
         self.loop = figures.contention.loop
@@ -253,6 +254,17 @@ def _consumer(loads: Loads) -> Limit | None:
     line = (
         f"the consumer limits: it waits {_percent(loads.waits)} of its time, so the pipeline keeps up; nothing to "
         "do here"
+    )
+    return None, line, None
+
+
+def _other_ranks(loads: Loads) -> Limit | None:
+    """Others have not said yet whether they have another item, and all end together."""
+    if loads.ranks_wait < loads.waits / 2:
+        return None
+    line = (
+        f"the other ranks limit: {_percent(loads.ranks_wait)} of the time, one of them has no other item yet, and all "
+        f"end together; {_consumer_waits(loads)}; page=True on all ranks names the slowest"
     )
     return None, line, None
 
@@ -566,8 +578,11 @@ def _selective(loads: Loads) -> Limit | None:
     return None
 
 
+OTHER_RANKS = "other ranks"
+
 RULES: dict[str, Callable[[Loads], Limit | None]] = {
     "consumer": _consumer,
+    OTHER_RANKS: _other_ranks,
     "loop body": _body,
     "memory": _memory,
     "quota": _quota,
@@ -586,6 +601,9 @@ RULES: dict[str, Callable[[Loads], Limit | None]] = {
 
 CONTENTION = frozenset({"memory", "quota", "collector", "gil", "cores"})
 """Those that speak of what slows all stages alike."""
+
+SLOW_RANK = "slow rank"
+"""Comes before them, where another rank is what the job waits for: `Stats.slow_rank`."""
 
 
 def _consumer_waits(loads: Loads) -> str:

@@ -1,19 +1,68 @@
-"""A plan as a picture: Mermaid text for what renders it, SVG for everything else. Both draw the same pieces."""
+"""A plan as a picture: Mermaid text for what renders it, SVG for everything else. Both draw the same pieces.
+
+In SVG, widths of text are estimated, since nothing here can measure it: what would not fit is cut, and stands whole in
+a tooltip. Colours follow the reader's light or dark scheme; a background of its own keeps it readable on any page.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
+from unicodedata import east_asian_width
 
 from streamline.errors import PlanError
 from streamline.plan.plan import Plan
-from streamline.plan.svg import Arrow, Box, Group, Piece, column
 from streamline.plan.topology import Part, PlannedChannel, sources, topology, written
 
 LONGEST = 60
 """Characters of a label in Mermaid, which wraps nothing: longer ones are cut."""
+
+WIDTH, MARGIN, LINE, TITLE, PAD, GAP = 560, 16, 22, 20, 12, 30
+"""In px, as all sizes."""
+
+CHARS = {"text": 8.6, "note": 7.2}
+"""Width of a character of 14 and of 12 px, as a wide sans-serif (DejaVu Sans) has it on average."""
+
+STYLE = """
+.sl-page{fill:#ffffff}.sl-box{fill:#f3f6fb;stroke:#5b7aa8}.sl-group{fill:#fafbfc;stroke:#9aa7b8;stroke-dasharray:5 4}
+.sl-deck{fill:#fafbfc;stroke:#c3ccd8}.sl-pill{fill:#fff4d6;stroke:#b98a1d}.sl-line{stroke:#5f6b7a;fill:none}
+.sl-head{fill:#5f6b7a}.sl-text{fill:#16202c}.sl-note{fill:#55606e}
+text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif}
+.sl-text{font-size:14px}.sl-note{font-size:12px}
+@media (prefers-color-scheme:dark){.sl-page{fill:#12161c}.sl-box{fill:#1d2838;stroke:#7d9ccb}
+.sl-group{fill:#171c24;stroke:#66758a}.sl-deck{fill:#171c24;stroke:#3d4757}.sl-pill{fill:#3a3113;stroke:#d0a63c}
+.sl-line{stroke:#a3afbd}.sl-head{fill:#a3afbd}.sl-text{fill:#e8edf3}.sl-note{fill:#a9b4c1}}
+"""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box: a small title, if any, and lines of (text, note), the note small and at the right."""
+
+    title: str
+    lines: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """From what is above to what is below: with a label in a pill, or bare."""
+
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Boxes and arrows within a dashed frame; drawn as a deck of cards where there are several of it."""
+
+    title: str
+    parts: Sequence[Box | Arrow]
+    many: bool = False
+
+
+Piece = Box | Arrow | Group
 
 
 @dataclass(frozen=True)
@@ -131,3 +180,96 @@ def _escaped(words: str) -> str:
     """Return a label in which nothing is syntax: neither Mermaid's, HTML's nor Markdown's."""
     words = words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"
     return "".join(char if char.isalnum() or char in " (),.=…:/-" else f"#{ord(char)};" for char in words)
+
+
+# SVG ------------------------------------------------------------------------------------------------------------------
+def column(title: str, pieces: Sequence[Piece]) -> str:
+    """Return the pieces from top to bottom as one SVG document; `title` is for those who don't see it."""
+    body, end = _stacked(pieces, MARGIN, MARGIN, WIDTH - 2 * MARGIN)
+    height = end + MARGIN
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height:g}" viewBox="0 0 {WIDTH} {height:g}" '
+        f'role="img"><title>{_safe(title)}</title><style>{STYLE}</style>\n'
+        f'<rect class="sl-page" width="{WIDTH}" height="{height:g}" rx="10"/>\n' + "\n".join(body) + "\n</svg>\n"
+    )
+
+
+def _stacked(pieces: Sequence[Piece], x: float, y: float, width: float) -> tuple[list[str], float]:
+    """Return the elements of pieces, one below the other, and where the last one ends."""
+    out: list[str] = []
+    for piece in pieces:
+        draw = _box if isinstance(piece, Box) else _arrow if isinstance(piece, Arrow) else _group
+        elements, y = draw(piece, x, y, width)  # type: ignore[arg-type]
+        out += elements
+    return out, y
+
+
+def _box(box: Box, x: float, y: float, width: float) -> tuple[list[str], float]:
+    at, room = y + PAD + 11, width - 2 * PAD
+    out: list[str] = []
+    if box.title:
+        out.append(_text("note", x + PAD, at - 2, box.title, room))
+        at += TITLE
+    for text, note in box.lines:
+        free = room
+        if note:
+            out.append(_text("note", x + width - PAD, at, note, room * 0.6, "end"))
+            free -= min(_columns(note) * CHARS["note"], room * 0.6) + PAD
+        out.append(_text("text", x + PAD, at, text, free))
+        at += LINE
+    end = at + PAD - 15
+    return [_rect("box", x, y, width, end - y, 8), *out], end
+
+
+def _arrow(arrow: Arrow, x: float, y: float, width: float) -> tuple[list[str], float]:
+    x += width / 2
+    if not arrow.label:
+        return [_shaft(x, y + 2, y + GAP - 2)], y + GAP
+    wide, top, end = min(_columns(arrow.label) * CHARS["note"] + 28, width), y + GAP / 2, y + GAP + 34
+    pill = _rect("pill", x - wide / 2, top, wide, 26, 13)
+    label = _text("note", x, top + 17, arrow.label, wide - 20, "middle", ' font-size="12"')
+    return [_shaft(x, y + 2, top - 1), pill, label, _shaft(x, top + 27, end - 2)], end
+
+
+def _shaft(x: float, top: float, bottom: float) -> str:
+    head = f"M{x - 4:g} {bottom - 5:g}L{x:g} {bottom:g}L{x + 4:g} {bottom - 5:g}"
+    return f'<path class="sl-line" d="M{x:g} {top:g}V{bottom:g}{head}"/>'
+
+
+def _group(group: Group, x: float, y: float, width: float) -> tuple[list[str], float]:
+    deck = 8 if group.many else 0
+    width -= deck
+    inner, end = _stacked(group.parts, x + PAD, y + PAD + TITLE, width - 2 * PAD)
+    end += PAD
+    cards = [_rect("deck", x + by, y + by, width, end - y, 10) for by in ((8, 4) if group.many else ())]
+    title = _text("note", x + PAD, y + PAD + 8, group.title, width - 2 * PAD)
+    return [*cards, _rect("group", x, y, width, end - y, 10), title, *inner], end + deck
+
+
+def _rect(kind: str, x: float, y: float, width: float, height: float, radius: float) -> str:
+    return f'<rect class="sl-{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}"/>'
+
+
+def _text(kind: str, x: float, y: float, words: str, room: float, anchor: str = "start", style: str = "") -> str:
+    """Return one line of text, cut to what `room` px hold; whole, it is in the tooltip."""
+    shown = _cut(words, max(4, int(room / CHARS[kind])))
+    tip = "" if shown == words else f"<title>{_safe(words)}</title>"
+    return f'<text class="sl-{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}"{style}>{_safe(shown)}{tip}</text>'
+
+
+def _columns(words: str) -> int:
+    """Return how wide a text is, in characters; those of East Asian scripts count two."""
+    return sum(2 if east_asian_width(char) in "WF" else 1 for char in words)
+
+
+def _cut(words: str, most: int) -> str:
+    if _columns(words) <= most:
+        return words
+    while _columns(words) > most - 1:
+        words = words[:-1]
+    return f"{words}…"
+
+
+def _safe(words: str) -> str:
+    """Return text as XML takes it: escaped, and without characters that XML has no place for."""
+    return escape("".join(char if char.isprintable() else "·" for char in words), quote=False)

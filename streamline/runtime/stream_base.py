@@ -16,7 +16,7 @@ from streamline.core.gate import Gate
 from streamline.core.state import At, State
 from streamline.core.tasks import Session
 from streamline.observe.page import page_url
-from streamline.observe.stats import Stats, collect, stats_of
+from streamline.observe.stats import Stats, collect
 from streamline.observe.trace import MAX_BYTES, Trace
 from streamline.plan.plan import Plan
 from streamline.sharding.end_flow import Padded, padded_in
@@ -70,13 +70,13 @@ class BaseStream(Cursor[T]):
 
     @property
     def page(self) -> str | None:
-        """The address of its live page, with the token that lets in; None: it has none, or is closed."""
+        """The address of its live page, with the token that lets in; None: none of its own, or it is closed."""
         return page_url(self._resolved.page)
 
     def stats(self) -> Stats:
         """Return what was counted so far, and what limits the stream: see docs/seeing.md. Also after the end."""
         ends = self.ends
-        return replace(stats_of(self._session.meters, self.at_hand), dropped=ends.dropped, padded=ends.padded)
+        return replace(self._resolved.stats(self._session, self.at_hand), dropped=ends.dropped, padded=ends.padded)
 
     @property
     def padding(self) -> bool:

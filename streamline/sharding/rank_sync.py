@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar, cast
@@ -52,6 +53,29 @@ def own_connection(store: Store) -> Store:
         return cast(Store, clone())
     except (RuntimeError, NotImplementedError):  # a kind of store that has no other connection
         return store
+
+
+@dataclass
+class StoreBoard:
+    """Where rank 0 says where its page is: a key of the store, for all ranks that divide the same data."""
+
+    store: Store
+    key: str
+    _own: Store | None = field(default=None, repr=False, compare=False)
+
+    def post(self, text: str) -> None:
+        own_connection(self.store).set(self.key, text)
+
+    def look(self) -> bytes | None:
+        self._own = self._own or own_connection(self.store)
+        return self._own.get(self.key) if self._own.check([self.key]) else None
+
+
+def board_of(store: Store | None, rank: Rank) -> Callable[[str], StoreBoard] | None:
+    """Return what makes the board for a page of a name; None: there is no store."""
+    store = store or store_of_torch(rank)
+    said = [rank.world_size, list(rank.members)]
+    return None if store is None else lambda name: StoreBoard(store, f"streamline/{name}/{said}")
 
 
 R = TypeVar("R")
@@ -141,14 +165,15 @@ class Rounds:
         """Wait until the last rank has written its number."""
         pause, longest = LOOKS_S
         waited, said = 0.0, perf_counter()
-        consumer = self._session.meters.consumer
+        began, consumer = said, self._session.meters.consumer
         try:
             while (found := await self._call(partial(self._look, key))) is None:
-                began = perf_counter()
                 await resting(anyio.sleep(pause))
-                pause = min(2 * pause, longest)
-                if consumer.waiting_since is not None:  # else the consumer is busy
-                    waited += perf_counter() - max(began, consumer.waiting_since)
+                pause, now = min(2 * pause, longest), perf_counter()
+                if (since := consumer.waiting_since) is not None:  # else the consumer is busy
+                    waited += max(0.0, now - max(began, since))
+                    consumer.ranks_wait_s += max(0.0, now - max(began, since))
+                began = now
                 if waited >= self._ends.timeout_s:
                     raise RanksError(self._silent(await self._call(partial(self._missing, key))))
                 if perf_counter() - said >= 1:

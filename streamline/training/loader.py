@@ -119,7 +119,7 @@ class Loader(Generic[T]):
 
     @property
     def page(self) -> str | None:
-        """The address of its live page, with the token that lets in, also between epochs; None: it has none."""
+        """The address of its live page, with the token that lets in, also between epochs; None: none of its own."""
         return None if self._closed else self._passes.page
 
     def __len__(self) -> int:

@@ -24,11 +24,12 @@ from streamline.core.options import check_int, given
 from streamline.core.threads import HEAR_S, start_thread
 from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
 from streamline.observe.exporters import keep
-from streamline.observe.page import LivePage, page_place, page_url
+from streamline.observe.page import PagePlace, page_place, page_url
 from streamline.runtime.loop_thread import EXIT_S
-from streamline.runtime.run import ResolvedRun
+from streamline.runtime.run import ResolvedRun, page_of
 from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ends import EndsPolicy, checked_ends
+from streamline.sharding.ranks import find_rank
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.base import Source
 from streamline.training.epochs import Epochs
@@ -66,7 +67,7 @@ def passes_of(
                 f".loader(ends=) with steps_per_epoch={steps_per_epoch}: every epoch has as many items on every rank "
                 "anyway, so leave ends= out"
             )
-        options = {**options, "ends": "allow"}
+        options = {"ends": "allow", **options}
     backend = options.get("backend")
     pool = None
     if stay and isinstance(backend, HostingBackend):
@@ -75,7 +76,9 @@ def passes_of(
     hosted = stay and isinstance(backend, HostingBackend | HostPool)
     again = steps_per_epoch is None and not source.is_live and options.get("dead_letters") is None
     opening = partial(open_at, **options)
-    metrics, page = options.get("metrics"), page_place(options.get("page", False))
+    metrics, page = options.get("metrics"), None
+    if page_place(options.get("page", False)) is not None:
+        page = partial(_page_of, options)
     passes = Passes(
         opening, pool, lambda: partial(settled(), **options), ahead=hosted and again, metrics=metrics, page=page
     )
@@ -84,13 +87,26 @@ def passes_of(
     return passes
 
 
+def _page_of(options: RunOptions) -> PagePlace | None:
+    """Return where a loader's passes are shown: a trainer may have begun its processes since the loader was made."""
+    rank = find_rank(options.get("rank"), options.get("world_size"), options.get("mesh"))
+    return page_of(options.get("page", False), rank, checked_ends(options.get("ends", "drop")))
+
+
+def _keep_page(page: Callable[[], PagePlace | None]) -> Callable[[], None]:
+    place = page()
+    assert place is not None
+    return keep(place.name, place.open)
+
+
 class Passes(Generic[T]):
     """Opens the passes of one loader.
 
     Args:
       pool: the hosts that all passes run in, closed with this; None: they aren't this loader's.
       settled: returns what opens it elsewhere as it would be opened in the thread that calls this.
-      metrics, page: where all passes are exported and shown, which stays open between two of them; None: nowhere.
+      metrics, page: where all passes are exported and, as it returns, shown, which stays open between two of them;
+        None: nowhere.
     """
 
     def __init__(
@@ -101,7 +117,7 @@ class Passes(Generic[T]):
         *,
         ahead: bool = False,
         metrics: str | None = None,
-        page: str | None = None,
+        page: Callable[[], PagePlace | None] | None = None,
     ) -> None:
         self.open_at = open_at
         self._open_next = open_at
@@ -110,7 +126,7 @@ class Passes(Generic[T]):
         self._pool = pool
         self._page = page
         self._to_keep = [] if metrics is None else [partial(keep, metrics)]
-        self._to_keep += [] if page is None else [partial(keep, page, LivePage)]
+        self._to_keep += [] if page is None else [partial(_keep_page, page)]
         self._kept: list[weakref.finalize[[], Passes[T]]] = []
         self._lock = threading.RLock()  # Ctrl-C may come while it is held
         self._epoch = 0
@@ -146,7 +162,7 @@ class Passes(Generic[T]):
     def page(self) -> str | None:
         """The address of the page; it is opened, if there is to be one. Raises `HostError`."""
         self._keep_places()
-        return page_url(self._page)
+        return None if self._page is None else page_url(self._page())
 
     def _keep_places(self) -> None:
         while self._to_keep:

@@ -57,7 +57,7 @@ STATS = Stats(
 
 NOT_EXPORTED = {
     "first", "cpus", "stages", "channels", "hosts", "reads", "consumer_held_s", "dropped", "padded",  # of the stream
-    "contention",
+    "contention", "slow_rank", "ranks_wait_s",
     "name", "kind", "number", "executor", "ordered", "per_worker", "details", "workers", "concurrency",  # of a stage
     "peak", "capacity", "pid", "node", "shared", "shards", "copied_bytes", "slabs_made", "slabs_reused",
     "arrival_s", "alive",
@@ -120,6 +120,20 @@ def test_every_figure_is_exported_or_named_as_one_that_is_not() -> None:
     assert {field.name for field in fields(Figures)} <= {field.name for field in fields(Stats)}
 
 
+def test_the_last_seconds_are_ten_or_since_the_last_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporters, "FRESH_S", 0.0)
+    clock = [0.0]
+    stream = ExportedStream("s", 0, lambda: Stats(elapsed_s=clock[0], items=0, consumer_wait_s=0.0))
+
+    def window_at(now: float) -> float:
+        clock[0] = now
+        return stream.read().lately.elapsed_s
+
+    assert [window_at(now) for now in (1.0, 2.0, 9.0)] == [1.0, 2.0, 9.0]
+    assert [window_at(now) for now in (11.0, 12.0, 13.0)] == [10.0, 10.0, 11.0]
+    assert [window_at(now) for now in (100.0, 101.0, 111.0)] == [87.0, 1.0, 10.0]
+
+
 def test_scalars_are_a_flat_dict_of_numbers() -> None:
     found = scalars(STATS)
     assert found["streamline.consumer.items"] == 64
@@ -148,7 +162,7 @@ def test_docs_have_the_whole_table() -> None:
 
 # Prometheus -----------------------------------------------------------------------------------------------------------
 def test_prometheus_reads_what_the_stats_say() -> None:
-    samples = parsed(exposition([exported(), exported(name="t")]))
+    samples = parsed(exposition([(one.labels, one.read()) for one in (exported(), exported(name="t"))]))
     for metric in METRICS:
         for labels, value in metric.points(STATS, STATS):
             own = dict(zip(metric.labels, labels, strict=True))

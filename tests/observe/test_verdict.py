@@ -237,9 +237,15 @@ def test_every_kind_of_wait_has_its_advice(kind: str, executor: Any, word: str) 
 
 def test_the_rules_are_those_of_the_page() -> None:
     assert list(RULES) == [
-        "consumer", "loop body", "memory", "quota", "collector", "gil", "cores", "uneven workers", "selective filter",
-        "border", "loop", "limit", "calls", "order",
+        "consumer", "other ranks", "loop body", "memory", "quota", "collector", "gil", "cores", "uneven workers",
+        "selective filter", "border", "loop", "limit", "calls", "order",
     ]  # fmt: skip
+
+
+def test_waits_for_other_ranks_to_have_another_item_are_no_stage_s() -> None:
+    assert verdict(SOURCE, held(MAP, 0.9), ranks_wait_s=3.9) == ("loop", "map(decode)")
+    assert verdict(SOURCE, held(MAP, 0.1), ranks_wait_s=4.1) == ("other ranks", None)
+    assert verdict(SOURCE, held(MAP, 0.1), waits=0.05, ranks_wait_s=0.5) == ("consumer", None)
 
 
 def test_a_slow_feed_is_said_with_its_rate_and_promised_nothing() -> None:

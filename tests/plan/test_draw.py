@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import PlanError
-from streamline.plan import svg
+from streamline.plan.draw import Box, column
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -126,7 +126,7 @@ def test_what_is_too_long_is_cut_and_stands_in_a_tooltip() -> None:
     tips = [title.text for title in ElementTree.fromstring(text).iter(f"{SVG}title")]
     assert f"map({name})" in tips
     assert max(map(len, words(text))) < 80
-    wide = svg.column("", [svg.Box("", [("語" * 200, "")])])
+    wide = column("", [Box("", [("語" * 200, "")])])
     assert len(words(wide)[0]) < 40  # they are twice as wide
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections import Counter
 from dataclasses import replace
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from streamline.errors import PlanError, PlanTypeError, RanksError
 from streamline.sharding.end_flow import _Leaving
 from streamline.sharding.rank_sync import far
 from streamline.testing.scripted import to_elsewhere
+from tests.kit import LONGEST_S
 from tests.laws.profile import examples
 from tests.sharding.kit import MemoryStore, on_ranks, together
 
@@ -41,6 +43,34 @@ def pipeline(length: int, shards: int, *, known: bool, size: int = 0) -> sl.Pipe
 def of_rank(pipe: sl.Pipeline[Any], rank: int, ranks: int) -> list[Any]:
     with pipe.open(rank=rank, world_size=ranks, ends="allow") as stream:
         return list(stream)
+
+
+def test_waits_for_other_ranks_are_told_from_those_for_a_rank_s_own_items() -> None:
+    streams: dict[int, Any] = {}
+    go_on = threading.Event()
+
+    class Watched(MemoryStore):
+        waits = 0
+
+        def check(self, keys: list[str]) -> bool:
+            if 0 in streams and streams[0]._session.meters.consumer.waiting_since is not None:
+                self.waits += 1
+            if self.waits > 3:  # rank 0 has waited from one look to the next
+                go_on.set()
+            return super().check(keys)
+
+    ends = sl.Ends("drop", Watched())
+
+    def work(rank: int) -> sl.Stats:
+        if rank == 1:
+            assert go_on.wait(LONGEST_S)
+        with pipeline(30, 2, known=False).open(rank=rank, world_size=2, ends=ends) as stream:
+            streams[rank] = stream
+            list(stream)
+            return stream.stats()
+
+    stats = on_ranks(2, work)[0]
+    assert 0 < stats.ranks_wait_s <= stats.consumer_wait_s
 
 
 @examples(25)
