@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from streamline.runtime.writing import Written, write_jsonl, write_npy, write_parquet, write_tar
     from streamline.sharding.ends import Ends, EndsReport
     from streamline.snapshot.explain import Explanation
+    from streamline.snapshot.recorder import Recorder
     from streamline.snapshot.snapshot import Snapshot
     from streamline.sources.framing import ServerSentEvent
     from streamline.training.loader import Loader
@@ -96,6 +97,7 @@ __all__ = [
     "Pipeline",
     "Processes",
     "Ray",
+    "Recorder",
     "Remote",
     "Report",
     "ServerSentEvent",
@@ -178,6 +180,7 @@ _NAMES = {
     "streamline.runtime.writing": "Written write_jsonl write_npy write_parquet write_tar",
     "streamline.sharding.ends": "Ends EndsReport",
     "streamline.snapshot.explain": "Explanation",
+    "streamline.snapshot.recorder": "Recorder",
     "streamline.snapshot.snapshot": "Snapshot",
     "streamline.sources.framing": "ServerSentEvent",
     "streamline.training.loader": "Loader",

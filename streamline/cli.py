@@ -1,4 +1,4 @@
-"""The command line: `streamline demo`, `inspect FILE`, `check` and `run FILE.py:pipe`, `top URL`, `worker`."""
+"""The command line: `streamline demo`, `inspect FILE`, `steps PATH 3..5`, `check`, `run FILE.py:pipe`, `top URL`, …"""
 
 from __future__ import annotations
 
@@ -60,6 +60,40 @@ def inspect(path: str, rank: int | None) -> None:
         click.echo(report(Snapshot.load(path, rank=rank), width), nl=False)
     except StreamlineError as error:
         raise click.ClickException(_shown(error)) from error
+
+
+def _range(_: click.Context, __: click.Parameter, text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if last < first:
+        raise click.BadParameter(f"expected a step, 1820, or the first and the last one, 1820..1840, got {text!r}")
+    return first, last
+
+
+@main.command()
+@click.argument("path", type=click.Path())
+@click.argument("steps", callback=_range)
+@click.option("--rank", type=click.IntRange(0), default=None, help="Only this rank's.")
+@click.option("--epoch", type=click.IntRange(0), default=None, help="Of this epoch, if there are several.")
+def steps(path: str, steps: tuple[int, int], rank: int | None, epoch: int | None) -> None:
+    """Print which items were in the steps FIRST..LAST that open(record=sl.Recorder(PATH)) has recorded.
+
+    Of each step, from where to where each shard was read: files, and lines, bytes, rows or records. Exits with 1 if
+    none of them is recorded.
+    """
+    import streamline.pipeline  # noqa: F401 - with it, all kinds of stages are known
+    from streamline.snapshot.inspection import describe_steps
+    from streamline.snapshot.steps import StepRecords
+
+    try:
+        records = StepRecords(path, epoch)
+        for line in describe_steps(records, *steps, rank):
+            click.echo(_shown(line))
+        ranks = records.ranks if rank is None else [rank]
+        found = any(True for one in ranks for _ in records.read(one, *steps))
+    except StreamlineError as error:
+        raise click.ClickException(_shown(error)) from error
+    sys.exit(0 if found else 1)
 
 
 @main.command()

@@ -25,6 +25,7 @@ __all__ = [
     "PlanTypeError",
     "RanksError",
     "ReadError",
+    "RecordError",
     "ReplicaStalled",
     "ResumeError",
     "SnapshotError",
@@ -93,6 +94,11 @@ class SnapshotError(StreamlineError):
 
 class JournalError(StreamlineError):
     """A live source's journal on disk that is damaged, can't be written, or is in another process's hands."""
+
+
+class RecordError(StreamlineError, OSError):
+    """A record of steps that can't be written, or doesn't have the steps that it is asked for; or they can't be given
+    again."""
 
 
 class ResumeError(StreamlineError, ValueError):

@@ -44,12 +44,13 @@ from streamline.plan.plan import Plan, Shard
 from streamline.plan.rules import RESERVED
 from streamline.runtime.check_report import DEADLINE_S, Report
 from streamline.runtime.debug import DebugStream
-from streamline.runtime.open import Openable, Opened, OpenOptions, RunOptions, prepare
+from streamline.runtime.open import Openable, Opened, OpenOptions, RunOptions, StepReplay, prepare
 from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ends import Ends, EndsPolicy
 from streamline.sharding.ranks import Mesh
 from streamline.snapshot.compatibility import NewFiles
 from streamline.snapshot.explain import Explanation, explain
+from streamline.snapshot.recorder import Recorder
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.base import Mode, Source
 from streamline.training.loader import Loader
@@ -668,6 +669,8 @@ class Pipeline(Openable[T]):
         memory: int = MEMORY_BYTES,
         metrics: str | None = None,
         page: bool | str = False,
+        record: Recorder | None = None,
+        skip_steps: Collection[int] = (),
         **unknown: Never,
     ) -> Opened[T]:
         """Return what `async with` or `with` runs: an async or a plain iterator with snapshots.
@@ -677,37 +680,35 @@ class Pipeline(Openable[T]):
         Args:
           backend: where the workers run.
           resume: go on after what this snapshot had delivered, of a job's each rank its part; None: the beginning.
-          accept: what may have changed since the snapshot, as "NAME.what": ["batch.size"]. A resume that is refused
-            says what to write here, and what comes out then. An entry that isn't needed does no harm.
+          accept: what may have changed since the snapshot: ["batch.size"]; a resume that is refused says what to write.
           new_files: what a resume does when files have come since: "refuse" to go on; or leave them to "next_epoch".
           rank: which data-parallel rank this is, of `world_size`; by default both are found out.
           mesh: in their place, the dimension of torch's `DeviceMesh` dividing the data: mesh["dp"]. See docs/ranks.md.
           epoch: seen by shuffles, random generators and custom sources; by default the snapshot's, or 0.
           ends: how ranks with unequal shards end together: "drop" what the others have no more of, "pad" with items
             given again, or "allow" each its own end; or an `sl.Ends`. One rank alone gives all. See docs/ranks.md.
-          on_error: what happens when user code fails on an item, or a record is malformed: "raise" it; "skip" the item,
-            and count it; or a sync function of a `Failure` that returns "skip" or "raise".
-          max_errors: skipped items, counted when they would have been consumed, beyond which the stream fails with
-            `TooManyErrors`: an int is a count, a float a rate of all items (ten are borne in any case), None no limit.
+          on_error: of a failing item or a malformed record: "raise"; "skip" it, counted; or a function of a `Failure`.
+          max_errors: skipped items beyond which it fails with `TooManyErrors`: a count, a float of all, or None (any).
           dead_letters: a JSONL file with a line for each skipped item; each rank has its own.
           progress: show on stderr how it gets on: live lines on a terminal or in a notebook, else INFO each 30 s.
           stall_s: seconds of waiting at which the log says what for, and at twice, four times, … as many; None: never.
           memory: bytes that sources may hold read ahead in each process; one request is always admitted.
           metrics: where its metrics are read: "127.0.0.1:9464" by Prometheus, or by "opentelemetry". docs/metrics.md
           page: True: a live page shows it in a browser on this machine; "0.0.0.0:8600": there. docs/page.md
+          record: where it records of each step which items were in it: sl.Recorder("steps/"). docs/steps.md
+          skip_steps: steps whose items are drawn and not given, range(1820, 1841) say; later resumes know of them.
 
         Raises:
-          PlanError: what several ranks, or processes of one, can't share, or ranks can't end together; options that
-            contradict, or out of range or type (PlanTypeError).
-          ResumeError: the snapshot is of another plan, of other data, or of other ranks.
-          ReadError: a file of the source is missing.
+          PlanError: what ranks, or processes of one, can't share, or can't end together; wrong options (PlanTypeError).
+          ResumeError: the snapshot is of another plan, other data or ranks. ReadError: a file is missing. RecordError.
           Later, by `with`: DeadLetterError; HostError: no page or metrics there; JournalError, see docs/live.md.
         Warns: CodeChangedWarning, if functions' code has changed since the snapshot.
         """
         check_known(".open", unknown, OPTIONS)
         policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
         begin = resume, accept, new_files, rank, world_size, mesh, epoch, ends
-        return Opened(self.plan, OpenOptions(backend, policy, *begin, progress, stall_s, memory, metrics, page))
+        shown = progress, stall_s, memory, metrics, page
+        return Opened(self.plan, OpenOptions(backend, policy, *begin, *shown, record, skip_steps))
 
     def loader(
         self,
@@ -741,6 +742,26 @@ class Pipeline(Openable[T]):
             self.open, options, self.plan.source, steps_per_epoch, stay=persistent, settled=lambda: self.settled().open
         )
         return Loader(passes, epoch=epoch, steps_per_epoch=steps_per_epoch, fixed_epoch=fixed_epoch, resume=resume)
+
+    def replay_steps(
+        self,
+        path: str | PathLike[str],
+        first: int,
+        last: int,
+        *,
+        epoch: int | None = None,
+        **options: Unpack[RunOptions],
+    ) -> StepReplay[T]:
+        """Return what gives the items of recorded steps again, `first` to `last`, in `for` or `async for`.
+
+        Args:
+          path: as `sl.Recorder` was given it; of several epochs or ranks, `epoch` and `rank` say which.
+          options: those of `open`.
+
+        Raises:
+          RecordError: some of the steps are missing. As `open`, when the loop begins. See docs/steps.md.
+        """
+        return StepReplay(self, path, first, last, epoch, options)
 
     def debug(
         self,

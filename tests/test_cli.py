@@ -29,11 +29,11 @@ def snapshot(tmp_path: Path) -> Path:
 def test_help_lists_the_commands(flag: str) -> None:
     result = run(flag)
     assert result.exit_code == 0
-    for part in ("Usage:", "exact resume", "demo", "inspect", "check", "run", "--version"):
+    for part in ("Usage:", "exact resume", "demo", "inspect", "steps", "check", "run", "--version"):
         assert part in result.output
 
 
-@pytest.mark.parametrize("command", ["demo", "inspect", "check", "run", "top"])
+@pytest.mark.parametrize("command", ["demo", "inspect", "steps", "check", "run", "top"])
 def test_each_command_has_help(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
@@ -129,6 +129,28 @@ def test_a_damaged_file_is_a_clear_error(snapshot: Path, damage: str) -> None:
     assert result.stdout == ""
     assert result.stderr.startswith("Error: ")
     assert snapshot.name in result.stderr
+
+
+def test_recorded_steps_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for part in (0, 1):
+        Path(f"part-{part}.txt").write_text("".join(f"{part}.{line}\n" for line in range(6)))
+    with sl.read_lines("part-*.txt").shard(2).merge().batch(4).open(record=sl.Recorder("steps")) as stream:
+        assert len(list(stream)) == 3
+    result = run("steps", "steps", "1..3")
+    assert result.exit_code == 0
+    assert result.output.splitlines() == [
+        "step 1: epoch 0, rank 0 of 1, opening 1",
+        "  shard 0: 2 items; part-0.txt, line 2, byte 8 -> part-0.txt, line 4, byte 16",
+        "  shard 1: 2 items; part-1.txt, line 2, byte 8 -> part-1.txt, line 4, byte 16",
+        "step 2: epoch 0, rank 0 of 1, opening 1",
+        "  shard 0: 2 items; part-0.txt, line 4, byte 16 -> part-0.txt, line 6, byte 24",
+        "  shard 1: 2 items; part-1.txt, line 4, byte 16 -> part-1.txt, line 6, byte 24",
+        "rank 0: 1 step of 1..3 not recorded: 3; recorded are 0..2",
+    ]
+    assert run("steps", "steps", "7", "--rank", 0).exit_code == 1
+    assert run("steps", tmp_path / "none", "7").exit_code == 1
+    assert run("steps", "steps", "7..3").exit_code == 2
 
 
 @pytest.mark.parametrize("arguments", [["inspect"], ["nothing"], ["inspect", "x", "--rank", "one"], ["--nothing"]])

@@ -334,6 +334,18 @@ def mistakes() -> None:
     sl.from_iterable([1, 2])  # type: ignore[arg-type]
 
 
+async def steps(numbers: sl.Pipeline[int], snapshot: sl.Snapshot) -> None:
+    with numbers.open(record=sl.Recorder("steps/"), resume=snapshot, skip_steps=range(3, 5)) as stream:
+        assert_type(stream.snapshot().step, int | None)
+    numbers.open(skip_steps={3, 4})
+    numbers.open(record="steps/")  # type: ignore[arg-type]
+    numbers.loader(record=sl.Recorder(Path("steps")))
+    for item in numbers.replay_steps("steps/", 3, 4, epoch=1, rank=0):
+        assert_type(item, int)
+    async for item in numbers.replay_steps(Path("steps"), 3, 4):
+        assert_type(item, int)
+
+
 def errors(numbers: sl.Pipeline[int]) -> None:
     def handler(failure: sl.Failure) -> Literal["skip", "raise"]:
         assert_type(failure.error, Exception)

@@ -219,12 +219,14 @@ class LoopMeter:
 
     Attributes:
       held_s: how long they held it, all together.
+      thread: the system's number of the thread in which it runs; None: it doesn't yet.
     """
 
-    __slots__ = ("held_s",)
+    __slots__ = ("held_s", "thread")
 
     def __init__(self) -> None:
         self.held_s = 0.0
+        self.thread: int | None = None
 
 
 class StageCounts(NamedTuple):

@@ -50,6 +50,22 @@ def _quota() -> float | None:
     return cpu_quota(_read)
 
 
+def quota_periods() -> tuple[int, int]:
+    """Return the periods of this process's CPU quota so far, and those in which it was used up; (0, 0): it has none."""
+    return (0, 0) if (file := _throttling_file()) is None else throttling(_read(file) or "")
+
+
+@cache
+def _throttling_file() -> str | None:
+    return min(_quotas_found(_read), default=(math.inf, None))[1]
+
+
+def throttling(cpu_stat: str) -> tuple[int, int]:
+    """Return what a control group's cpu.stat says of its periods: all of them, and those that were throttled. Pure."""
+    counts = dict(line.split(" ", 1) for line in cpu_stat.splitlines() if " " in line)
+    return _number(counts.get("nr_periods")) or 0, _number(counts.get("nr_throttled")) or 0
+
+
 def cpus_of(cpus: int, environ: Mapping[str, str]) -> int:
     """Return how many of the cores that a process may use are its rank's, as the launcher's variables say; at least 1.
 
@@ -87,11 +103,15 @@ def cpu_quota(read: Read) -> float | None:
     Args:
       read: returns a file's text; None if it isn't there or can't be read.
     """
-    found = [quota for line in (read("/proc/self/cgroup") or "").splitlines() for quota in _quotas(line, read)]
-    return min(found, default=None)
+    return min((quota for quota, _ in _quotas_found(read)), default=None)
 
 
-def _quotas(line: str, read: Read) -> Iterator[float]:
+def _quotas_found(read: Read) -> list[tuple[float, str]]:
+    """Return each quota of this process, with the file that says how often it was used up."""
+    return [found for line in (read("/proc/self/cgroup") or "").splitlines() for found in _quotas(line, read)]
+
+
+def _quotas(line: str, read: Read) -> Iterator[tuple[float, str]]:
     """Yield what a control group and those around it allow. In a container, a group's path may be the host's, which
     isn't there: then the root of what is mounted is the container's own."""
     _, _, rest = line.partition(":")
@@ -102,14 +122,14 @@ def _quotas(line: str, read: Read) -> Iterator[float]:
         return
     for group in (PurePosixPath(path), *PurePosixPath(path).parents):
         inside = str(group).strip("/")
+        folder = PurePosixPath("/sys/fs/cgroup/cpu" if controllers else "/sys/fs/cgroup", inside)
         if not controllers:
-            quota, _, period = (read(str(PurePosixPath("/sys/fs/cgroup", inside, "cpu.max"))) or "").partition(" ")
+            quota, _, period = (read(str(folder / "cpu.max")) or "").partition(" ")
         else:
-            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            quota, period = (read(str(PurePosixPath("/sys/fs/cgroup/cpu", inside, file))) or "" for file in files)
+            quota, period = (read(str(folder / file)) or "" for file in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
         time, of = _number(quota.strip()), _number(period.strip())  # "max" and -1 are no bound
         if time and of:
-            yield time / of
+            yield time / of, str(folder / "cpu.stat")
 
 
 def _read(path: str) -> str | None:

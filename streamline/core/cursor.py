@@ -126,6 +126,14 @@ class CurrentChunk(Generic[T]):
             return Reference(self._states, taken - 2)
         return self._before if taken else self._earlier
 
+    @property
+    def state_ahead(self) -> Reference:
+        """The state right after the next item, which is at hand."""
+        at = self.size - len(self.rest)
+        if at == self.size - 1 and self._after is not None:
+            return Reference.to(self._after)
+        return Reference(self._states, at)
+
     def then(self, chunk: Chunk[T]) -> CurrentChunk[T]:
         """Return the list that comes next."""
         return CurrentChunk(chunk, self.count, self.state_after, self.state_before, self.received)
@@ -184,6 +192,10 @@ class Cursor(ABC, Generic[T]):
         self._load(Chunk((), ()))
         current.drop()
 
+    def _to_give(self) -> bool:
+        """Whether an item is at hand."""
+        return bool(self._current.rest)
+
     def _part_at_hand(self) -> Iterator[T]:
         """Return what gives all of the list at hand but its last item, or that one, once it may be taken."""
         current = self._current
@@ -226,7 +238,7 @@ class AsyncCursor(Cursor[T]):
         Raises:
           StopAsyncIteration: at the end.
         """
-        while not self._current.rest:
+        while not self._to_give():
             if (chunk := await self._pull()) is None:
                 raise StopAsyncIteration
             self._load(chunk)

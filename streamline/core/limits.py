@@ -16,6 +16,7 @@ hosts once and for all, of which a busy host gets too little, and with more host
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -114,7 +115,7 @@ class TokenBucket:
 
     def take(self) -> bool:
         """Take a token, if there is one."""
-        now = anyio.current_time()
+        now = _loop_time()
         self._level = min(self._most, self._level + max(0.0, now - self._at) * self._per_second)
         self._at = now
         if self._level < ENOUGH:
@@ -129,6 +130,12 @@ class TokenBucket:
     def due_s(self) -> float:
         """Seconds from the last look until there is a token."""
         return max(0.0, 1 - self._level) / self._per_second
+
+
+def _loop_time() -> float:
+    """Return the event loop's time; also in a callback that a thread has sent it, where anyio knows no loop."""
+    loop = asyncio._get_running_loop()
+    return anyio.current_time() if loop is None else loop.time()
 
 
 class Holder:
@@ -159,7 +166,7 @@ class Issuer:
         self._paused = gate.holding
         self._issuing = False
         self._dry = False  # the next permit needs a token that isn't there yet
-        self._idle: anyio.Event | None = None  # set when nobody waits any more; None: no task waits for tokens
+        self._look: anyio.Event | None = None  # set for the task that waits for tokens; None: there is none
         gate.on_pause(self._pause, self._go_on)
 
     def _pause(self) -> None:
@@ -207,14 +214,16 @@ class Issuer:
             self._turns.append(holder)
         holder.waiting += permits
         self._issue()
+        if self._bucket is not None and self._turns and self._look is None:
+            self._look = anyio.Event()
+            self._start(self._refill, f"tokens of {self._limit}", lambda: None)
 
     def drop(self, holder: Holder, permits: int) -> None:
         """Issue no more the permits that a holder has asked for and doesn't need."""
         holder.waiting -= permits
         if not holder.waiting and holder in self._turns:
             self._turns.remove(holder)
-        if not self._turns and self._idle is not None:
-            self._idle.set()
+        self._looked()
 
     def take_back(self, holder: Holder, permits: int, *, unused: bool = False) -> None:
         """Take permits back; `unused`: no call was made with them."""
@@ -225,8 +234,13 @@ class Issuer:
         if self._turns:
             self._issue()
 
+    def _looked(self) -> None:
+        """Tell the task that waits for tokens that the next one is waited for, or none any more."""
+        if self._look is not None and (self._dry or not self._turns):
+            self._look.set()
+
     def _issue(self) -> None:
-        """Issue what is free, as one list for each holder."""
+        """Issue what is free, as one list for each holder. Also in a callback of the event loop, which is no task."""
         if self._issuing:  # a holder gives back what it needs no more
             return
         self._issuing = True
@@ -236,12 +250,13 @@ class Issuer:
                     holder.issued(permits, self._share)
         finally:
             self._issuing = False
+            self._looked()
 
     def _next(self) -> dict[Holder, int]:
         issued: dict[Holder, int] = {}
         while self._turns and self._free and not self._paused:
             if self._bucket is not None and not self._bucket.take():
-                self._wait_token()
+                self._dry = True
                 break
             holder = self._turns.popleft()
             self._free -= 1
@@ -252,21 +267,16 @@ class Issuer:
                 self._turns.append(holder)
         return issued
 
-    def _wait_token(self) -> None:
-        self._dry = True
-        if self._idle is None:
-            self._idle = anyio.Event()
-            self._start(self._refill, f"tokens of {self._limit}", lambda: None)
-
     async def _refill(self) -> None:
         """Issue what waits for tokens as they come, until nobody waits for one."""
         assert self._bucket is not None
-        while self._dry and self._turns:
-            self._dry, self._idle = False, anyio.Event()
-            with anyio.move_on_after(self._bucket.due_s):
-                await self._idle.wait()
+        while self._turns:
+            self._look = anyio.Event()
+            with anyio.move_on_after(self._bucket.due_s if self._dry else math.inf):
+                await self._look.wait()
+            self._dry = False
             self._issue()
-        self._idle = None
+        self._look = None
 
 
 class HostHolders:

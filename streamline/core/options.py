@@ -95,6 +95,7 @@ OF_OTHERS = {
     "num_parallel_calls": ".map(fn, concurrency=4), of an async function or with executor='thread'",
     "deterministic": ".map(fn, ordered=False)",
     "buffer_size": ".shuffle(window=4096)",
+    "skip_steps": "leave them out in .open(resume=, skip_steps=), and go on from a snapshot after them",
     "drop_partial": ".batch(32, drop_remainder=True)",
     "index": "a stream has all shards that are this rank's: open(rank=, world_size=), or what the launcher says",
     "rank": "open(rank=, world_size=)",

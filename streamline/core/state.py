@@ -242,11 +242,12 @@ class DeferredState(State):
 class Reference:
     """A state in a column, not made yet: most never are."""
 
-    __slots__ = ("_index", "_states")
+    __slots__ = ("_index", "_states", "_written")
 
     def __init__(self, states: States, index: int) -> None:
         self._states = states
         self._index = index
+        self._written: tuple[Reference | None, Tree] | None = None
 
     @classmethod
     def to(cls, state: State) -> Reference:
@@ -257,9 +258,22 @@ class Reference:
         """Make the state."""
         return self._states[self._index]
 
+    def json(self, until: Reference) -> Tree:
+        """Return the state's JSON, with the choices made up to `until`; this very reference: none.
+
+        It is kept until it is asked for with another `until`: of thousands of workers, few move from a state to the
+        next. Nothing may change it.
+        """
+        then = None if until is self else until
+        written = self._written
+        if written is None or written[0] is not then:
+            written = self._written = then, self.get().json(None if then is None else then.get())
+        return written[1]
+
     def becomes(self, state: State) -> None:
         """Refer to `state` from now on, wherever this reference is: the same state, of the flow that is open now."""
         self._states = {self._index: state}  # in one step: another thread may be making it
+        self._written = None
 
 
 class MadeStates:

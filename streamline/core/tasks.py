@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -317,6 +318,7 @@ class Tasks:
 async def supervise(ready: Callable[[Tasks], None], stop: anyio.Event, session: Session) -> None:
     """Own a task group until `stop` is set, then cancel the jobs that still run, and clean up after them."""
     tasks: Tasks | None = None
+    session.meters.loop.thread = threading.get_native_id()
     try:
         async with anyio.create_task_group() as group:
             tasks = Tasks(group, session)

@@ -407,7 +407,6 @@ class MergeState(State):
 
     def json(self, until: State | None = None) -> Tree:
         later = self if until is None else cast(MergeState, until.latest)
-        ahead: Sequence[State | None] = [None] * len(self.references) if until is None else later.workers
         planned = self.log.planned
         logged = self.log.between(self.number, max(later.number, planned) if self.choosing else planned)
         beyond = later.number > max(self.number, planned) and not self.choosing and self.log.leads_to(later.log)
@@ -415,7 +414,7 @@ class MergeState(State):
             "next_worker": self.next_worker,
             "produced": self.produced,
             **_written(self.produced, logged, later.produced if beyond else None),
-            "workers": [state.json(then) for state, then in zip(self.workers, ahead, strict=True)],
+            "workers": list(map(Reference.json, self.references, later.references)),
         }
         return {self.name: own}
 
@@ -483,7 +482,7 @@ class _Begins:
 class Taking:
     """What one pull takes from the workers; also the column of the states after its items, made when read."""
 
-    __slots__ = ("_columns", "before", "log", "picks", "progressed")
+    __slots__ = ("_columns", "_made", "before", "log", "picks", "progressed")
 
     def __init__(self, before: MergeState) -> None:
         self.before = before
@@ -491,6 +490,9 @@ class Taking:
         self.picks: list[int] = []
         self.progressed = False
         self._columns: dict[int, States] = {}
+        self._made: dict[
+            int, tuple[int, Reference]
+        ] = {}  # of each worker, the last one: the next state may have it, too
 
     def add(self, worker: int, chunk: Chunk[Any], held: DeferredProgress | None) -> Reference:
         """Note all items of `worker` in this list, and return the worker's state after them."""
@@ -512,7 +514,10 @@ class Taking:
             counts[worker] = counts.get(worker, 0) + 1
         for worker, count in counts.items():
             produced[worker] += count
-            references[worker] = Reference(self._columns[worker], count - 1)
+            made = self._made.get(worker)
+            if made is None or made[0] != count:
+                made = self._made[worker] = count, Reference(self._columns[worker], count - 1)
+            references[worker] = made[1]
         next_worker = (self.picks[index] + 1) % len(produced)
         return MergeState(before.name, next_worker, produced, references, self.log, before.choosing)
 

@@ -199,6 +199,56 @@ class ReadStats:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ThreadStats:
+    """A thread of this process, since it was started.
+
+    Attributes:
+      number: the system's.
+      name: Python's.
+      cpu_s: that it has computed, in Python or outside of it.
+      core_wait_s: that it could have, and no core was free.
+    """
+
+    number: int
+    name: str
+    cpu_s: float = 0.0
+    core_wait_s: float = 0.0
+
+    @property
+    def runnable_s(self) -> float:
+        """For how long it computed, or could have."""
+        return self.cpu_s + self.core_wait_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentionStats:
+    """What slows all stages of this process alike; not those in processes of their own.
+
+    Attributes:
+      looked_s: when that was seen, by `time.perf_counter`; between two moments: how long that was.
+      collecting_s: in which Python's garbage collector stopped all threads.
+      gil_looks: how many times it was looked whether a thread holds the GIL.
+      gil_waits: how many times one did.
+      quota_periods: of the control group's CPU quota, since it was made; 0: there is none.
+      quota_throttled: of those, in which the quota was used up.
+      memory_wait_s: in which programs waited for memory that the kernel had to free, in this process's control group,
+        or on this machine; 0 where the kernel doesn't tell.
+      threads: of Python's, each with its times; none where the system doesn't tell them.
+      loop: the number of the thread of the pipeline's event loop.
+    """
+
+    looked_s: float = 0.0
+    collecting_s: float = 0.0
+    gil_looks: int = 0
+    gil_waits: int = 0
+    quota_periods: int = 0
+    quota_throttled: int = 0
+    memory_wait_s: float = 0.0
+    threads: tuple[ThreadStats, ...] = ()
+    loop: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Figures:
     """A stream at one moment, or between two.
 
@@ -216,6 +266,7 @@ class Figures:
       reads: what sources have asked of servers, by name; of those that have asked any.
       dropped: items of this rank that are not given, so that all ranks end together; as `stream.ends` has it.
       padded: items that were given again for that; a resume goes on counting.
+      contention: what slows all stages of this process alike.
     """
 
     elapsed_s: float
@@ -229,13 +280,15 @@ class Figures:
     reads: tuple[ReadStats, ...] = ()
     dropped: int = 0
     padded: int = 0
+    contention: ContentionStats = ContentionStats()
 
 
 COUNTERS = frozenset({
     "items", "bytes", "copied_bytes", "slabs_made", "slabs_reused", "errors", "padded", "requests", "retries",
     "cache_hits", "cache_misses", "cache_bytes", "peer_hits", "peer_misses", "peer_bytes", "elapsed_s",
     "consumer_wait_s", "consumer_held_s", "busy_s", "held_s", "wait_input_s",
-    "wait_output_s", "arrival_s",
+    "wait_output_s", "arrival_s", "looked_s", "collecting_s", "gil_looks", "gil_waits", "quota_periods",
+    "quota_throttled", "memory_wait_s", "cpu_s", "core_wait_s",
 })  # fmt: skip
 """Fields that grow. The others, depths, peaks, pids, memory, are as they stand."""
 
@@ -257,6 +310,10 @@ def between(earlier: Figures, later: M) -> M:
         channels=_each(later.channels, earlier.channels, "name"),
         hosts=_each(later.hosts, earlier.hosts, "number"),
         reads=_each(later.reads, earlier.reads, "name"),
+        contention=replace(
+            _gained(later.contention, earlier.contention),
+            threads=_each(later.contention.threads, earlier.contention.threads, "number"),
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from streamline.observe.stats import Stats
+from streamline.observe.verdict import CONTENTION
 
 Labels: TypeAlias = tuple[str, ...]
 
@@ -116,7 +117,10 @@ def _wait_share(_: Stats, lately: Stats) -> Points:
 
 def _limit(_: Stats, lately: Stats) -> Points:
     verdict = lately.verdict
-    return [] if verdict is None else [((verdict.stage or "consumer", verdict.rule), 1.0)]
+    if verdict is None:
+        return []
+    by = verdict.stage or ("process" if verdict.rule in CONTENTION else "consumer")
+    return [((by, verdict.rule), 1.0)]
 
 
 METRICS = (

@@ -11,6 +11,7 @@ from typing import TypeVar
 from streamline.core.counters import BORDER, ChannelMeter, HostMeter, StageMeter, together
 from streamline.core.cpus import usable_cpus
 from streamline.core.meters import Meters, Traffic
+from streamline.observe.contention import CONTENTION
 from streamline.observe.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats, WorkerStats, between
 from streamline.observe.tables import table
 from streamline.observe.verdict import Verdict, judge
@@ -36,6 +37,7 @@ def collect(meters: Meters) -> Figures:
         channels=tuple(_channel(each) for each in _by_name(channels, places)),
         consumer_held_s=consumer.held_s,
         reads=_reads(dict(meters.traffics)),
+        contention=replace(CONTENTION.read(), loop=meters.loop.thread),
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
 
-from streamline.observe.figures import Figures, StageStats, WorkerStats, per_s
+from streamline.observe.figures import Figures, StageStats, ThreadStats, WorkerStats, per_s
 
 MOST = 8
 """The most calls at once, for each there are now, that is advised in one step."""
@@ -83,6 +83,7 @@ class Loads:
         self.waits = min(1.0, figures.consumer_wait_s / self.elapsed_s)
         self.body_holds = min(1.0, figures.consumer_held_s / self.elapsed_s)
         self.arrivals_hold = sum(host.arrival_s for host in figures.hosts) / self.elapsed_s
+        self.loop = figures.contention.loop
         self.stages_hold = self.arrivals_hold + sum(self.holds(stage) for stage in self.stages if not stage.hosts)
         self.hosted_hold = sum(self.holds(stage) for stage in self.stages if stage.hosts)
 
@@ -120,6 +121,23 @@ class Loads:
             else stage.items
         )
         return stage.held_s / max(1, calls)
+
+    @property
+    def contended_s(self) -> float:
+        """For how long it was seen what slows all stages alike."""
+        return self.figures.contention.looked_s
+
+    @property
+    def gil(self) -> float:
+        """The share of looks that found the GIL held."""
+        seen = self.figures.contention
+        return seen.gil_waits / max(1, seen.gil_looks)
+
+    def take_turns(self, *others: ThreadStats) -> bool:
+        """Whether the pipeline's threads and `others` compute one at a time, with the GIL: on one core all together."""
+        own = [each for each in self.figures.contention.threads if each.name.startswith(OWN_THREADS)]
+        cores = _share_of(sum(each.cpu_s for each in (*own, *others)), self.contended_s)
+        return self.gil >= GIL_HELD and 0.4 <= cores <= 1.2
 
     @property
     def heaviest(self) -> StageStats | None:
@@ -169,8 +187,23 @@ APART = 3.0
 RARE = 0.1
 """A filter that keeps a smaller share of what it sees is selective."""
 
+REPEATED = 0.1
+"""A source whose requests are repeats to this share asks more of a server than it bears, or of one that fails."""
+
 TINY_S = 0.00001
 """A call that takes less than this isn't worth a hop to a thread: several items a call are."""
+
+OWN_THREADS = "streamline"
+"""How the names of the pipeline's threads begin."""
+
+GIL_HELD = 0.3
+"""Looks that find the GIL held, as a share: a thread that computes in Python keeps it for all but moments."""
+
+CONTENDED = 0.2
+"""All stages are slowed alike by what takes this share of the time."""
+
+CONTENDED_S = 1.0
+"""Seconds for which that has to be seen: a garbage collection, or a burst of another program, takes part of one."""
 
 WORTH = 1.1
 """A speed-up below this isn't worth a line."""
@@ -182,7 +215,7 @@ class Verdict:
 
     Attributes:
       rule: which one spoke, by its name in `RULES`.
-      stage: the stage as printed, "map(decode)"; None: the consumer.
+      stage: the stage as printed, "map(decode)"; None: the consumer, or what slows all stages alike.
       line: for a person.
       speedup: how many times as fast the stream may get if the advice is taken, at the most; None: there is none.
     """
@@ -238,6 +271,85 @@ def _body(loads: Loads) -> Limit | None:
         f"{_about(speedup)}"
     )
     return None, line, speedup
+
+
+def _memory(loads: Loads) -> Limit | None:
+    """Programs wait for memory: pages are freed, and read again soon after."""
+    share = _share_of(loads.figures.contention.memory_wait_s, loads.contended_s)
+    if share < CONTENDED:
+        return None
+    line = (
+        f"the machine's memory limits: {_percent(share)} of the time programs wait for pages that have to be freed "
+        f"first; {_consumer_waits(loads)}; hold less (smaller windows of shuffles, batches and caches, fewer "
+        "processes, a smaller memory=), or get more of it"
+    )
+    return None, line, None
+
+
+def _quota(loads: Loads) -> Limit | None:
+    """The control group's CPU time is used up before its period ends: everything stands still until the next one."""
+    seen = loads.figures.contention
+    share = _share_of(seen.quota_throttled, seen.quota_periods)
+    if loads.contended_s < CONTENDED_S or share < CONTENDED:
+        return None
+    line = (
+        f"the CPU quota of this container limits: it is used up in {_percent(share)} of its periods, and all threads "
+        f"stand still until the next one; {_consumer_waits(loads)}; more threads and processes don't help: a larger "
+        f"quota does ({_counted(loads.figures.cpus, 'CPU')} now; in Kubernetes, resources.limits.cpu)"
+    )
+    return None, line, None
+
+
+def _collector(loads: Loads) -> Limit | None:
+    """Python's garbage collector stops all threads."""
+    share = _share_of(loads.figures.contention.collecting_s, loads.contended_s)
+    if share < CONTENDED:
+        return None
+    speedup = 1 / max(1 - share, 1 - loads.waits)
+    line = (
+        f"Python's garbage collector limits: it stops all threads of this process {_percent(share)} of the time; "
+        f"{_consumer_waits(loads)}; keep fewer small objects (arrays in place of lists and dicts), or call "
+        f"gc.freeze() once all that stays is loaded: {_about(speedup)} at the most"
+    )
+    return None, line, speedup
+
+
+def _gil(loads: Loads) -> Limit | None:
+    """A thread that isn't the pipeline's computes in Python, also while the consumer waits, and others want the GIL."""
+    seen = loads.figures.contention
+    others = [each for each in seen.threads if each.number != loads.loop and not each.name.startswith(OWN_THREADS)]
+    hog = max(others, key=lambda each: each.runnable_s, default=None)
+    if hog is None or not loads.take_turns(hog):
+        return None
+    share = _share_of(hog.runnable_s, loads.contended_s)
+    if share < 0.5 or share - (1 - loads.waits) < 0.3:  # what it does while it doesn't wait is the consumer's own work
+        return None
+    line = (
+        f"the thread {hog.name!r} limits: it computes {_percent(share)} of the time, and holds the GIL for which the "
+        f"pipeline's threads wait; {_consumer_waits(loads)}; let it sleep, or run it in a process of its own; with "
+        "backend=sl.Processes(n), workers have a GIL of their own"
+    )
+    return None, line, None
+
+
+def _cores(loads: Loads) -> Limit | None:
+    """The event loop's thread could run most of the time, and for much of that no core is free."""
+    own = next((each for each in loads.figures.contention.threads if each.number == loads.loop), None)
+    if own is None:
+        return None
+    waits, computes = (_share_of(spent_s, loads.contended_s) for spent_s in (own.core_wait_s, own.cpu_s))
+    if waits < 0.3 or waits < computes or waits + computes < LOADED:
+        return None
+    line = (
+        f"the machine's cores limit: the event loop waits for one {_percent(waits)} of the time, while other programs, "
+        f"threads or processes of this one compute; {_consumer_waits(loads)}; let fewer of them run at once, or give "
+        f"this one cores of its own ({_counted(loads.figures.cpus, 'CPU')} now)"
+    )
+    return None, line, None
+
+
+def _share_of(part: float, whole: float) -> float:
+    return part / whole if whole >= CONTENDED_S else 0.0
 
 
 def _uneven(loads: Loads) -> Limit | None:
@@ -376,12 +488,37 @@ def _calls_full(loads: Loads) -> Limit | None:
         return stage, line, None
     rest = loads.next_limit(stage)
     more = min(MOST, math.ceil(1 / rest))
+    if stage.executor == "thread" and stage.slots > 1 and loads.take_turns():
+        return _threads_in_turn(loads, stage, rest)
     speedup = min(float(more), 1 / rest)
     line = (
-        f"{stage} limits: busy {_percent(loads.awaited(stage))}, {_consumer_waits(loads)}; "
+        f"{stage} limits: busy {_percent(loads.awaited(stage))}, {_repeats(loads, stage)}{_consumer_waits(loads)}; "
         f"try {more_at_once(stage, more)}: {_about(speedup)}"
         + " if it waits or releases the GIL"
         * (stage.executor == "thread")
+    )
+    return stage, line, speedup
+
+
+def _repeats(loads: Loads, stage: StageStats) -> str:
+    """Return that much of what a source asks of servers has to be asked again."""
+    asked = next((reads for reads in loads.figures.reads if reads.name == stage.name), None)
+    if asked is None or asked.retries < REPEATED * asked.requests or not asked.retries:
+        return ""
+    return (
+        f"{asked.retries:,} of its {asked.requests:,} requests were repeats: the server is busy, or drops connections "
+        "(streamline.reading in the log says which); "
+    )
+
+
+def _threads_in_turn(loads: Loads, stage: StageStats, rest: float) -> Limit:
+    """The threads of a stage's calls compute in Python, one at a time."""
+    speedup = min(float(loads.figures.cpus), 1 / rest)
+    processes = max(2, round(speedup))
+    before = "" if loads.in_workers(stage) else ", before .merge()"
+    line = (
+        f"{stage} limits: its threads compute in Python, and take turns with the GIL; {_consumer_waits(loads)}; "
+        f"try .shard({processes}) and backend=sl.Processes({processes}){before}: {_about(speedup)}"
     )
     return stage, line, speedup
 
@@ -434,6 +571,11 @@ def _selective(loads: Loads) -> Limit | None:
 RULES: dict[str, Callable[[Loads], Limit | None]] = {
     "consumer": _consumer,
     "loop body": _body,
+    "memory": _memory,
+    "quota": _quota,
+    "collector": _collector,
+    "gil": _gil,
+    "cores": _cores,
     "uneven workers": _uneven,
     "selective filter": _selective,
     "border": _border,
@@ -443,6 +585,9 @@ RULES: dict[str, Callable[[Loads], Limit | None]] = {
     "order": _order,
 }
 """By name, in the order in which they are tried."""
+
+CONTENTION = frozenset({"memory", "quota", "collector", "gil", "cores"})
+"""Those that speak of what slows all stages alike."""
 
 
 def _consumer_waits(loads: Loads) -> str:

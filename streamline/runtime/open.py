@@ -11,9 +11,10 @@ import inspect
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar, Unpack, cast
 
 from streamline.backends.base import Backend
 from streamline.backends.hosts.pool import HostingBackend, HostPool
@@ -21,23 +22,41 @@ from streamline.core.error_policy import OnError, Policy
 from streamline.core.meters import Traffic
 from streamline.core.options import check_int, check_seconds, given
 from streamline.core.tasks import MEMORY_BYTES, Session
+from streamline.core.text import some
 from streamline.core.threads import hold_descriptors
 from streamline.core.tracebacks import TrimmedTraceback
-from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, ResumeError, printable, users_level
+from streamline.errors import (
+    CodeChangedWarning,
+    PlanError,
+    PlanTypeError,
+    RecordError,
+    ResumeError,
+    printable,
+    users_level,
+)
 from streamline.observe.exporters import check_metrics
 from streamline.observe.page import page_place
-from streamline.plan.cache_key import bound
 from streamline.plan.plan import Plan
 from streamline.runtime.rank_ends import Resumed, agreed
-from streamline.runtime.run import ResolvedRun
+from streamline.runtime.run import ResolvedRun, bound
 from streamline.runtime.stream import Stream
 from streamline.runtime.sync_stream import SyncStream
-from streamline.sharding.ends import Agreement, Ends, EndsPolicy, checked_ends
+from streamline.sharding.ends import NAME, Agreement, Ends, EndsPolicy, checked_ends
 from streamline.sharding.ranks import Mesh, Rank, find_rank
-from streamline.snapshot.compatibility import Fit, NewFiles, accepting, check_snapshot, checked, fitted, refusal
-from streamline.snapshot.reshard import resharded
+from streamline.snapshot.compatibility import (
+    Fit,
+    NewFiles,
+    accepting,
+    check_snapshot,
+    checked,
+    fitted,
+    refusal,
+    resharded,
+)
+from streamline.snapshot.recorder import Recorder
 from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.state_checks import check_stages
+from streamline.snapshot.steps import RecordedStep, StepRecords, in_stretches
 from streamline.sources.base import Source
 
 T = TypeVar("T")
@@ -64,12 +83,16 @@ class OpenOptions:
     memory: int = MEMORY_BYTES
     metrics: str | None = None
     page: bool | str = False
+    record: Recorder | None = None
+    skip_steps: Collection[int] = ()
 
     def check(self, plan: Plan) -> ResolvedRun:
         """Check what can be checked without a look at the source; return the run, whose data is as `plan` names it."""
         hold_descriptors()
         plan = plan.settled
         _check_types(self.backend, self.resume, self.progress)
+        if self.record is not None:
+            _check_record(self.record, plan)
         accepted = checked(self.accept, plan) | accepting(self.new_files, plan)
         epoch = None if self.epoch is None else check_int(".open(epoch=)", self.epoch, 0)
         if epoch is not None and self.resume is not None and self.resume.epoch != epoch:
@@ -102,6 +125,8 @@ class OpenOptions:
             memory=memory,
             ending=Agreement(ends=ends, rank=rank),
             accepted=accepted,
+            record=self.record,
+            left_out=as_ranges(self.skip_steps),
         )
 
 
@@ -123,7 +148,7 @@ def prepare(plan: Plan, options: OpenOptions) -> ResolvedRun:
 def _resolved(run: ResolvedRun, source: Source[Any], traffic: Traffic) -> ResolvedRun:
     """Return a run that was checked, over its source as it was found."""
     plan, resume, epoch = replace(run.plan, source=source), run.resume, run.epoch
-    listing, resumed = source.listing(), None
+    listing, resumed, left_out = source.listing(), None, run.left_out
     if resume is not None:
         check_stages(resume)
         fit = fitted(plan, part_of(resume, run.rank), listing, run.accepted)
@@ -134,10 +159,12 @@ def _resolved(run: ResolvedRun, source: Source[Any], traffic: Traffic) -> Resolv
         resumed = Resumed(part=fit.snapshot, job=resume, same_plan=not fit.differences)
         plan, resume, listing = fit.plan, fit.snapshot, fit.snapshot.listing
         epoch = resume.epoch
+        left_out = _left_out(resume, left_out, recorded=run.record is not None)
     plan.source.check_split(plan.mode, plan.shard.num_shards)
     plan = bound(plan, listing)
     ending = agreed(plan, run.ending.ends, run.rank, epoch, resumed, skips=run.policy.skips)
-    return replace(run, plan=plan, epoch=epoch, resume=resume, listing=listing, asked=traffic, ending=ending)
+    found = {"plan": plan, "epoch": epoch, "resume": resume, "listing": listing, "left_out": left_out}
+    return replace(run, **found, asked=traffic, ending=ending)
 
 
 def _check_types(backend: object, resume: object, progress: object) -> None:
@@ -154,6 +181,60 @@ def _check_types(backend: object, resume: object, progress: object) -> None:
         check_snapshot(".open(resume=)", resume)
     if not isinstance(progress, bool):
         raise PlanTypeError(f".open(progress=) is True or False, got {given(progress)}")
+
+
+def _check_record(record: object, plan: Plan) -> None:
+    if not isinstance(record, Recorder):
+        raise PlanTypeError(f'.open(record=) is a recorder, record=sl.Recorder("steps/"), got {given(record)}')
+    if plan.source.is_live:
+        raise PlanError(".open(record=): a feed's items can't be read again, so a record of steps would say nothing")
+    record.check()
+
+
+def as_ranges(skip_steps: object) -> list[list[int]]:
+    """Return the numbers of steps as ranges [first, stop], in order.
+
+    Raises:
+      PlanTypeError: they are no collection of integers. PlanError: one is less than 0.
+    """
+    if not isinstance(skip_steps, Collection) or isinstance(skip_steps, str | bytes):
+        raise PlanTypeError(f".open(skip_steps=) is numbers of steps, range(1820, 1841) say, got {given(skip_steps)}")
+    if isinstance(skip_steps, range) and skip_steps.step == 1 and skip_steps:
+        return [[check_int(SKIP_STEPS, skip_steps.start, 0), skip_steps.stop]]
+    found: list[list[int]] = []
+    for number in sorted(check_int(SKIP_STEPS, one, 0) for one in skip_steps):
+        if found and number <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], number + 1)
+        else:
+            found.append([number, number + 1])
+    return found
+
+
+SKIP_STEPS = "a number in .open(skip_steps=)"
+
+
+def _left_out(resume: Snapshot, skipped: list[list[int]], *, recorded: bool) -> list[list[int]]:
+    """Return the steps that are left out: those of the snapshot, and more of them."""
+    if resume.step is None:
+        if skipped or recorded or any(resume.left_out):
+            raise ResumeError(
+                "the snapshot doesn't say at which step it was taken: an earlier version took it, or its ranks are at "
+                "different steps. With the number of items that the stream had given of its epoch, "
+                "dataclasses.replace(snapshot, step=number) says it"
+            )
+        return []
+    if skipped and skipped[0][0] < resume.step:
+        raise PlanError(
+            f".open(skip_steps=): step {skipped[0][0]} was given before the snapshot, which stands before step "
+            f"{resume.step}: resume from one that was taken before it"
+        )
+    joined: list[list[int]] = []
+    for first, stop in sorted([*resume.left_out, *skipped]):
+        if joined and first <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], stop)
+        else:
+            joined.append([first, stop])
+    return joined
 
 
 def part_of(snapshot: Snapshot, found: Rank) -> Snapshot:
@@ -230,6 +311,7 @@ class RunOptions(TypedDict, total=False):
     memory: int
     metrics: str | None
     page: bool | str
+    record: Recorder | None
 
 
 class Opened(Generic[T]):
@@ -331,3 +413,84 @@ class Openable(ABC, Generic[T_co]):
         self, *, resume: Snapshot | None = None, epoch: int | None = None, **options: Unpack[RunOptions]
     ) -> Opened[T_co]:
         """Return what `async with` or `with` runs. See `Pipeline.open`, which has the defaults."""
+
+
+class StepReplay(Generic[T_co]):
+    """The items of recorded steps again, in order, by `for` or `async for`. Made by `pipe.replay_steps`.
+
+    Each loop opens the pipeline at the state before the first of them; where an order was chosen, by a best-effort
+    merge say, before each of them. Leaving the loop closes it.
+
+    Raises:
+      As `Pipeline.replay_steps`, and what `open` raises, when a loop begins.
+    """
+
+    def __init__(
+        self,
+        pipe: Openable[T_co],
+        path: str | os.PathLike[str],
+        first: int,
+        last: int,
+        epoch: int | None,
+        options: RunOptions,
+    ) -> None:
+        first, last = check_int(".replay_steps(first)", first, 0), check_int(".replay_steps(last)", last, 0)
+        if last < first:
+            raise PlanError(
+                f".replay_steps(path, {first}, {last}): expected the first and the last step, in this order"
+            )
+        for name in REPLAYED_AS_RECORDED & options.keys():
+            raise PlanError(f".replay_steps({name}=): it is as the steps were recorded, so leave {name}= out")
+        records, rank = StepRecords(path, epoch), options.get("rank")
+        if rank is None and len(records.ranks) > 1:
+            raise PlanError(f".replay_steps: the record is of ranks {some(records.ranks)}: say whose, rank=0")
+        rank = records.ranks[0] if rank is None and records.ranks else rank or 0
+        self.steps = records.read_all(rank, first, last)
+        self._pipe = pipe
+        self._options: RunOptions = {**options, "rank": rank, "ends": "allow"}
+        for step in self.steps:
+            if step.after.get(NAME, {}).get("padded"):
+                raise RecordError(f"step {step.number} of rank {rank} was padding: one of its first items, given again")
+            if step.again is None:
+                raise RecordError(
+                    f"step {step.number} of rank {rank} began another pass of a .repeat, and the order that was chosen "
+                    "there isn't in the record: replay the steps before it, and after it, by themselves"
+                )
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[T_co]:
+        for stretch in in_stretches(self.steps):
+            with closing(self._opened(stretch[0]).sync_stream(most_ahead=len(stretch))) as stream:
+                for step in stretch:
+                    if (item := next(stream, _NOTHING)) is _NOTHING:
+                        raise _ended_before(step)
+                    yield cast("T_co", item)
+
+    async def __aiter__(self) -> AsyncIterator[T_co]:
+        for stretch in in_stretches(self.steps):
+            async with self._opened(stretch[0]) as stream:
+                for step in stretch:
+                    if (item := await anext(stream, _NOTHING)) is _NOTHING:
+                        raise _ended_before(step)
+                    yield cast("T_co", item)
+
+    def _opened(self, step: RecordedStep) -> Opened[T_co]:
+        options: RunOptions = {**self._options, "world_size": step.run.world_size}
+        return self._pipe.open(resume=step.snapshot_again, **options)
+
+    def __repr__(self) -> str:
+        return f"<StepReplay: steps {self.steps[0].number}..{self.steps[-1].number} of rank {self._options['rank']}>"
+
+
+REPLAYED_AS_RECORDED = frozenset({"world_size", "mesh", "ends", "record"})
+
+_NOTHING = object()
+
+
+def _ended_before(step: RecordedStep) -> RecordError:
+    return RecordError(
+        f"the pipeline ended before step {step.number}, which was recorded: does it read the same data, with the same "
+        "functions and on_error=?"
+    )

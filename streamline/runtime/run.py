@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -20,6 +22,7 @@ from streamline.core.limits import CallLimits
 from streamline.core.meters import Meters, Traffic
 from streamline.core.state import Json, Tree
 from streamline.core.tasks import MEMORY_BYTES, Awaited, Session, Tasks
+from streamline.core.text import Entry
 from streamline.errors import PlanError
 from streamline.merge.base import DeferredProgress, Inboxes, MergeFlow
 from streamline.observe.exporters import export
@@ -28,10 +31,10 @@ from streamline.observe.progress import Progress
 from streamline.observe.stats import stats_of
 from streamline.observe.trace import Trace
 from streamline.observe.watchdog import Watched, working
-from streamline.plan.cache_key import caches_of
 from streamline.plan.compile import merged_size
+from streamline.plan.fingerprint import fingerprint
 from streamline.plan.length import left_on_ranks, num_given
-from streamline.plan.plan import Plan
+from streamline.plan.plan import AnyStage, Plan
 from streamline.plan.worker import BeginState, SourceOpener, StageOpener, ahead_of
 from streamline.runtime.rank_ends import begun_at
 from streamline.sharding.end_flow import ending
@@ -39,9 +42,11 @@ from streamline.sharding.ends import Agreement
 from streamline.sharding.ranks import Rank
 from streamline.sharding.split import shards_of_rank
 from streamline.snapshot.coordinator import SnapshotCoordinator
+from streamline.snapshot.recorder import Recorder
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.live import Live
 from streamline.sources.live_reader import LiveReader
+from streamline.transforms.cache import Cache
 from streamline.transforms.cache_files import CacheFiles
 
 
@@ -62,6 +67,8 @@ class ResolvedRun:
       memory: bytes that sources may hold read ahead in each process.
       ending: how it ends together with the other ranks.
       accepted: what may have changed since the snapshot.
+      record: where its steps are recorded; None: nowhere.
+      left_out: steps whose items are not given, as [first, stop]; see `open(skip_steps=)`.
       asked: what servers and stores were asked for all this; the run counts it as its own.
     """
 
@@ -79,14 +86,35 @@ class ResolvedRun:
     memory: int = MEMORY_BYTES
     ending: Agreement
     accepted: frozenset[str] = frozenset()
+    record: Recorder | None = None
+    left_out: list[list[int]] = field(default_factory=list)
     asked: Traffic = field(default_factory=Traffic, compare=False)
 
     @cached_property
     def snapshots(self) -> SnapshotCoordinator:
         """What takes the run's snapshots."""
         return SnapshotCoordinator(
-            plan=self.plan, rank=self.rank, epoch=self.epoch, listing=self.listing, begun_from=self._state
+            plan=self.plan,
+            rank=self.rank,
+            epoch=self.epoch,
+            listing=self.listing,
+            begun_from=self._state,
+            left_out=self.left_out,
         )
+
+    @property
+    def first_step(self) -> int | None:
+        """The number of the first item that it gives; None: its snapshot doesn't say."""
+        return 0 if self.resume is None else self.resume.step
+
+    @property
+    def leaves_out_more(self) -> bool:
+        """Whether there are items from its first one on that aren't given."""
+        return any(stop > (self.first_step or 0) for _, stop in self.left_out)
+
+    def leaves_out(self, step: int) -> bool:
+        """Whether the item of a step isn't given."""
+        return any(first <= step < stop for first, stop in self.left_out)
 
     def flow(self, tasks: Tasks) -> Flow[Any]:
         """Return the last flow of the plan; its tasks belong to `tasks`."""
@@ -332,3 +360,53 @@ RESET_WITHIN = (
     "a stream after its end, or after close(). For new items within a run, write .regenerate(n) in the place of .cache"
 )
 """What a reset is refused with where a pass goes on."""
+
+
+# Caches on disk -------------------------------------------------------------------------------------------------------
+
+DIGEST_CHARS = 16
+
+
+def bound(plan: Plan, listing: Json = None) -> Plan:
+    """Return a plan whose caches on disk know what they are of: a digest of it is in their files' names.
+
+    In it are the stages before the cache, as a fingerprint has them, the code of their functions, and the source's
+    data, as a snapshot lists them. Not the epoch: a pass that was drawn is served in the next epochs, too.
+
+    Args:
+      plan: as it will run, its source resolved.
+      listing: of the data that it reads; None: what its source says.
+    """
+    plan = replace(plan, source=plan.source.bound(bound))
+    if all(cache.path is None for cache in _caches(plan)):
+        return plan
+    of = [plan.source.listing() if listing is None else listing, plan.source.drawn()]
+    of += [[fingerprint(part), part.source.drawn()] for _, _, part in plan.source.made_of]
+    entries, chosen = fingerprint(plan), False
+    caches = {cache.name: cache for cache in _caches(plan)}
+    sections: list[tuple[AnyStage, ...]] = []
+    for section in (plan.worker, plan.after):
+        found: list[AnyStage] = []
+        for stage in section:
+            cache = caches.get(stage.name)
+            found.append(stage if cache is None else replace(cache, of=_digest(entries, stage.name, of), chosen=chosen))
+            chosen = chosen or stage.chooses
+        chosen = chosen or plan.merge.chooses
+        sections.append(tuple(found))
+    worker, after = sections
+    return replace(plan, worker=worker, after=after)
+
+
+def caches_of(plan: Plan) -> list[Cache[Any]]:
+    """Return all caches of a plan, those of its source's components, too."""
+    return [cache for part in (plan, *(part for _, _, part in plan.source.made_of)) for cache in _caches(part)]
+
+
+def _caches(plan: Plan) -> list[Cache[Any]]:
+    return [stage for stage in (*plan.worker, *plan.after) if isinstance(stage, Cache)]
+
+
+def _digest(entries: list[Entry], name: str, of: Json) -> str:
+    before = entries[: next(at for at, entry in enumerate(entries) if at and entry["name"] == name)]
+    text = json.dumps([before, of], sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_CHARS]

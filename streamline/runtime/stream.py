@@ -118,6 +118,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         Cancellation: the clean-up is finished all the same.
         """
         self._closed = True
+        self._end_record()
         self._session.meters.consumer.close(self.at_hand)
         self._forget()
         self._session.leave()
@@ -173,7 +174,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
             if self._session.gate.holding:
                 await self._session.gate.passage()  # for a pause of another task that began meanwhile
             self._session.run_chunk_boundary(self.state_after)
-            chunk = await flow.pull()
+            chunk = await flow.pull(1 if self._by_step else LIST_ITEMS)
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException:

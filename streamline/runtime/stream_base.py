@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from os import PathLike
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,6 +21,7 @@ from streamline.observe.trace import MAX_BYTES, Trace
 from streamline.plan.plan import Plan
 from streamline.sharding.end_flow import Padded, padded_in
 from streamline.sharding.ends import EndsReport
+from streamline.snapshot.recorder import StepWriter
 from streamline.snapshot.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -37,6 +41,10 @@ class BaseStream(Cursor[T]):
         super().__init__(At("", None))  # until it begins
         self._resolved = resolved
         self._session = session or Session(memory=resolved.memory)
+        self._writer = None if resolved.record is None else StepWriter(resolved.record)
+        if self._writer is not None:
+            self._session.at_close(self._writer.close)
+        self._by_step = self._writer is not None or resolved.leaves_out_more
         self._session.meters.on_first_list = collect
         self._session.leave_out(resolved.errors(self._session.meters))
         disowned_in_copies(self)
@@ -104,6 +112,40 @@ class BaseStream(Cursor[T]):
         """
         return self._resolved.trace(self._session, path, max_bytes)
 
+    # Steps: the items of an epoch by number, from 0 on ----------------------------------------------------------------
+
+    @property
+    def _step(self) -> int:
+        """The number of the next step; only where it is known."""
+        return (self._resolved.first_step or 0) + self.count
+
+    def _to_give(self) -> bool:
+        """Whether an item is at hand; those of steps that are left out are dropped first."""
+        while self._by_step and self._current.rest and self._resolved.leaves_out(self._step):
+            part = super()._part_at_hand()
+            self._record(left_out=True)
+            deque(islice(part, 1), 0)
+        return super()._to_give()
+
+    def _part_at_hand(self) -> Iterator[T]:
+        """As of any cursor; where steps are recorded or left out, the next item only."""
+        part = super()._part_at_hand()
+        if not self._by_step:
+            return part
+        self._record(left_out=False)
+        return islice(part, 1)
+
+    def _record(self, *, left_out: bool) -> None:
+        """Record the step of the next item, if that is wanted. Idempotent."""
+        if self._writer is not None:
+            before, after = self._current.state_after, self._current.state_ahead
+            self._writer.step(self._step, before, after, self._resolved.snapshots, left_out=left_out)
+
+    def _end_record(self) -> None:
+        """Nothing more is given."""
+        if self._writer is not None:
+            self._writer.ends(self._step)
+
     def _prepare_last(self, hand: CurrentChunk[T]) -> None:
         """What goes to a device comes in lists of one."""
         arrived = self._session.arrived
@@ -116,9 +158,20 @@ class BaseStream(Cursor[T]):
         Args:
           gate: of the event loop that the consumer is in; None: it has a thread of its own.
         """
-        state = self.state_before.get() if items_ago else self.state
+        state, count = self._standing(items_ago)
         self._session.errors.count(state)  # so that no dead letter of what it counts can be missing
-        return self._resolved.snapshots.take(state, gate, self._session.journal)
+        first = self._resolved.first_step
+        step = None if first is None else first + count
+        return self._resolved.snapshots.take(state, gate, self._session.journal, step)
+
+    def _standing(self, items_ago: int) -> tuple[State, int]:
+        """Return the state right after the last item, or right before it, and how many items were taken up to there."""
+        current = self._current
+        while True:
+            count = current.count
+            reference = current.state_before if items_ago else current.state_after
+            if count == current.count:  # no item was taken meanwhile, by another thread
+                return reference.get(), max(0, count - items_ago)
 
     def snapshot_since(self, since: State, gate: Gate) -> Snapshot:
         """Return a snapshot of an earlier state of this flow, plus the choices made since; `gate` is the caller's.

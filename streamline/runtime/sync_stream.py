@@ -68,6 +68,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         from outside. Other work has two: a loaded machine needs time, and clean-up that awaits something.
         """
         self._session.errors.close(self.state)
+        self._end_record()
         self._end()
         self._session.meters.consumer.close(self.at_hand)
         self._forget()
@@ -155,7 +156,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
 
     def _wait_list(self) -> bool:
         """Fetch lists until there is an item at hand; return whether there is one."""
-        while not self._current.rest:
+        while not self._to_give():
             if not self._fetch():
                 return False
         return True

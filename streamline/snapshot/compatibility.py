@@ -14,22 +14,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import cached_property
 from typing import Any, Literal, get_args
 
 from streamline.core.error_policy import moved
 from streamline.core.options import given
 from streamline.core.state import Json, Tree
-from streamline.core.text import found_otherwise, line_of
-from streamline.errors import PlanError, PlanTypeError
-from streamline.plan.fingerprint import changed, fingerprint
+from streamline.core.text import Entry, found_otherwise, line_of
+from streamline.errors import PlanError, PlanTypeError, ResumeError
+from streamline.plan.fingerprint import changed, fingerprint, sections
 from streamline.plan.plan import Plan
+from streamline.sharding.ranks import Rank
 from streamline.snapshot.snapshot import Snapshot
-from streamline.snapshot.stage_matching import Pair, paired
 from streamline.sources.base import Source, Split
+from streamline.transforms.base import Stage, stage_class
 
 NewFiles = Literal["refuse", "next_epoch"]
 """What a resume does when files have come since its snapshot."""
@@ -406,3 +408,151 @@ def _changed_code(pairs: tuple[Pair, ...]) -> Iterator[tuple[int, str, str]]:
         for key in mine.keys() & its.keys():
             if changed(mine[key], its[key]) and options.get(key) == others.get(key):
                 yield at, key, options.get(key, "…")
+
+
+# Another number of ranks ----------------------------------------------------------------------------------------------
+
+OURS = ("errors", "ends")
+"""Entries of a rank's state that are no stage's: skipped items, and where the ranks end together."""
+
+
+def resharded(job: Snapshot, found: Rank) -> Snapshot:
+    """Return a rank's part of a job's snapshot that was taken on another number of ranks.
+
+    The number of shards stays, so what was consumed of each is what it was. What stands after the merge is a rank's
+    own: a stage that holds items there, or counts them, says so by name, and the change is refused. Pure.
+
+    Args:
+      job: of all ranks; or of one that was alone.
+
+    Raises:
+      ResumeError: it is of a live source, or something after the merge holds what can't be divided anew.
+    """
+    parts = job.parts or (job,)
+    if any(part.journal is not None for part in parts):
+        raise ResumeError(_refusal(job, found, "a feed's items that are on their way are its own rank's"))
+    if any(part.state[part.merge].get("replay") for part in parts):  # `strict_to` says what any strict merge does
+        raise ResumeError(
+            _refusal(job, found, f"{job.merge!r} is to repeat choices that were made between the shards of a rank")
+        )
+    produced = {shard: count for part in parts for shard, count in zip(part.shards, part.produced, strict=True)}
+    workers = {shard: tree for part in parts for shard, tree in zip(part.shards, part.worker_states, strict=True)}
+    shards = found.shards(job.num_shards)
+    own: dict[str, Json] = {
+        "next_worker": min(range(len(shards)), key=lambda at: (produced[shards[at]], at), default=0),
+        "produced": {str(shard): produced[shard] for shard in shards},
+        "replay": [],
+        "workers": {str(shard): workers[shard] for shard in shards},
+    }
+    after = dict(_after_merge(job, parts, found))
+    skipped = Counter[str]()
+    for part in parts if found.rank == 0 else ():
+        skipped.update(part.state.get("errors", {}))
+    state = {job.merge: own, **after, **({"errors": dict(skipped)} if skipped else {})}
+    return replace(parts[0], rank=found.rank, world_size=found.world_size, state=state, parts=(), keepers=())
+
+
+def _after_merge(job: Snapshot, parts: tuple[Snapshot, ...], found: Rank) -> Iterator[tuple[str, Json]]:
+    """Yield what the stages after the merge go on with, by name."""
+    entries = {entry.get("name"): entry for entry in sections(job.fingerprint)[2]}
+    for name in dict.fromkeys(name for part in parts for name in part.stages if name not in OURS):
+        entry = entries.get(name, {})
+        stage = stage_class(str(entry.get("kind")), entry.get("options") or {})
+        try:
+            own = stage.reshard([part.state.get(name) for part in parts])
+        except ResumeError as why:
+            raise ResumeError(_refusal(job, found, f"{name!r}, after the merge, {why}")) from None
+        if own is not None:
+            yield name, own
+
+
+def _refusal(job: Snapshot, found: Rank, why: str) -> str:
+    return (
+        f"the snapshot is of {job.world_size} ranks, and there are {found.world_size} ({found.found_in}); {why}: "
+        f"resume with world_size={job.world_size}"
+    )
+
+
+# Two fingerprints side by side: which stage of the one is which of the other ------------------------------------------
+Two = tuple[Entry | None, Entry | None]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An entry of the snapshot's fingerprint and the plan's that goes with it; one of them may be missing.
+
+    Attributes:
+      section: 0 before the shard, 1 the workers', 2 after the merge.
+      source: whether it is the source.
+    """
+
+    its: Entry | None
+    mine: Entry | None
+    section: int
+    source: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name, as it is now."""
+        return str((self.mine or self.its or {}).get("name"))
+
+    @property
+    def is_stage(self) -> bool:
+        """Whether it is a stage: neither the source nor the shard."""
+        return not self.source and (self.mine or self.its or {}).get("kind") != "shard"
+
+    @property
+    def stage(self) -> type[Stage[Any, Any]]:
+        """The class of the stage, as it is now."""
+        return _class_of(self.mine or self.its or {})
+
+    @property
+    def its_stage(self) -> type[Stage[Any, Any]]:
+        """The class of the stage, as it was."""
+        return _class_of(self.its or self.mine or {})
+
+    @property
+    def changes(self) -> list[str]:
+        """What has changed: "added", "removed", or "name" and options."""
+        if self.its is None or self.mine is None:
+            return ["added" if self.its is None else "removed"]
+        if self.its.get("kind") != self.mine.get("kind"):
+            return ["kind"]  # names and options of one say nothing about the other
+        name = ["name"] * (self.its.get("name") != self.mine.get("name"))
+        theirs, ours = self.its.get("options") or {}, self.mine.get("options") or {}
+        missing = object()
+        return name + [key for key in {**theirs, **ours} if theirs.get(key, missing) != ours.get(key, missing)]
+
+
+def paired(theirs: Sequence[Entry], ours: Sequence[Entry]) -> Iterator[Pair]:
+    """Yield the entries of both, in order; the sources first, which are always a pair."""
+    yield Pair(theirs[0] if theirs else None, ours[0], 0, source=True)
+    for section, (its, mine) in enumerate(zip(sections(theirs), sections(ours), strict=True)):
+        yield from (Pair(*two, section) for two in _aligned(its, mine, _same, _kind))
+
+
+def _aligned(theirs: list[Entry], ours: list[Entry], *keys: Callable[[Entry], Any]) -> Iterator[Two]:
+    """Pair what has the same first key; what is between, by the next ones; the rest has no partner."""
+    if not keys:
+        yield from ((its, None) for its in theirs)
+        yield from ((None, mine) for mine in ours)
+        return
+    key, *others = keys
+    matcher = SequenceMatcher(None, list(map(key, theirs)), list(map(key, ours)), autojunk=False)
+    for tag, first, stop, our_first, our_stop in matcher.get_opcodes():
+        if tag == "equal":
+            yield from zip(theirs[first:stop], ours[our_first:our_stop], strict=True)
+        else:
+            yield from _aligned(theirs[first:stop], ours[our_first:our_stop], *others)
+
+
+def _same(entry: Entry) -> Any:
+    return (*_kind(entry), entry.get("name"))
+
+
+def _kind(entry: Entry) -> Any:
+    return entry.get("kind"), "window" in (entry.get("options") or {})
+
+
+def _class_of(entry: Entry) -> type[Stage[Any, Any]]:
+    return stage_class(str(entry.get("kind")), entry.get("options") or {})

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from streamline.plan.fingerprint import fingerprint
 from streamline.plan.plan import Plan
 from streamline.sharding.ranks import Rank
 from streamline.snapshot.file_format import FORMAT_VERSION
-from streamline.snapshot.snapshot import Snapshot
+from streamline.snapshot.snapshot import Snapshot, by_shard
 from streamline.transforms.regenerate_spill import SpillKeeper
 
 BACK = {Phase.RUNNING: Event.RESUME, Phase.QUIESCING: Event.QUIESCE, Phase.PAUSED: Event.PAUSE}
@@ -46,6 +46,7 @@ class SnapshotCoordinator:
     Attributes:
       listing: what the source reads, bound into snapshots.
       begun_from: the state that the run began at, as flows write it; None: at the beginning.
+      left_out: as in snapshots.
     """
 
     plan: Plan
@@ -53,6 +54,7 @@ class SnapshotCoordinator:
     epoch: int
     listing: Any
     begun_from: Tree | None
+    left_out: list[list[int]] = field(default_factory=list)
 
     @cached_property
     def last(self) -> LastSnapshot:
@@ -64,25 +66,40 @@ class SnapshotCoordinator:
         """What the plan is; shared by all snapshots of the run."""
         return fingerprint(self.plan)
 
-    def take(self, state: State, gate: Gate | None, journal: PendingItems | None = None) -> Snapshot:
+    def take(
+        self, state: State, gate: Gate | None, journal: PendingItems | None = None, step: int | None = None
+    ) -> Snapshot:
         """Return the snapshot of a state of the run, and leave the gate as it was; without a wait.
 
         Args:
           gate: of the event loop that this is called in; None: in a plain loop's thread, where nothing else moves.
           journal: the items of a live source that a resume needs.
+          step: items that were given up to there; None: that isn't known.
         """
         if gate is None or (before := gate.phase) in (Phase.CLOSED, Phase.CAPTURED):
-            return self._assemble(state.json(), journal)  # captured: a signal's handler takes one inside another
+            return self._assemble(state, journal, step)  # captured: a signal's handler takes one inside another
         if before is Phase.RUNNING:
             gate.on(Event.QUIESCE)
         gate.on(Event.CAPTURE)
         try:
-            return self._assemble(state.json(), journal)
+            return self._assemble(state, journal, step)
         finally:
             gate.on(BACK[before])
 
-    def _assemble(self, state: Tree, journal: PendingItems | None) -> Snapshot:
+    def _assemble(self, state: State, journal: PendingItems | None, step: int | None) -> Snapshot:
         self.last.taken_at = time.time()
+        return self.written(self.tree(state), journal, step)
+
+    def tree(self, state: State, until: State | None = None) -> Tree:
+        """Return a state as flows write it, with what this run adds.
+
+        Args:
+          until: as of `State.json`.
+        """
+        return self._with_gone(state.json(until))
+
+    def written(self, tree: Tree, journal: PendingItems | None, step: int | None) -> Snapshot:
+        """Return the snapshot of a state that `tree` has returned."""
         return Snapshot(
             version=FORMAT_VERSION,
             fingerprint=self.fingerprint,
@@ -91,9 +108,11 @@ class SnapshotCoordinator:
             rank=self.rank.rank,
             world_size=self.rank.world_size,
             num_shards=self.plan.shard.num_shards,
-            state=self._by_shard(self._with_gone(state)),
+            state=by_shard(tree, self.plan.merge.name, self.rank.shards(self.plan.shard.num_shards)),
             merge=self.plan.merge.name,
-            journal=None if journal is None else journal.entry(state),
+            journal=None if journal is None else journal.entry(tree),
+            step=step,
+            left_out=self.left_out,
             keepers=tuple(filter(None, (getattr(journal, "keeper", None), self._spills, self.last))),
         )
 
@@ -107,22 +126,17 @@ class SnapshotCoordinator:
         shards = self.rank.shards(plan.shard.num_shards)
         return SpillKeeper(kept, plan.merge.name, shards, plan.shard.num_shards, self.rank.rank, self.rank.world_size)
 
-    def _by_shard(self, state: Tree) -> Tree:
-        """Return a state with the merge's lists keyed by shard: no two ranks have the same keys."""
-        name = self.plan.merge.name
-        own = dict(state[name])
-        shards = [str(shard) for shard in self.rank.shards(self.plan.shard.num_shards)]
-        for key in ("produced", "workers"):
-            own[key] = dict(zip(shards, own[key], strict=True))
-        return {**state, name: own}
-
     def _with_gone(self, state: Tree) -> Tree:
         """Return a state with the counts of stages that had skipped items, and that this plan has no more."""
-        if not any((self._gone_merged, *self._gone)):
+        if not self._any_gone:
             return state
         own = state[self.plan.merge.name]
         workers = [counting_in(tree, gone) for tree, gone in zip(own["workers"], self._gone, strict=True)]
         return {**counting_in(state, self._gone_merged), self.plan.merge.name: {**own, "workers": workers}}
+
+    @cached_property
+    def _any_gone(self) -> bool:
+        return any((self._gone_merged, *self._gone))
 
     @cached_property
     def _gone(self) -> list[dict[str, int]]:

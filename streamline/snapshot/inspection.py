@@ -15,11 +15,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from streamline.core.state import Json
+from streamline.core.state import Json, Tree
 from streamline.core.state_types import check_type
+from streamline.core.text import some
 from streamline.errors import printable
 from streamline.snapshot.explain import replayed_after_merge, replayed_by_worker
 from streamline.snapshot.snapshot import Snapshot
+from streamline.snapshot.steps import RecordedStep, StepRecords
 from streamline.sources.journal import SavedJournal
 
 SHORT_CHARS = 60
@@ -215,3 +217,67 @@ def _short(value: Json) -> str:
     if len(text) <= SHORT_CHARS:
         return text
     return f"{text[: SHORT_CHARS * 2 // 3]}… ({len(text):,} characters)"
+
+
+# Recorded steps -------------------------------------------------------------------------------------------------------
+
+
+def describe_steps(records: StepRecords, first: int, last: int, rank: int | None = None) -> Iterator[str]:
+    """Yield what `streamline steps` prints, line by line: of each step, from where to where each shard was read.
+
+    Args:
+      rank: only this one's.
+    """
+    for one in records.ranks if rank is None else [rank]:
+        steps = list(records.read(one, first, last))
+        missing = sorted(set(range(first, last + 1)).difference(step.number for step in steps))
+        for step in steps:
+            yield from _step(step)
+        if missing:
+            yield (
+                f"rank {one}: {_amount(len(missing), 'step')} of {first}..{last} not recorded: {some(missing)}; "
+                f"recorded are {records.extent(one)}"
+            )
+
+
+def _step(step: RecordedStep) -> Iterator[str]:
+    before, after = step.snapshot_before, step.snapshot_after
+    source = str(before.fingerprint[0].get("name"))
+    counts = [now - then for then, now in zip(before.produced, after.produced, strict=True)]
+    left_out = ", left out" if step.left_out else ""
+    yield (
+        f"step {step.number}: epoch {before.epoch}, rank {before.rank} of {before.world_size}, opening {step.run.run}"
+        f"{left_out}"
+    )
+    if again := list(replayed_after_merge(after)):
+        yield "  its items were taken from the shards before, or in part: a stage after the merge holds items"
+    rows = zip(before.shards, counts, before.worker_states, after.worker_states, strict=True)
+    for shard, count, then, now in rows:
+        if count or then != now:
+            yield f"  shard {shard}: {_amount(count, 'item')}; {_moved(source, then, now)}"
+            for name in now:
+                if name != source and _says(now[name]) and now[name] != then.get(name):
+                    yield f"    {_state(name, then.get(name))} -> {_state(name, now[name])}"
+            yield from (f"    {line}" for line in _held(after, now))
+    for name, own in after.stages.items():
+        if _says(own) and own != before.stages.get(name):
+            yield f"  after the merge: {_state(name, before.stages.get(name))} -> {_state(name, own)}"
+    yield from (f"  {line}" for line in again)
+
+
+def _moved(source: str, then: Tree, now: Tree) -> str:
+    """Say from where to where a shard's source was read: "a.txt, line 3, byte 18 -> a.txt, line 5, byte 30"."""
+    begin, end = _position(then.get(source)), _place_reached(now.get(source))
+    return f"{begin} -> {end}" if begin != end else f"from {begin} on"
+
+
+def _place_reached(own: Json) -> str:
+    """As `_position`, of a source that has given something."""
+    ended = isinstance(own, dict) and own.get("file", "") is None
+    return "the end" if ended else _position(own)
+
+
+def _held(after: Snapshot, tree: Tree) -> Iterator[str]:
+    """Say which stages of a worker are in the middle of what they have read: items from there on may be in the step."""
+    for line in replayed_by_worker(after, tree):
+        yield f"after it, a resume: {line}"

@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
@@ -20,8 +20,8 @@ from typing import Any, Literal, TypeAlias, overload
 import msgspec
 
 from streamline.core.atomic_file import open_regular, replace_file
-from streamline.core.state import Json
-from streamline.core.state_types import Count, MergePart, Size, Unsigned
+from streamline.core.state import Json, Tree
+from streamline.core.state_types import Count, MergePart, Range, Size, Unsigned, check_type
 from streamline.core.text import some
 from streamline.errors import SnapshotError
 from streamline.snapshot.file_format import (
@@ -60,6 +60,9 @@ class Snapshot:
       parts: of a whole job, the ranks' snapshots, in order; of a rank, none. Not written: it is what files hold.
       journal: of a live source: the items that were read and that a resume needs, or the name of the journal on disk
         that has them; None for any other source.
+      step: items that the stream has given of its epoch, which is the number of the next one, from 0 on; None: it was
+        taken by an earlier version, or of a job whose ranks are at different steps.
+      left_out: steps whose items are never given, as [first, stop]; some may still be to come. See `open(skip_steps=)`.
       keepers: what keeps on disk what snapshots refer to: `storing()` is called before this one is stored, to make that
         durable, and `stored(state, where)` after, to release what no later resume needs. Not written.
     """
@@ -74,6 +77,8 @@ class Snapshot:
     state: dict[str, Json]
     merge: str
     journal: dict[str, Json] | None = None
+    step: Count | None = None
+    left_out: list[list[int]] = field(default_factory=list)
     parts: tuple[Snapshot, ...] = field(default=(), compare=False, kw_only=True, metadata={"written": False})
     keepers: tuple[Any, ...] = field(default=(), compare=False, kw_only=True, metadata={"written": False})
 
@@ -108,8 +113,16 @@ class Snapshot:
             for key, values in own.items():
                 values[str(shard)] = theirs[key][str(shard)]
         common = {name: getattr(first, name) for name in ("version", "fingerprint", "listing", "epoch", "num_shards")}
-        state = {first.merge: own}
-        return cls(**common, rank=None, world_size=len(parts), state=state, merge=first.merge, parts=tuple(parts))
+        steps = {part.step for part in parts}
+        return cls(
+            **common,
+            rank=None,
+            world_size=len(parts),
+            state={first.merge: own},
+            merge=first.merge,
+            step=first.step if len(steps) == 1 else None,
+            parts=tuple(parts),
+        )
 
     def part(self, rank: int) -> Snapshot:
         """Return the snapshot of one rank: out of a job's, its part; of a rank's own, itself.
@@ -157,6 +170,10 @@ class Snapshot:
         """The state of a rank as flows write it: the merge's counts and workers as lists, in shard order."""
         own = {**self.state[self.merge], "produced": self.produced, "workers": self.worker_states}
         return {**self.state, self.merge: own}
+
+    def standing_at(self, flow_state: Tree, step: int | None) -> Snapshot:
+        """Return the snapshot of another moment of the same run of a rank."""
+        return replace(self, state=by_shard(flow_state, self.merge, self.shards), step=step)
 
     @property
     def stages(self) -> dict[str, Json]:
@@ -295,14 +312,25 @@ class Snapshot:
             raise SnapshotError(f"{location}: {error}") from None
 
 
+def by_shard(state: Tree, merge: str, shards: range) -> Tree:
+    """Return a rank's state as flows write it, with the merge's lists keyed by shard: no two ranks share a key."""
+    own = dict(state[merge])
+    names = list(map(str, shards))
+    for key in ("produced", "workers"):
+        own[key] = dict(zip(names, own[key], strict=True))
+    return {**state, merge: own}
+
+
 WRITTEN = tuple(field.name for field in fields(Snapshot) if field.metadata.get("written", True))
 
 
+OPTIONAL = ("journal", "step", "left_out")
+"""Fields that are written if they say something."""
+
+
 def _body_of(snapshot: Snapshot) -> dict[str, Json]:
-    names = (
-        name for name in WRITTEN if name != "journal" or snapshot.journal is not None
-    )  # only live sources have one
-    return {name: getattr(snapshot, name) for name in names}
+    body = {name: getattr(snapshot, name) for name in WRITTEN}
+    return {name: value for name, value in body.items() if name not in OPTIONAL or value not in (None, [])}
 
 
 def _snapshot_of(body: Json) -> Snapshot:
@@ -320,6 +348,7 @@ def _snapshot_of(body: Json) -> Snapshot:
         raise SnapshotError("not a snapshot: it says no rank")
     if snapshot.rank >= snapshot.world_size:
         raise SnapshotError(f"not a snapshot: rank {snapshot.rank} of {snapshot.world_size}")
+    check_type(snapshot.left_out, list[Range], "the steps that are left out")
     _check_merge(snapshot)
     return snapshot
 

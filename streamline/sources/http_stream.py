@@ -1,18 +1,56 @@
-"""A live source that is an endless HTTP response, as written in a plan."""
+"""A live source that is an endless HTTP response, as written in a plan, and its reader, connection after connection.
+
+Bytes are read only when an item is asked for; the rest stays in the socket, and TCP slows the server down. After any
+end of a response it connects again, after a pause that doubles while nothing comes; only a 204 to a request for events
+ends the stream, as their standard says. An item that is cut off is dropped. A request that the server refuses (401,
+404, ...) fails at once; transient failures are retried: until the server has answered once, as often as for a file, so
+that a wrong URL fails in seconds; then for `give_up_s`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+import logging
+import random
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, ClassVar
+from time import monotonic
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import anyio
 
 from streamline.core.item_codec import Codec
 from streamline.core.meters import Traffic
+from streamline.core.pace import Pace
 from streamline.core.state import Json
-from streamline.sources.framing import Framing, ServerSentEvent
+from streamline.errors import DataError, ReadError, printable
+from streamline.io.storage.http_response import refusal, status_name, understand
+from streamline.io.storage.options import HttpOptions
+from streamline.io.storage.retry import TransientError
+from streamline.sources.framing import MIME_TYPE, Framer, Framing, ServerSentEvent, SseFramer, framer_of
 from streamline.sources.http_request import EndlessRequest
 from streamline.sources.live import MarkedStream
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from streamline.io.storage.http_client import HttpClient
+
+logger = logging.getLogger("streamline.reading")  # as the docs call it
+
+PAUSE_S = 0.5
+"""The first pause before another connection, unless a `retry` field sets another one; doubled by each connection that
+brings nothing, and up to a half is added at random, so that clients don't come back all at once."""
+
+MAX_PAUSE_S = 30.0
+"""The longest pause, unless the server asks for a longer one."""
+
+MAX_RETRY_AFTER_S = 3600.0
+"""The longest pause that an answer's Retry-After sets."""
+
+PIECE_BYTES = 64 * 1024
+"""Cut into items at once: some 0.2 ms of JSON."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +68,9 @@ class HttpFeed(MarkedStream[Any]):
         return {"framing": self.request.framing}
 
     def prepare(self) -> None:
-        import_module("streamline.sources.http_stream_reader")  # aiohttp takes 0.2 s
+        import_module("streamline.io.storage.http_client")  # aiohttp takes 0.2 s
 
     def after(self, mark: Json, traffic: Traffic) -> AsyncIterator[Any]:
-        from streamline.sources.http_stream_reader import read
-
         return read(self.request, mark if isinstance(mark, str) else "", traffic)
 
     def mark(self, item: Any) -> Json:
@@ -47,3 +83,199 @@ def codec_of(framing: Framing) -> Codec:
 
 def _event(form: list[str]) -> ServerSentEvent:
     return ServerSentEvent(*form)
+
+
+async def read(request: EndlessRequest, last_id: str, traffic: Traffic) -> AsyncGenerator[Any, None]:
+    """Yield the items of a feed, after the event `last_id` where the server knows it; "": from where it begins.
+
+    Raises:
+      ReadError: the server refuses, or has failed for too long.
+      DataError: the bytes are no item.
+    """
+    from streamline.io.storage.http_client import HttpClient
+
+    options = replace(request.http or HttpOptions(), timeout_s=request.idle_timeout_s)
+    client = HttpClient(options, traffic, "idle_timeout_s")
+    reader = _FeedReader(request, client, traffic, options.retries, last_id)
+    try:
+        while not reader.over:
+            async with aclosing(reader.connection()) as items:
+                async for item in items:
+                    yield item
+            if not reader.over:
+                await reader.pause()
+    finally:
+        await client.aclose()
+
+
+@dataclass
+class _FeedReader:
+    """One reading of a feed.
+
+    Attributes:
+      over: the server has ended the stream.
+    """
+
+    request: EndlessRequest
+    client: HttpClient
+    traffic: Traffic
+    retries: int
+    last_id: str
+    over: bool = False
+    _asked_s: float = 0.0
+    _fruitless: int = 0  # connections in a row that brought no byte
+    _failed: int = 0  # attempts in a row without an answer
+    _answered_at: float | None = None  # when the server last answered; None: never
+    _why: str = ""
+
+    def __post_init__(self) -> None:
+        from streamline.io.storage.http_client import shown
+
+        self._url = shown(self.request.url)
+        self._retry_s = PAUSE_S
+
+    async def connection(self) -> AsyncGenerator[Any, None]:
+        """Yield the items of one more connection, up to its end or failure."""
+        import aiohttp
+
+        framer = framer_of(self.request.framing, self.request.max_item_bytes, self.last_id)
+        response: aiohttp.ClientResponse | None = None
+        self._asked_s = 0.0
+        try:
+            response = await self._open()
+            if self.over:
+                return
+            async with aclosing(self._items(response, framer)) as items:
+                async for item in items:
+                    yield item
+        except (aiohttp.ClientError, TransientError, OSError) as error:
+            self._failure(error)
+        finally:
+            if response is not None:
+                response.close()
+            self._learn(framer)
+
+    async def pause(self) -> None:
+        """Wait before the next connection, and log why."""
+        pause_s = min(max(MAX_PAUSE_S, self._retry_s), self._retry_s * 2 ** min(self._fruitless, 30))
+        pause_s = max(pause_s * random.uniform(1, 1.5), self._asked_s)
+        self._fruitless += 1
+        self.traffic.retries += bool(self._failed)
+        logger.log(
+            logging.WARNING if self._failed else logging.INFO,
+            "%s: %s; connecting again in %.2f s",
+            printable(self._url),
+            printable(str(self._why)),
+            pause_s,
+        )
+        await anyio.sleep(pause_s)
+
+    async def _open(self) -> aiohttp.ClientResponse:
+        """Return the answer to another request; `over` if that is the last one.
+
+        Raises:
+          TransientError: a retry may succeed.
+          ReadError: it would not.
+        """
+        request = self.request
+        headers = {}
+        if request.framing == "sse":
+            headers = {"Accept": MIME_TYPE, "Cache-Control": "no-cache"}
+            if self.last_id:
+                headers["Last-Event-ID"] = self.last_id
+        response = await self.client.get(request.url, headers, unpack=True)
+        try:
+            self.over = self._ends(response)
+        except BaseException:
+            response.close()
+            raise
+        self._failed = 0
+        return response
+
+    def _ends(self, response: aiohttp.ClientResponse) -> bool:
+        """Return whether an answer says that there is nothing more to come, ever."""
+        url, status, kind = self._url, response.status, printable(response.content_type)
+        if status == 204:
+            return self.request.framing == "sse"
+        if 400 <= status < 500 and status not in (408, 429):
+            raise refusal(url, status)
+        if status not in (200, 408, 429) and status < 500:
+            raise ReadError(f"{url}: expected an endless answer, got {status_name(status)}: is it the right URL?")
+        if status != 200:
+            understand(url, status, response.headers, 0, None)
+        if self.request.framing == "sse" and kind != MIME_TYPE:
+            raise ReadError(
+                f"{url}: expected server-sent events ({MIME_TYPE}), the server sends {kind}: check the URL and the "
+                'credentials, or read it with another framing="lines", "jsonl" or "bytes"'
+            )
+        return False
+
+    async def _items(self, response: aiohttp.ClientResponse, framer: Framer[Any]) -> AsyncGenerator[Any, None]:
+        """Yield the items of an answer that has begun."""
+        pace, received = Pace(), 0
+        try:
+            while data := await self._more(response):
+                self._fruitless = 0
+                self.traffic.bytes += len(data)
+                for at in range(0, len(data), PIECE_BYTES):
+                    piece = data[at : at + PIECE_BYTES]
+                    for item in framer.feed(piece):
+                        yield item
+                    received += len(piece)
+                    await pace.breathe()
+            self._why = "the server has ended its answer"
+            if _whole(response):
+                for item in framer.finish():
+                    yield item
+        except DataError as error:
+            way_out = ""
+            if self.request.framing == "jsonl":
+                way_out = '; with framing="lines" and .map(json.loads, on_error="skip") such lines can be left out'
+            raise DataError(
+                f"{self._url}, after byte {received:,} of a connection: {error}{way_out}"
+            ) from error.__cause__
+        finally:
+            self._answered_at = monotonic()
+
+    async def _more(self, response: aiohttp.ClientResponse) -> bytes:
+        from streamline.io.storage.http_client import more_of
+
+        try:
+            return await more_of(response.content, self.request.idle_timeout_s)
+        except TimeoutError:
+            raise TransientError("nothing came for idle_timeout_s") from None
+
+    def _failure(self, error: Exception) -> None:
+        import aiohttp
+
+        from streamline.io.storage.http_client import judged
+
+        url = self._url
+        if self._answered_at is not None and isinstance(error, aiohttp.ClientConnectorDNSError):
+            found = TransientError(f"the name {error.host} can't be looked up any more")
+        else:
+            found = judged(url, error)
+        self._why = printable(str(found))
+        self._asked_s = min(found.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
+        self._failed += 1
+        if self._answered_at is None and self._failed > self.retries:
+            raise ReadError(f"{url}: failed {self._failed} times, and has never answered: {self._why}") from error
+        if self._answered_at is not None and (down_s := monotonic() - self._answered_at) > self.request.give_up_s:
+            raise ReadError(
+                f"{url}: no answer for {down_s:,.0f} s, {self._failed} attempts, the last one: {self._why}. Nothing is "
+                "lost: resume when the server is back, or raise give_up_s"
+            ) from error
+
+    def _learn(self, framer: Framer[Any]) -> None:
+        """Keep what the next connection needs, and drop the rest."""
+        if isinstance(framer, SseFramer):
+            self.last_id = framer.last_id
+            self._retry_s = self._retry_s if framer.retry_s is None else framer.retry_s
+        if framer.waiting:
+            self._why += f"; {framer.waiting:,} bytes of an unfinished {framer.unit} were dropped"
+
+
+def _whole(response: aiohttp.ClientResponse) -> bool:
+    """Whether an ended answer is known to be complete; others may have been cut off."""
+    chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()
+    return chunked or "Content-Length" in response.headers

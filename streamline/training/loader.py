@@ -34,6 +34,12 @@ from streamline.training.passes import Iteration, LoaderRun, Now, Passes, check_
 T = TypeVar("T")
 
 
+LEAVES_OUT = (
+    ".loader(resume=): the snapshot leaves out steps that are still to come, and a loader counts what it gives: go on "
+    "with pipe.open(resume=) until they have passed, and give the loader a snapshot from after them"
+)
+
+
 class Loader(Generic[T]):
     """Iterates a pipeline, one epoch each time; made by `pipe.loader()`.
 
@@ -54,6 +60,9 @@ class Loader(Generic[T]):
         resume: Snapshot | None,
     ) -> None:
         epoch, steps_per_epoch = check_begin(epoch, steps_per_epoch, fixed_epoch, resume)
+        for part in () if resume is None else resume.parts or (resume,):
+            if any(stop > (part.step or 0) for _, stop in part.left_out):
+                raise PlanError(LEAVES_OUT)
         self._passes = passes
         Cleanup(self, passes.close)  # threads that have ended may be in cycles that hold on to the pool
         at = None if resume is not None and steps_per_epoch else epoch

@@ -57,6 +57,7 @@ STATS = Stats(
 
 NOT_EXPORTED = {
     "first", "cpus", "stages", "channels", "hosts", "reads", "consumer_held_s", "dropped", "padded",  # of the stream
+    "contention",
     "name", "kind", "number", "executor", "ordered", "per_worker", "details", "workers", "concurrency",  # of a stage
     "peak", "capacity", "pid", "node", "shared", "shards", "copied_bytes", "slabs_made", "slabs_reused",
     "arrival_s", "alive",

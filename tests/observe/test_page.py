@@ -13,7 +13,6 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -31,35 +30,13 @@ from streamline.observe.figures import ChannelStats, HostStats, ReadStats, Stage
 from streamline.observe.page import EventLog, LivePage, StreamFacts, page_place, shown, text_lines, text_table
 from streamline.observe.stats import Stats
 from streamline.observe.verdict import Verdict
+from tests.page_kit import asked, update, updates
 
 PLACE = "page 127.0.0.1:0"
 
 
 def pipe(length: int = 60) -> sl.Pipeline[int]:
     return sl.from_items(range(length)).shard(2).map(abs).merge()
-
-
-def asked(url: str, path: str = "", **options: Any) -> tuple[str, Any]:
-    request = urllib.request.Request(url + path, **options)
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return answer.read().decode(), answer.headers
-
-
-def updates(url: str, kind: str = "events") -> Iterator[str]:
-    """Yield the updates of a page as they come."""
-    with urllib.request.urlopen(url + kind, timeout=60) as answer:
-        lines: list[str] = []
-        for line in answer:
-            if line.strip():
-                lines.append(line.decode().removeprefix("data: ").rstrip("\n"))
-            else:
-                yield "\n".join(lines)
-                lines.clear()
-
-
-def update(url: str) -> Any:
-    with closing(updates(url)) as found:  # type: ignore[type-var]
-        return json.loads(next(found))
 
 
 @pytest.fixture(autouse=True)

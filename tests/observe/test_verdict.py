@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from streamline.core.counters import Detail
-from streamline.observe.figures import Figures, HostStats, StageStats, WorkerStats
+from streamline.observe.figures import (
+    ContentionStats,
+    Figures,
+    HostStats,
+    ReadStats,
+    StageStats,
+    ThreadStats,
+    WorkerStats,
+)
 from streamline.observe.verdict import RULES, judge, way_out
 
 SOURCE = StageStats(name="items", kind="from_items", items=1000, busy_s=0.1, held_s=0.1)
@@ -228,7 +237,8 @@ def test_every_kind_of_wait_has_its_advice(kind: str, executor: Any, word: str) 
 
 def test_the_rules_are_those_of_the_page() -> None:
     assert list(RULES) == [
-        "consumer", "loop body", "uneven workers", "selective filter", "border", "loop", "limit", "calls", "order",
+        "consumer", "loop body", "memory", "quota", "collector", "gil", "cores", "uneven workers", "selective filter",
+        "border", "loop", "limit", "calls", "order",
     ]  # fmt: skip
 
 
@@ -329,3 +339,104 @@ def test_taking_in_too_many_items_is_the_borders_limit() -> None:
     assert (found.rule, found.stage, found.speedup) == ("border", None, None)
     assert "taking in the items of 2 processes holds the event loop 80 % of the time" in found.line
     assert judge(figures(replace(SPREAD, held_s=2.0), MERGE, **hosts(2, arrival_s=0.4))) is None
+
+
+LOOP = ThreadStats(number=2, name="streamline loop", cpu_s=1.0)
+MAIN = ThreadStats(number=1, name="MainThread", cpu_s=0.5)
+
+
+def contention(*threads: ThreadStats, **other: Any) -> ContentionStats:
+    """Ten seconds in which a loop's thread and the consumer's hardly compute."""
+    seen: dict[str, Any] = {"looked_s": 10.0, "gil_looks": 30, "threads": (MAIN, *(threads or (LOOP,))), "loop": 2}
+    return ContentionStats(**seen | other)
+
+
+@pytest.mark.parametrize(
+    ("rule", "seen", "words"),
+    [
+        ("memory", contention(memory_wait_s=4.0), "40 % of the time programs wait for pages"),
+        ("quota", contention(quota_periods=100, quota_throttled=80), "used up in 80 % of its periods"),
+        ("collector", contention(collecting_s=5.0), "stops all threads of this process 50 % of the time"),
+        (
+            "gil",
+            contention(LOOP, ThreadStats(number=3, name="exporter", cpu_s=6.0, core_wait_s=3.0), gil_waits=29),
+            "the thread 'exporter' limits: it computes 90 % of the time",
+        ),
+        ("cores", contention(replace(LOOP, cpu_s=3.0, core_wait_s=6.0)), "the event loop waits for one 60 % of"),
+    ],
+)  # fmt: skip
+def test_what_slows_all_stages_alike_is_named_before_any_of_them(rule: str, seen: ContentionStats, words: str) -> None:
+    found = judge(figures(SOURCE, held(MAP, 0.95), contention=seen))
+    assert found is not None
+    assert (found.rule, found.stage) == (rule, None)
+    assert words in found.line
+    assert "; the consumer waits 80 % of its time; " in found.line  # the page tells the parts apart by it
+    assert verdict(SOURCE, held(MAP, 0.95), waits=0.05, contention=seen) == ("consumer", None)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        contention(),
+        contention(memory_wait_s=1.0, quota_periods=100, quota_throttled=15, collecting_s=1.5, gil_waits=30),
+        contention(looked_s=0.5, memory_wait_s=0.4, collecting_s=0.4, quota_periods=5, quota_throttled=5),
+        contention(LOOP, ThreadStats(number=3, name="feeder", cpu_s=9.0)),  # it computes, and not in Python
+        contention(replace(LOOP, cpu_s=8.0), ThreadStats(number=3, name="feeder", cpu_s=9.0), gil_waits=30),  # nor here
+        contention(LOOP, replace(MAIN, cpu_s=4.0), gil_waits=30),  # the loop's body, in its own time
+        contention(replace(LOOP, cpu_s=9.5), gil_waits=30),
+        contention(replace(LOOP, cpu_s=5.0, core_wait_s=4.0)),
+        contention(replace(LOOP, cpu_s=0.5, core_wait_s=4.0)),  # a loop that sleeps is late whenever it wakes
+        contention(ThreadStats(number=9, name="Dummy", core_wait_s=9.0)),
+    ],
+)
+def test_a_little_of_it_or_what_others_do_is_not_named(seen: ContentionStats) -> None:
+    assert verdict(SOURCE, held(MAP, 0.95), waits=0.6, contention=seen) == ("loop", "map(decode)")
+
+
+def test_threads_that_compute_in_python_are_advised_processes() -> None:
+    pool = replace(FETCH, executor="thread")
+    turns = [ThreadStats(number=number, name="streamline map", cpu_s=2.4) for number in range(3, 7)]
+    found = judge(figures(SOURCE, busy(pool, 0.97), MERGE, cpus=8, contention=contention(*turns, gil_waits=30)))
+    assert found is not None
+    assert (found.rule, found.stage) == ("calls", "map(fetch)")
+    assert "take turns with the GIL" in found.line
+    assert "backend=sl.Processes(5): about 5.0 x" in found.line
+    waiting = [replace(thread, cpu_s=0.2) for thread in turns]
+    found = judge(figures(SOURCE, busy(pool, 0.97), MERGE, cpus=8, contention=contention(*waiting, gil_waits=30)))
+    assert found is not None
+    assert "if it waits or releases the GIL" in found.line
+    spread = [replace(thread, cpu_s=9.0) for thread in turns]  # on four cores at once
+    found = judge(figures(SOURCE, busy(pool, 0.97), MERGE, cpus=8, contention=contention(*spread, gil_waits=30)))
+    assert found is not None
+    assert "if it waits or releases the GIL" in found.line
+
+
+def test_a_server_that_is_asked_again_and_again_is_said_to_be_busy() -> None:
+    lines = StageStats(name="read_lines", kind="read_lines", items=1000, executor="inline")
+    asked = ReadStats("read_lines", requests=100, retries=40)
+    found = judge(figures(busy(lines, 0.97), reads=(asked,)))
+    assert found is not None
+    assert "40 of its 100 requests were repeats: the server is busy, or drops connections" in found.line
+    found = judge(figures(busy(lines, 0.97), reads=(replace(asked, retries=4),)))
+    assert found is not None
+    assert "repeats" not in found.line
+
+
+def test_in_a_healthy_hour_nothing_is_named() -> None:
+    draw = random.Random(0)
+    for _ in range(360):  # windows of ten seconds
+        own = replace(LOOP, cpu_s=draw.uniform(1, 5), core_wait_s=draw.uniform(0, 1.5))
+        body = replace(MAIN, cpu_s=draw.uniform(0, 9.5))
+        seen = contention(
+            own,
+            body,
+            collecting_s=draw.uniform(0, 0.5),
+            gil_waits=draw.randrange(10),
+            memory_wait_s=draw.uniform(0, 0.5),
+            quota_periods=100,
+            quota_throttled=draw.randrange(5),
+        )
+        waits = draw.uniform(0, 0.3)
+        stages = held(MAP, draw.uniform(0.1, 0.5)), busy(FETCH, draw.uniform(0.1, 0.55)), MERGE
+        found = verdict(SOURCE, *stages, waits=waits, contention=seen)
+        assert found == (("consumer", None) if waits < 0.1 else None)

@@ -633,10 +633,10 @@ def test_snapshots_from_a_signal_handler_inside_a_snapshot_are_taken() -> None:
             if not taken:
                 taken.append(None)
                 taken[0] = stream.snapshot()
-            return inner(state, None)
+            return inner(state, None, 1)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(coordinator), "_assemble", lambda self, state, journal: interrupted(state))
+            patch.setattr(type(coordinator), "_assemble", lambda self, state, journal, step: interrupted(state))
             assert stream.snapshot() == taken[0]
         assert stream._gate.phase is Phase.RUNNING
 

@@ -21,6 +21,7 @@ import pytest
 
 import streamline as sl
 from streamline.io.storage.local import LocalStorage
+from streamline.observe import contention
 from streamline.observe.stats import Stats
 from tests.kit import Pipe, at_last, run_on
 
@@ -245,6 +246,12 @@ KNOWN: dict[str, Known] = {
         sl.from_items(range(4_000_000)).filter(rare).map(quick), "selective filter", "filter(rare)"
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def _what_else_the_machine_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other tests are seen, which may keep its cores busy."""
+    monkeypatch.setattr(contention, "threads", tuple)
 
 
 @pytest.mark.parametrize("name", KNOWN)

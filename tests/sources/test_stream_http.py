@@ -21,7 +21,7 @@ from streamline.errors import DataError, PlanError, PlanTypeError, ReadError
 from streamline.io.formats.line_decoding import BOM
 from streamline.pipeline import Pipeline
 from streamline.sources import disk_journal as directory
-from streamline.sources import http_stream_reader as http_reader
+from streamline.sources import http_stream as http_reader
 from streamline.sources.framing import framer_of
 from streamline.sources.http_request import EndlessRequest
 from tests.servers.nginx import Nginx

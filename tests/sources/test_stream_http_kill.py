@@ -16,7 +16,7 @@ CHILD = """
 import asyncio, json, sys
 from pathlib import Path
 import streamline as sl
-from streamline.sources import disk_journal as directory, http_stream_reader as http_reader
+from streamline.sources import disk_journal as directory, http_stream as http_reader
 
 url, folder = sys.argv[1], Path(sys.argv[2])
 directory.SEGMENT_BYTES = 300

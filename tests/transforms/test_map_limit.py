@@ -97,6 +97,22 @@ def threaded(calls: Calls) -> dict[str, Any]:
     return {"fn": calls.thread, "executor": "thread"}
 
 
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("burst", [None, 1])
+def test_threads_that_wait_for_both_permits_and_tokens_get_them(
+    backend: Any, ordered: bool, burst: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A permit comes back in a callback of the event loop, where no task runs."""
+    calls, limit = Calls(), sl.Limit(1, per_second=2000, burst=burst)
+    pipe = sl.from_items(range(30)).shard(3)
+    pipe = pipe.map(**threaded(calls), name="call", concurrency=8, ordered=ordered, limit=limit)
+    with pipe.open(backend=backend) as stream:
+        assert sorted(stream) == list(range(30))
+    assert calls.most == 1
+    assert not caplog.records
+
+
 # Failures, retries, closes --------------------------------------------------------------------------------------------
 
 

@@ -144,7 +144,7 @@ class LineSlice:
       successor: the place after the last line, where that is another one: the next file's.
     """
 
-    __slots__ = ("_byte", "_ends", "_file", "_line", "_lines", "_raw", "_shard", "_stop", "_successor")
+    __slots__ = ("_asked", "_byte", "_ends", "_file", "_line", "_lines", "_raw", "_shard", "_stop", "_successor")
 
     def __init__(
         self, file: str, shard: str, line: int, byte: int, raw: bytes, lines: int, successor: Place | None
@@ -157,22 +157,27 @@ class LineSlice:
         self._raw = raw if lines > 1 else b""  # one line may be huge, and its end is known
         self._lines = lines
         self._successor = successor
-        self._ends: list[int] | None = None  # where each line ends, where the bytes themselves are not here
+        self._ends: list[int] | None = None  # where each line ends: where the bytes are not here, or it is asked often
+        self._asked = False
 
     def cut(self, first: int, count: int) -> LineSlice:
         """Return lines first ... first + count - 1 of this slice, without their bytes: to be sent."""
-        if self._ends is None:
-            lengths = map(len, self._raw.split(b"\n", self._lines - 1)[:-1])
-            self._ends = [self._byte + end + at for at, end in enumerate(accumulate(lengths), 1)]
-            self._ends.append(self._stop)
         successor = self._successor if first + count == self._lines else None
         found = LineSlice(self._file, self._shard, self._line + first, self._byte, b"", count, successor)
-        found._ends = self._ends[first : first + count]
+        found._ends = self._all_ends()[first : first + count]
         return found
 
+    def _all_ends(self) -> list[int]:
+        if self._ends is None:
+            lengths = map(len, self._raw.split(b"\n", self._lines - 1)[:-1])
+            ends = [self._byte + end + at for at, end in enumerate(accumulate(lengths), 1)]
+            self._ends = [*ends, self._stop]
+        return self._ends
+
     def after(self, index: int) -> Place:
-        if self._ends is not None:
-            byte = self._ends[index]
+        asked, self._asked = self._asked, True
+        if self._ends is not None or asked:  # finding all of them takes as long as finding two
+            byte = self._all_ends()[index]
         else:
             byte = self._stop - (0 if index == self._lines - 1 else len(self._raw.split(b"\n", index + 1)[-1]))
         return {"file": self._file, "line": self._line + index + 1, "byte": byte}

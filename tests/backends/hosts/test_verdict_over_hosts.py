@@ -16,6 +16,7 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
+from streamline.observe import contention
 from tests.kit import Pipe, at_last
 
 SLOW_S = 0.004
@@ -71,6 +72,12 @@ def known_of(slow_s: float) -> dict[str, Known]:
         "the consumer": Known(items.map(quick), "consumer", None, slow_s),
         "after the merge": Known(items.map(quick).merge().map(decode), "loop", "map(decode)"),
     }
+
+
+@pytest.fixture(autouse=True)
+def _what_else_the_machine_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other tests are seen, which may keep its cores busy."""
+    monkeypatch.setattr(contention, "threads", tuple)
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])

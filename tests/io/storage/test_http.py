@@ -26,7 +26,7 @@ from streamline.io.storage.http import HttpStorage
 from streamline.io.storage.http_client import HttpClient, shown
 from streamline.io.storage.http_response import retry_after_s
 from streamline.io.storage.options import HttpOptions
-from streamline.sources import http_stream_reader as http_reader
+from streamline.sources import http_stream as http_reader
 
 DATA = b"".join(b"line %d\n" % number for number in range(8))
 

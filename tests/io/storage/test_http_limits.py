@@ -17,7 +17,7 @@ from streamline.io.storage import retry as attempts
 from streamline.io.storage.http import HttpStorage
 from streamline.io.storage.object_store import ObjectStorage
 from streamline.io.storage.options import HttpOptions
-from streamline.sources import http_stream_reader as http_reader
+from streamline.sources import http_stream as http_reader
 
 PAUSE_S = 0.004
 """Between two bytes that drip: a fifteenth of the limits."""
