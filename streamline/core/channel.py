@@ -375,6 +375,10 @@ class Inbox(Flow[T]):
         self._channel.bound(self.capacity)
         return self.capacity
 
+    def resize(self, capacity: int) -> None:
+        """Hold so many items from now on; those that there are too many of leave first."""
+        self._channel.resize(capacity)
+
     def flush_at(self, points: FlushPoints) -> None:
         """Say which items the sender needn't keep for longer lists."""
         self._channel.flush_points = points

@@ -50,6 +50,11 @@ class Widths:
         self._values = dict(values or {})
         self._running: dict[str, WeakSet[Turnable]] = {}
 
+    @property
+    def stages(self) -> list[str]:
+        """Those of which something runs, or has run."""
+        return list(self._running)
+
     def join(self, stage: str, running: Turnable) -> None:
         """Let what has just been made run with its stage's value, and turn it with its knob."""
         self._running.setdefault(stage, WeakSet()).add(running)

@@ -143,14 +143,16 @@ class CallPool(ABC, Generic[In, Out]):
                     tasks.start(partial(gate.participate, f"{feeder} of shard {self._site.shard}", self._feed), feeder)
                     self._start_workers = partial(self._start, tasks, name)
                     self._start_workers()
-                    await self._deliver()
+                    try:
+                        await self._deliver()
+                    finally:
+                        self._start_workers = None
                     group.cancel_scope.cancel()
         except BaseExceptionGroup as failures:
             if failures.subgroup(MemoryError) is None:
                 raise
             raise MemoryError(f"no memory is left for the calls at once of {name}") from failures
         finally:
-            self._start_workers = None
             gate.forget_pause(self._hold)
             if self._retried is not None:
                 self._retried.stop()
@@ -193,6 +195,8 @@ class CallPool(ABC, Generic[In, Out]):
             self._wake(len(self._idle))
         else:
             self._claim_again()
+        if self._delivered is not None:  # more may be admitted beyond the oldest input that isn't done
+            self._delivered.set()
 
     def _ends(self, slot: int) -> bool:
         """Whether a worker that has nothing to claim is to end."""

@@ -43,5 +43,5 @@ class Prefetch(Stage[T, T]):
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
         inbox = behind_channel(upstream(state), upstream.site, self.name, self.items, self.bytes)
         if (widths := upstream.site.tasks.session.widths) is not None:
-            widths.join(self.name, inbox.channel)
+            widths.join(self.name, inbox)
         return inbox
