@@ -5,13 +5,13 @@ A knob changes when things are done, and how many are in flight; never an item, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 from weakref import WeakSet
 
-KnobKind: TypeAlias = Literal["concurrency", "threads", "prefetch"]
-"""What is turned: calls of an async function at once; threads; items that are kept ready."""
+KnobKind: TypeAlias = Literal["concurrency", "threads", "prefetch", "reads"]
+"""What is turned: calls of an async function at once; threads; items that are kept ready; requests of a source."""
 
 MOST_CALLS = 1024
 """Calls of one stage at once, all shards of a rank together, where nothing else bounds them: each may hold a socket,
@@ -44,16 +44,21 @@ class Turnable(Protocol):
 
 
 class Widths:
-    """The values of the knobs of one run in one event loop; those that aren't named are as written."""
+    """The values of the knobs of one run in one event loop; those that aren't named are as written.
+
+    Attributes:
+      followers: called with values that are set, for what runs elsewhere.
+    """
 
     def __init__(self, values: Mapping[str, int] | None = None) -> None:
         self._values = dict(values or {})
         self._running: dict[str, WeakSet[Turnable]] = {}
+        self.followers: list[Callable[[Mapping[str, int]], None]] = []
 
     @property
-    def stages(self) -> list[str]:
-        """Those of which something runs, or has run."""
-        return list(self._running)
+    def values(self) -> dict[str, int]:
+        """Those that have been set."""
+        return dict(self._values)
 
     def join(self, stage: str, running: Turnable) -> None:
         """Let what has just been made run with its stage's value, and turn it with its knob."""
@@ -67,3 +72,5 @@ class Widths:
         for stage, value in values.items():
             for running in list(self._running.get(stage, ())):
                 running.resize(value)
+        for follow in list(self.followers):
+            follow(values)

@@ -14,7 +14,7 @@ import secrets
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -37,6 +37,8 @@ from streamline.observe.verdict import WAITS
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+    from streamline.observe.tuner import TuningStep
 
 ANYWHERE = "127.0.0.1:0"
 """Where `page=True` is: on this machine only, at any free port."""
@@ -87,6 +89,7 @@ class StreamFacts:
       stalled: for how long the consumer has waited, and what for; "": it hasn't waited for long.
       ended: it has ended, or is closed.
       snapshot: the last one: when it was taken and saved, in seconds since 1970, its bytes, where it is.
+      turns: of its knobs, the last ones, with when they were, in seconds since 1970.
     """
 
     epoch: int = 0
@@ -99,6 +102,7 @@ class StreamFacts:
     stalled: str = ""
     ended: bool = False
     snapshot: Mapping[str, Any] = field(default_factory=dict)
+    turns: Sequence[tuple[float, TuningStep]] = ()
 
 
 def page_place(page: object) -> str | None:
@@ -191,12 +195,15 @@ class LivePage(Exporter):
         return self._bodies[kind]
 
     def _shown(self, *, tables: bool) -> dict[str, Any]:
-        streams = [self._stream(stream, tables=tables) for stream in self.streams[:MOST_STREAMS]]
+        shown = self.streams[:MOST_STREAMS]
+        streams = [self._stream(stream, tables=tables) for stream in shown]
+        turns = [turn for stream in shown if stream.about is not None for turn in stream.about().turns]
+        events = [*self._log.events(), *(LoggedEvent(at, "info", _cut(str(step)))._asdict() for at, step in turns)]
         return {
             "time": time.time(),
             "streams": streams,
             "more_streams": max(0, len(self.streams) - MOST_STREAMS),
-            "events": self._log.events(),
+            "events": sorted(events, key=lambda event: -event["at"])[:MOST_EVENTS],
         }
 
     def _stream(self, stream: ExportedStream, *, tables: bool) -> dict[str, Any]:

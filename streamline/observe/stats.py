@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from time import perf_counter
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from streamline.core.counters import BORDER, ChannelMeter, HostMeter, StageMeter, together
 from streamline.core.cpus import usable_cpus
@@ -15,6 +15,9 @@ from streamline.observe.contention import CONTENTION
 from streamline.observe.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats, WorkerStats, between
 from streamline.observe.tables import table
 from streamline.observe.verdict import Verdict, judge
+
+if TYPE_CHECKING:
+    from streamline.observe.tuner import TuningStep
 
 
 def collect(meters: Meters) -> Figures:
@@ -140,10 +143,13 @@ class Stats(Figures):
     """A stream at one moment, since it was opened; `str` is a table with the verdict.
 
     Attributes:
-      first: as it stood when the consumer got its first list; None: before. The verdict leaves this warm-up out.
+      first: as it stood when the consumer got its first list, or when a knob was last turned; None: before. The
+        verdict leaves out what was before.
+      tuning: what `open(tune=True)` has turned, and why, the last steps.
     """
 
     first: Figures | None = field(default=None, repr=False, compare=False)
+    tuning: tuple[TuningStep, ...] = ()
 
     @property
     def verdict(self) -> Verdict | None:
@@ -155,8 +161,8 @@ class Stats(Figures):
 
         Depths and peaks of channels are those of now.
         """
-        begin = Figures(elapsed_s=0, items=0, consumer_wait_s=0) if earlier.first is not None else None
-        if begin is None and self.first is not None:
+        begin = None if earlier.first is None else Figures(elapsed_s=0, items=0, consumer_wait_s=0)
+        if self.first is not None and (begin is None or self.first.elapsed_s > earlier.elapsed_s):
             begin = between(earlier, self.first)
         return replace(between(earlier, self), first=begin)
 

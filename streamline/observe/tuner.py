@@ -180,6 +180,11 @@ class Tuner:
         step = self._down(window, now)
         return self._up(window, now) if step is None else step
 
+    def forget(self) -> None:
+        """Compare nothing with what comes next: in between, nothing was to run."""
+        self._looks.clear()
+        self._calm_since.clear()
+
     # Steps ------------------------------------------------------------------------------------------------------------
 
     def _up(self, window: Figures, now: float) -> TuningStep | None:
@@ -332,7 +337,7 @@ class Tuner:
             return value, f"all CPUs ({cpus}) are busy"
         each = self._bytes_each(knob, last.figures)
         left = min(last.free_bytes / 2, self._memory_bytes - self._taken_bytes(last.figures))
-        if each * (after - value) > left:
+        if each and each * (after - value) > left:
             after = max(value, value + math.floor(left / each))
             return after, f"{value} take the memory that there is for them"
         return after, f"{value} is the most"

@@ -28,6 +28,7 @@ from streamline.observe.page import LivePage, page_place, page_url
 from streamline.runtime.loop_thread import EXIT_S
 from streamline.runtime.run import ResolvedRun
 from streamline.runtime.sync_stream import SyncStream
+from streamline.runtime.tuning import StreamTuning, tuning_of
 from streamline.sharding.ends import EndsPolicy, checked_ends
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.base import Source
@@ -67,7 +68,8 @@ def passes_of(
                 "anyway, so leave ends= out"
             )
         options = {**options, "ends": "allow"}
-    backend = options.get("backend")
+    backend, tuning = options.get("backend"), tuning_of(options.get("tune", False))
+    options = {**options, "tune": tuning or False}  # passes go on with what those before them have found
     pool = None
     if stay and isinstance(backend, HostingBackend):
         pool = backend.pool(hints=True)
@@ -79,6 +81,7 @@ def passes_of(
     passes = Passes(
         opening, pool, lambda: partial(settled(), **options), ahead=hosted and again, metrics=metrics, page=page
     )
+    passes.tuning = tuning
     if isinstance(backend, HostPool):
         backend.at_close(passes.drop_next)
     return passes
@@ -104,6 +107,7 @@ class Passes(Generic[T]):
         page: str | None = None,
     ) -> None:
         self.open_at = open_at
+        self.tuning: StreamTuning | None = None
         self._open_next = open_at
         self._settled = settled
         self.ahead = ahead

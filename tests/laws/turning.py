@@ -23,14 +23,18 @@ class RestlessWidths(Widths):
         super().__init__()
         self._dice = dice
         self._most = most
+        self._stages: set[str] = set()
 
     def join(self, stage: str, running: Turnable) -> None:
+        self._stages.add(stage)
         self.set({stage: self._dice.randint(1, self._most)})
         super().join(stage, running)
 
     def turn(self) -> None:
         """Turn some knobs."""
-        self.set({stage: self._dice.randint(1, self._most) for stage in self.stages if self._dice.random() < 0.7})
+        self.set(
+            {stage: self._dice.randint(1, self._most) for stage in sorted(self._stages) if self._dice.random() < 0.7}
+        )
 
 
 def restless(session: Session, dice: Random, most: int) -> RestlessWidths:

@@ -42,6 +42,7 @@ from streamline.backends.ipc.messages import (
     SkippedItem,
     StacksRequest,
     TaskStacks,
+    Turn,
     WorkerClosed,
     WorkerOpened,
 )
@@ -50,6 +51,7 @@ from streamline.core.channel import Channel, Inbox
 from streamline.core.driver import drive
 from streamline.core.error_policy import Decision, Errors, Failure, Policy
 from streamline.core.flow import Chunk, Site
+from streamline.core.knobs import Widths
 from streamline.core.limits import CallLimits
 from streamline.core.place import CURRENT_PLACE, Place
 from streamline.core.state import At, CountedStates
@@ -183,6 +185,7 @@ class _HostedRun:
         self._handlers: dict[type, Callable[[Any], None]] = {
             Hello: self._hello,
             Observe: self._observe,
+            Turn: self._turn,
             OpenWorker: self._open,
             Credit: self._credit,
             FlushAt: self._flush_at,
@@ -218,6 +221,8 @@ class _HostedRun:
         self._errors.ask = message.ask or self._errors.ask
         if message.meters is not None:
             session.meters = message.meters
+        if message.widths is not None:
+            session.widths = Widths(message.widths)
         self._observe(Observe(message.observed))
         if message.answer:
             self._link.send(HostReady())
@@ -225,6 +230,10 @@ class _HostedRun:
     def _observe(self, message: Observe) -> None:
         if self._reporter is not None:
             self._reporter.observe(message.observed)
+
+    def _turn(self, message: Turn) -> None:
+        if (widths := self._tasks.session.widths) is not None:
+            widths.set(message.widths)
 
     # Workers ----------------------------------------------------------------------------------------------------------
 
