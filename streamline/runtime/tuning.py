@@ -65,7 +65,7 @@ class StreamTuning:
         self._knobs: dict[str, Knob] = {}
         self._values: dict[str, int] = {stage: value for stage, (_, value) in (pinned or {}).items()}
         self._turns: deque[tuple[float, TuningStep]] = deque(maxlen=MOST_STEPS)
-        self._resting = "" if pinned is None else f"{path} says so"
+        self._resting = "it has just begun" if pinned is None else f"{path} says so"
 
     @property
     def values(self) -> dict[str, int]:
