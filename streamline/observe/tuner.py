@@ -390,4 +390,12 @@ def _limiting(window: Figures) -> tuple[str, StageStats | None]:
 
 
 def _items(figures: Figures, stage: StageStats | None) -> int:
-    return figures.items if stage is None else sum(one.items for one in figures.stages if one.name == stage.name)
+    """Return how many items a stage has given, and for None, how many the consumer got.
+
+    Of one in processes, how many came from there: what is counted there is told now and then only.
+    """
+    if stage is None:
+        return figures.items
+    if stage.hosts and any(host.kind == "process" for host in figures.hosts):
+        return sum(host.items for host in figures.hosts)
+    return sum(one.items for one in figures.stages if one.name == stage.name)

@@ -10,7 +10,7 @@ from random import Random
 
 from streamline.core.counters import Detail
 from streamline.core.knobs import Knob, KnobKind
-from streamline.observe.figures import Figures, StageStats
+from streamline.observe.figures import Figures, HostStats, StageStats
 from streamline.observe.tuner import Measurement, Tuner, TuningStep
 
 TICK_S = 0.1
@@ -28,6 +28,7 @@ class SimulatedStage:
       most_per_s: that what it calls gives.
       limited: its limit= lets so many calls at once.
       written: its knob in the plan; None: it has none.
+      told_every: ticks after which its figures are told, where it is in a process.
       burst: of a prefetch: the items that hide all of the pauses upstream.
     """
 
@@ -42,6 +43,7 @@ class SimulatedStage:
     written: int | None = 8
     most: int = 256
     item_bytes: int = 1000
+    told_every: int = 0
     burst: float = 0.0
 
 
@@ -124,6 +126,8 @@ class Simulation:
         self.tuner = Tuner(self.pipeline.knobs, memory_bytes=self.pipeline.memory)
         self.figures = Figures(elapsed_s=0.0, items=0, consumer_wait_s=0.0, cpus=self.pipeline.cpus)
         self.given = self.cpu_s = 0.0
+        self.told: dict[str, StageStats] = {}
+        self.ticked = 0
         self.busy_s = {one.name: 0.0 for one in self.pipeline.stages}
         self.limited_s = {one.name: 0.0 for one in self.pipeline.stages}
 
@@ -143,6 +147,7 @@ class Simulation:
 
     def _pass(self, seconds: float) -> None:
         pipeline, before = self.pipeline, self.figures
+        self.ticked += 1
         full = pipeline.rate(self.tuner.values)
         rate = full
         if not pipeline.consumer_s or rate < 0.999 / pipeline.consumer_s:
@@ -156,6 +161,7 @@ class Simulation:
             items=round(self.given),
             consumer_wait_s=before.consumer_wait_s + seconds * max(0.0, 1 - rate * pipeline.consumer_s),
             stages=tuple(stages),
+            hosts=tuple(HostStats(number=0, kind="process", items=round(self.given)) for one in stages if one.hosts),
         )
 
     def _stage(self, one: SimulatedStage, full: float, rate: float, seconds: float) -> StageStats:
@@ -166,7 +172,7 @@ class Simulation:
         limits = pipeline.rate_of(one, at_once) <= 1.001 * full
         self.busy_s[one.name] += seconds * (at_once if limits else min(at_once, rate * pipeline.call_s(one, at_once)))
         self.limited_s[one.name] += seconds * (slots - at_once)
-        return StageStats(
+        stats = StageStats(
             name=one.name,
             kind="map",
             workers=pipeline.workers,
@@ -176,4 +182,9 @@ class Simulation:
             busy_s=self.busy_s[one.name],
             executor="thread" if one.kind == "threads" else "task",
             details=(Detail("limited_s", self.limited_s[one.name]),) if one.limited < math.inf else (),
+            hosts=1 if one.told_every else 0,
         )
+        if one.told_every and self.ticked % one.told_every:
+            return self.told.get(one.name, replace(stats, items=0, bytes=0, busy_s=0.0))
+        self.told[one.name] = stats
+        return stats

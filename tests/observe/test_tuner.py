@@ -55,6 +55,9 @@ PIPELINES = {
         ),
         consumer_s=1 / 5000,
     ),
+    "processes that tell of it now and then": SimulatedPipeline(
+        stages=(SimulatedStage(name="fetch", call_s=0.05, told_every=3),), consumer_s=1 / 2000, workers=2
+    ),
     "a limit": SimulatedPipeline(stages=(SimulatedStage(name="fetch", call_s=0.05, written=8, limited=20),)),
 }
 
@@ -68,6 +71,13 @@ def test_ten_seconds_bring_nine_tenths_of_the_best(name: str, noise: float) -> N
         rate = pipeline.rate(done.tuner.settled)
         assert rate >= 0.9 * pipeline.best, (seed, done.steps, done.tuner.resting)
         assert rate >= 0.97 * pipeline.rate(pipeline.written), (seed, done.steps)
+
+
+def test_what_comes_from_processes_is_counted_where_it_arrives() -> None:
+    pipeline = PIPELINES["processes that tell of it now and then"]
+    for seed in range(5):
+        done = Simulation(pipeline, 0.2, Random(seed)).run(5.5)
+        assert pipeline.rate(done.tuner.settled) >= 0.9 * pipeline.best, (seed, done.steps)
 
 
 @pytest.mark.parametrize("name", PIPELINES)
