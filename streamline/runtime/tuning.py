@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
-from time import perf_counter
+from time import thread_time
 from typing import Any, TypeAlias
 
 import anyio
@@ -178,8 +178,8 @@ NO_KNOB = "no stage has a knob: .map(concurrency=) of more than 1, .map(executor
 
 
 def _look(tuner: Tuner, session: Session) -> tuple[TuningStep | Exception | None, float]:
-    """Return what a tuner says to the present figures, and how many seconds that took. In any thread."""
-    began = perf_counter()
+    """Return what a tuner says to the present figures, and how many seconds of a core that took. In any thread."""
+    began = thread_time()
     try:
         figures = collect(session.meters)
         pids = [host.pid for host in figures.hosts if host.kind == "process" and host.alive and not host.node]
@@ -187,7 +187,7 @@ def _look(tuner: Tuner, session: Session) -> tuple[TuningStep | Exception | None
         step = tuner.look(Measurement(figures=figures, cpu_s=used_s, free_bytes=free_bytes()))
     except Exception as failure:
         return failure, 0.0
-    return step, perf_counter() - began
+    return step, thread_time() - began
 
 
 def knobs_of(plan: Plan, backend: Backend, workers: int) -> Iterator[Knob]:

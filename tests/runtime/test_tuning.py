@@ -18,11 +18,14 @@ import streamline as sl
 from streamline.core.cpus import free_bytes
 from streamline.core.knobs import Knob
 from streamline.errors import PlanError, PlanTypeError
+from streamline.observe.figures import Figures
+from streamline.observe.stats import Stats
 from streamline.observe.tuner import Measurement, Tuner, TuningStep
 from streamline.runtime import tuning
 from streamline.runtime.tuning import StreamTuning, knobs_of
 from streamline.testing.checks import Jitter
 from tests.kit import streamline_tasks
+from tests.page_kit import update
 
 ITEMS = 120
 
@@ -163,6 +166,30 @@ def test_the_tuner_itself_turns_what_limits_and_says_why(
     assert (step.name, step.kind, step.before, step.after) == ("slow", "concurrency", 2, 3)
     assert "map(slow): concurrency 2 -> 3: the consumer waits" in caplog.text
     assert str(stream.tuning).startswith("slow: concurrency ")
+
+
+def test_the_verdict_of_a_window_begins_where_a_knob_was_turned_in_it() -> None:
+    def at(elapsed_s: float, first_s: float | None) -> Stats:
+        first = None if first_s is None else Figures(elapsed_s=first_s, items=0, consumer_wait_s=0)
+        return Stats(elapsed_s=elapsed_s, items=0, consumer_wait_s=0, first=first)
+
+    def begins(window: Stats) -> float | None:
+        return None if window.first is None else window.first.elapsed_s
+
+    assert begins(at(9, 5).since(at(4, 1))) == 1  # a second of the window was before
+    assert begins(at(9, 1).since(at(4, 1))) == 0
+    assert begins(at(9, 6).since(at(4, None))) == 2
+    assert begins(at(9, None).since(at(4, None))) is None
+
+
+@pytest.mark.usefixtures("restless")
+def test_the_live_page_has_turns_among_its_events() -> None:
+    with pipe().repeat().open(page=True, tune=True) as stream:
+        while not stream.tuning.steps:
+            next(stream)
+        events = update(str(stream.page))["events"]
+        said = {str(step) for step in stream.tuning.steps}
+    assert said & {event["text"] for event in events if event["level"] == "info"}
 
 
 # When it fails, pauses, or finds nothing ------------------------------------------------------------------------------
