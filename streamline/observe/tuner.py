@@ -208,6 +208,8 @@ class Tuner:
         if after > value and not self._bars((knob.stage, value, True), now):
             return self._begin(knob, after, rates, f"the consumer waits {loads.waits:.0%}, and {name} limits", now)
         fewer = math.floor(value / STEP)
+        if self._busy(knob) and stage is not None and value * stage.workers <= self._looks[-1].figures.cpus:
+            return self._rest(f"{name} limits: {budget}")  # each computes on a core of its own
         if fewer and not self._bars((knob.stage, value, False), now):
             return self._begin(knob, fewer, rates, f"{name} limits, and more gain nothing; are fewer faster?", now)
         bounded = budget if after <= value else f"neither more nor fewer than {value} gain anything"
@@ -331,16 +333,21 @@ class Tuner:
     def _affordable(self, knob: Knob, stage: StageStats | None, after: int) -> tuple[int, str]:
         """Return up to which value a knob may go in one step to `after`, and what bounds it."""
         value = self.values[knob.stage]
-        first, last = self._looks[0], self._looks[-1]
-        passed, cpus = last.figures.elapsed_s - first.figures.elapsed_s, last.figures.cpus
-        if knob.kind != "prefetch" and last.cpu_s - first.cpu_s >= BUSY_CPUS * cpus * passed:
-            return value, f"all CPUs ({cpus}) are busy"
+        last = self._looks[-1]
+        if self._busy(knob):
+            return value, f"all CPUs ({last.figures.cpus}) are busy"
         each = self._bytes_each(knob, last.figures)
         left = min(last.free_bytes / 2, self._memory_bytes - self._taken_bytes(last.figures))
         if each and each * (after - value) > left:
             after = max(value, value + math.floor(left / each))
             return after, f"{value} take the memory that there is for them"
         return after, f"{value} is the most"
+
+    def _busy(self, knob: Knob) -> bool:
+        """Whether all CPUs are at work, so that more calls at once would only wait for each other."""
+        first, last = self._looks[0], self._looks[-1]
+        passed = last.figures.elapsed_s - first.figures.elapsed_s
+        return knob.kind != "prefetch" and last.cpu_s - first.cpu_s >= BUSY_CPUS * last.figures.cpus * passed
 
     def _taken_bytes(self, figures: Figures) -> float:
         """Return what items in flight take beyond what they take as written."""

@@ -78,10 +78,10 @@ def passes_of(
     again = steps_per_epoch is None and not source.is_live and options.get("dead_letters") is None
     opening = partial(open_at, **options)
     metrics, page = options.get("metrics"), page_place(options.get("page", False))
+    shown = {"metrics": metrics, "page": page}
     passes = Passes(
-        opening, pool, lambda: partial(settled(), **options), ahead=hosted and again, metrics=metrics, page=page
+        opening, pool, lambda: partial(settled(), **options), ahead=hosted and again, tuning=tuning, **shown
     )
-    passes.tuning = tuning
     if isinstance(backend, HostPool):
         backend.at_close(passes.drop_next)
     return passes
@@ -94,6 +94,7 @@ class Passes(Generic[T]):
       pool: the hosts that all passes run in, closed with this; None: they aren't this loader's.
       settled: returns what opens it elsewhere as it would be opened in the thread that calls this.
       metrics, page: where all passes are exported and shown, which stays open between two of them; None: nowhere.
+      tuning: of all passes; None: they aren't tuned.
     """
 
     def __init__(
@@ -105,9 +106,10 @@ class Passes(Generic[T]):
         ahead: bool = False,
         metrics: str | None = None,
         page: str | None = None,
+        tuning: StreamTuning | None = None,
     ) -> None:
         self.open_at = open_at
-        self.tuning: StreamTuning | None = None
+        self.tuning = tuning
         self._open_next = open_at
         self._settled = settled
         self.ahead = ahead
