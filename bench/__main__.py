@@ -133,9 +133,8 @@ def main() -> None:
     if "scale" in names:
         scale.run(scale.SMOKE if arguments.smoke else scale.Sizes())
     if arguments.write and sound:
-        before = PAGE.read_text(encoding="utf-8") if arguments.names else ""
-        text = "\n".join([INTRODUCTION, versions, tables])
-        PAGE.write_text(report.updated(before, text), encoding="utf-8")
+        before, text = PAGE.read_text(encoding="utf-8"), "\n".join([INTRODUCTION, versions, tables])
+        PAGE.write_text(report.updated(before, text, whole=not arguments.names), encoding="utf-8")
     sys.exit(not sound)
 
 

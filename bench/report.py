@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -40,9 +41,15 @@ def where(use_uvloop: bool) -> str:
     """Describe what the figures of a table belong to: the machine, the interpreter, the loop."""
     loop = "uvloop" if use_uvloop else "asyncio"
     return (
-        f"{_cpu_model()}, {_usable_cores()} cores, {platform.system()} {platform.release()}, "
+        f"{_cpu_model()}, {_usable_cores()} cores, {_gpu()}{platform.system()} {platform.release()}, "
         f"{platform.python_implementation()} {platform.python_version()}, {loop}"
     )
+
+
+def _gpu() -> str:
+    """Name the GPU of a benchmark that has looked for one."""
+    torch = sys.modules.get("torch")
+    return f"{torch.cuda.get_device_name()}, " if torch is not None and torch.cuda.is_available() else ""
 
 
 def table(suite: Suite, results: Mapping[str, Result], where: str) -> str:
@@ -57,12 +64,14 @@ def table(suite: Suite, results: Mapping[str, Result], where: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def updated(before: str, now: str) -> str:
+def updated(before: str, now: str, *, whole: bool = False) -> str:
     """Return `before` with the tables of `now` in it, in place of those of the same names, or behind the others.
 
-    What is above the tables stays: the versions there are those of a run of all benchmarks.
+    What is above the tables is replaced by a run of all benchmarks (`whole`) only: the versions there are of one. It
+    leaves tables alone that this machine has no device for.
     """
-    (head, *old), (_, *new) = (_sections(page) for page in (before or now, now))
+    (head, *old), (head_now, *new) = _sections(before), _sections(now)
+    head = head if before and not whole else head_now
     tables = {section.partition("\n")[0]: section for section in (*old, *new)}
     return "".join([head, *tables.values()]).rstrip() + "\n"
 

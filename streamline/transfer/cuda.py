@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from streamline.core.threads import OneThread
 from streamline.core.tree import replaced
 from streamline.transfer.base import Mover, Target
 from streamline.transfer.pinned_ring import Done, RingMover
@@ -73,6 +74,14 @@ class CudaCopier:
             return self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
 
     def register(self, address: int, size: int) -> None:
+        """In a thread of its own: a refusal is kept for the thread that asked, and raised by its next copy, too."""
+        thread = OneThread("streamline register")
+        try:
+            thread.submit(self._register, address, size).result()
+        finally:
+            thread.shutdown(wait=True)
+
+    def _register(self, address: int, size: int) -> None:
         cuda = self._torch.cuda
         with cuda.device(self._device):
             cuda.check_error(cuda.cudart().cudaHostRegister(address, size, 0))

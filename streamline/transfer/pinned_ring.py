@@ -23,6 +23,10 @@ ALIGN_BYTES = 256
 
 LEAST_BYTES = 4096
 
+QUEUED = 16
+"""Batches of 64 items or more that wait in two channels before a transfer, where its loop is the slower part: with
+memory for fewer, half of them are written to fresh pages and copied once more, at a third of the rate."""
+
 
 class Done(Protocol):
     """A point in the order of a device's copies."""
@@ -106,7 +110,7 @@ class RingMover(Mover):
         self._copies = Copies(pinned=True)
         self.tells = self._copies.details
         self._copier = copier
-        self.place = self._pinned = PinnedMemory(copier, slots + 2)  # that being written, and one on its way
+        self.place = self._pinned = PinnedMemory(copier, QUEUED + slots + 2)  # that being written, and one on its way
         self.on_mapped = self._pinned.on_mapped
         self._slots = [_PinnedSlot() for _ in range(slots)]
         self._abandoned: list[Any] = []

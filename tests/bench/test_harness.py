@@ -138,4 +138,6 @@ def test_some_tables_of_a_page_are_renewed_and_the_others_stay() -> None:
     before = "# Page\n\nmachine A\n\n## One\n\n1\n\n## Two\n\n2\n"
     now = "# Page\n\nmachine B\n\n## Two\n\nnew\n\n## Three\n\n3\n"
     assert report.updated(before, now) == "# Page\n\nmachine A\n\n## One\n\n1\n\n## Two\n\nnew\n\n## Three\n\n3\n"
+    assert report.updated(before, now, whole=True).startswith(now.partition("\n## ")[0])
+    assert "## One" in report.updated(before, now, whole=True), "a table of another machine"
     assert report.updated("", now) == now

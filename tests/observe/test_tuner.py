@@ -136,7 +136,7 @@ def test_a_consumer_that_rests_during_a_step_does_not_undo_it() -> None:
 
 def test_threads_that_keep_all_cores_busy_are_not_probed_for_fewer() -> None:
     stage = SimulatedStage(name="decode", kind="threads", call_s=0.01, cpu_s=0.01, written=8, most=64)
-    run = Simulation(SimulatedPipeline(stages=(stage,)), 0.2).run(30)
+    run = Simulation(SimulatedPipeline(stages=(stage,))).run(30)
     assert (run.steps, run.tuner.resting) == ([], "map(decode) limits: all CPUs (8) are busy")
 
 

@@ -151,6 +151,7 @@ class Tensor:
             return self if device == self.device else Tensor(self.torch, self.data.copy(), device, dtype=self.dtype)
         if device == self.device:
             return self
+        self.torch.cuda.check_thread()
         self.torch.spend(self.nbytes)
         assert not non_blocking or self.is_pinned(), "a copy from pageable memory waits, whatever is asked for"
         stream, source = self.torch.cuda.current_stream(device), self.data
@@ -246,9 +247,15 @@ class Cuda:
         if code:
             raise RuntimeError(f"CUDA error {code}")
 
+    def check_thread(self) -> None:
+        """As the runtime does: what was refused in a thread is raised by its next call, once."""
+        code, self.local.refused = getattr(self.local, "refused", 0), 0
+        self.check_error(code)
+
     def _register(self, address: int, size: int, flags: int) -> int:
         if self.refusing == "register":
-            return 1
+            self.local.refused = 712
+            return 712
         if address in self.registered:
             self.faults.append("registered twice")
         self.registered[address] = size

@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 
 import streamline as sl
-from streamline.backends.ipc.shared_memory import HEAD, SlabLease
-from streamline.transfer.pinned_memory import _Block
 from tests.backends.hosts.disturbing import children, leaves_nothing_shared, quiet
 from tests.laws.profile import covering
-from tests.transfer.fake_torch import POISON, FakeTorch
+from tests.transfer.fake_torch import FakeTorch
+from tests.transfer.poison import poison_what_is_returned
 
 ROW = 1 << 16
 SIZE = 4
@@ -38,19 +37,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTorch]:
     """Also poisons blocks and slabs, and looks for what the driver would have complained of."""
     module = FakeTorch()
     monkeypatch.setitem(sys.modules, "torch", module)
-    block_returned, slab_returned = _Block._returned, SlabLease._return
-
-    def poisoned_block(block: _Block, ref: object) -> None:
-        if block._memory is not None:
-            block._memory[:] = POISON
-        block_returned(block, ref)
-
-    def poisoned_slab(lease: SlabLease, ref: object) -> None:
-        lease._whole[HEAD:] = POISON
-        slab_returned(lease, ref)
-
-    monkeypatch.setattr(_Block, "_returned", poisoned_block)
-    monkeypatch.setattr(SlabLease, "_return", poisoned_slab)
+    poison_what_is_returned(monkeypatch)
     KEPT.clear()
     with leaves_nothing_shared():
         yield module

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamline.transfer import pinned_memory
+from streamline.transfer import pinned_memory, pinned_ring
 from streamline.transfer.pinned_memory import LEAST_LENT, _Block
 from streamline.transfer.pinned_ring import RingMover
 from tests.backends.ipc.holders import HOLDERS
@@ -184,7 +184,8 @@ def test_memory_is_kept_until_its_copy_is_done(where: str) -> None:
     mover.close()
 
 
-def test_where_there_is_no_room_none_is_lent_and_none_is_waited_for() -> None:
+def test_where_there_is_no_room_none_is_lent_and_none_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned_ring, "QUEUED", 0)
     device = FakeDevice(copy_s=10)
     mover = RingMover(device, 2)
     mover._pinned._most = 4 * LEAST_LENT
@@ -203,7 +204,7 @@ def test_there_is_room_for_some_of_the_largest_batches(monkeypatch: pytest.Monke
     held = [lent(mover)]
     assert mover._pinned.empty(LEAST_LENT) is None
     mover.move(np.zeros(2 * LEAST_LENT, np.uint8))
-    held += [lent(mover) for _ in range(7)]
+    held += [lent(mover) for _ in range(2 * (pinned_ring.QUEUED + 4) - 1)]
     assert mover._pinned.empty(LEAST_LENT) is None
     mover.close()
 

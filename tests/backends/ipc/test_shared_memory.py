@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from streamline.backends.ipc import shared_memory as slabs
-from streamline.backends.ipc.shared_memory import ONCE, SMALLEST, Slab, SlabLease, SlabPool, make_shared
+from streamline.backends.ipc.shared_memory import ONCE, SMALLEST, SOME, Slab, SlabLease, SlabPool, make_shared
 
 MIB = 1 << 20
 
@@ -111,12 +111,12 @@ def test_a_pool_is_bounded_and_says_when_all_is_taken() -> None:
     assert pool.take(1000) is None
 
 
-def test_what_is_larger_than_its_share_is_used_once_and_is_gone_with_its_views() -> None:
+def test_what_is_larger_than_a_pool_is_used_once_and_is_gone_with_its_views() -> None:
     pool = SlabPool(MIB)
-    slab = taken(pool, MIB)
+    slab = taken(pool, MIB + 1)
     assert (slab.number, pool.nbytes) == (ONCE, 0)
     there = lent(slab)
-    view = there.lend(MIB)
+    view = there.lend(MIB + 1)
     slab.memory[-1] = 7
     end = len(slab.memory) - 1
     del slab, there
@@ -130,6 +130,17 @@ def test_when_all_are_taken_what_is_large_gets_one_of_its_own() -> None:
         held.append(slab)
     assert len(held) * MIB <= pool.nbytes <= 16 * MIB
     assert [pool.take(MIB // 2) for _ in range(4)][-1] is None
+
+
+def test_a_pool_grows_to_some_of_the_largest_lists_and_no_further() -> None:
+    pool = SlabPool(MIB)
+    held = [taken(pool, MIB) for _ in range(6)]
+    assert [slab.number for slab in held] == [1, 2, 3, 4, ONCE, ONCE]
+    assert pool.nbytes == sum(slab.size for slab in held[:SOME])
+    theirs = [lent(slab) for slab in held[:SOME]]
+    views = [there.lend(10) for there in theirs]
+    views.clear()
+    assert {taken(pool, MIB).number for _ in range(SOME)} == {1, 2, 3, 4}
 
 
 def test_free_slabs_make_room_for_other_sizes() -> None:

@@ -193,7 +193,7 @@ def test_memory_that_will_be_used_again_is_told_of_when_it_comes_and_when_it_goe
     async def test() -> None:
         with linked(pool_bytes=8 * LARGE) as (near, far):
             far.on_mapped = mapped
-            for size in (LARGE // 2, LARGE // 2, 2 * LARGE):  # the last is more than a slab's share: used once
+            for size in (LARGE // 2, LARGE // 2, 9 * LARGE):  # the last is larger than a pool: used once
                 put(near, np.zeros(size, np.uint8))
                 assert await got(far)
             assert len(told) == 1
