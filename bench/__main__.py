@@ -47,6 +47,7 @@ from bench import (
     tiny_items,
     training_step,
     transfer,
+    tuning,
     write_shards,
 )
 from bench.nginx import Nginx
@@ -60,6 +61,7 @@ SUITES: dict[str, tuple[Suite, ...]] = {
     "copies": copies.SUITES,
     "snapshot_cost": snapshot_cost.SUITES,
     "step_record": step_record.SUITES,
+    "tuning": tuning.SUITES,
     "resume": resume.SUITES,
     "latencies": latencies.SUITES,
     "live_page": live_page.SUITES,

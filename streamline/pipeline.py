@@ -46,6 +46,7 @@ from streamline.runtime.check_report import DEADLINE_S, Report
 from streamline.runtime.debug import DebugStream
 from streamline.runtime.open import Openable, Opened, OpenOptions, RunOptions, StepReplay, prepare
 from streamline.runtime.sync_stream import SyncStream
+from streamline.runtime.tuning import Tune
 from streamline.sharding.ends import Ends, EndsPolicy
 from streamline.sharding.ranks import Mesh
 from streamline.snapshot.compatibility import NewFiles
@@ -671,6 +672,7 @@ class Pipeline(Openable[T]):
         page: bool | str = False,
         record: Recorder | None = None,
         skip_steps: Collection[int] = (),
+        tune: Tune = False,
         **unknown: Never,
     ) -> Opened[T]:
         """Return what `async with` or `with` runs: an async or a plain iterator with snapshots.
@@ -697,18 +699,17 @@ class Pipeline(Openable[T]):
           page: True: a live page shows it, and all ranks, in a browser; "0.0.0.0:8600": at this address. docs/page.md
           record: where it records of each step which items were in it: sl.Recorder("steps/"). docs/steps.md
           skip_steps: steps whose items are drawn and not given, range(1820, 1841) say; later resumes know of them.
+          tune: True: what limits gets more calls, threads or room while it runs; or a file to go by. docs/tuning.md
 
         Raises:
           PlanError: what ranks, or processes of one, can't share, or can't end together; wrong options (PlanTypeError).
           ResumeError: the snapshot is of another plan, other data or ranks. ReadError: a file is missing. RecordError.
-          Later, by `with`: DeadLetterError; HostError: no page or metrics there; JournalError, see docs/live.md.
-        Warns: CodeChangedWarning, if functions' code has changed since the snapshot.
+          Later, by `with`: DeadLetterError; HostError: no page there; JournalError. Warns: CodeChangedWarning.
         """
         check_known(".open", unknown, OPTIONS)
         policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
-        begin = resume, accept, new_files, rank, world_size, mesh, epoch, ends
-        shown = progress, stall_s, memory, metrics, page
-        return Opened(self.plan, OpenOptions(backend, policy, *begin, *shown, record, skip_steps))
+        given = resume, accept, new_files, rank, world_size, mesh, epoch, ends, progress, stall_s, memory, metrics, page
+        return Opened(self.plan, OpenOptions(backend, policy, *given, record, skip_steps, tune))
 
     def loader(
         self,

@@ -334,6 +334,17 @@ def mistakes() -> None:
     sl.from_iterable([1, 2])  # type: ignore[arg-type]
 
 
+def tuning(numbers: sl.Pipeline[int]) -> None:
+    with numbers.open(tune=True) as stream:
+        assert_type(stream.tuning.values, dict[str, int])
+        assert_type(stream.stats().tuning[0].after, int)
+        stream.tuning.save(Path("tune.json"))
+    numbers.open(tune="tune.json")
+    numbers.open(tune=stream.tuning)
+    assert_type(numbers.loader(tune=Path("tune.json")).tuning.resting, str)
+    numbers.open(tune=3)  # type: ignore[arg-type]
+
+
 async def steps(numbers: sl.Pipeline[int], snapshot: sl.Snapshot) -> None:
     with numbers.open(record=sl.Recorder("steps/"), resume=snapshot, skip_steps=range(3, 5)) as stream:
         assert_type(stream.snapshot().step, int | None)

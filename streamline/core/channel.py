@@ -191,6 +191,7 @@ class Channel(Sink[T]):
         super().__init__(capacity, math.inf if capacity_bytes is None else capacity_bytes)
         self._usual = capacity
         self._widest = capacity if widest is None else widest
+        self._bound = math.inf
         self.counts_bytes = capacity_bytes is not None
         self.by_list = by_list
         self.on_freed: Callable[[], None] | None = None
@@ -210,9 +211,17 @@ class Channel(Sink[T]):
 
     def bound(self, most: int) -> None:
         """Hold `most` items at the most from now on; before anything is held."""
+        self._bound = min(most, self._bound)
         self.capacity, self._usual, self._widest = (
             min(most, capacity) for capacity in (self.capacity, self._usual, self._widest)
         )
+
+    def resize(self, capacity: int) -> None:
+        """Hold so many items from now on, as far as it may; while there are more, none are admitted."""
+        self.capacity = self._usual = self._widest = int(min(capacity, self._bound))
+        if self.meter is not None:
+            self.meter.capacity = self.capacity
+        self.freed(0, 0)  # there may be room
 
     @property
     def room(self) -> int:
@@ -365,6 +374,10 @@ class Inbox(Flow[T]):
         self._keeps = True
         self._channel.bound(self.capacity)
         return self.capacity
+
+    def resize(self, capacity: int) -> None:
+        """Hold so many items from now on; those that there are too many of leave first."""
+        self._channel.resize(capacity)
 
     def flush_at(self, points: FlushPoints) -> None:
         """Say which items the sender needn't keep for longer lists."""

@@ -441,6 +441,7 @@ class StageMeter:
         for name in SUMMED - {"bytes"}:
             setattr(self, name, getattr(counted, name))
         self._sampled_items, self._sampled_bytes = counted.items, counted.bytes
+        self.concurrency = counted.concurrency
         self.executor, self.ordered, self._details = counted.executor, counted.ordered, (counted.details, tuple)
         self.begun, self.slots, self._waits = counted.begun, list(counted.slots), dict(counted.waits)
 

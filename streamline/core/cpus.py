@@ -1,7 +1,7 @@
-"""How many cores there are for a process, and for a rank.
+"""How many cores and how much memory there are for a process, and how many cores for a rank.
 
 Cores are those that this process may run on, and that its control group has time for. The ranks of a job on one machine
-share them, unless the launcher has given each its own.
+share them, unless the launcher has given each its own. Memory is what the machine has left, and the control groups.
 """
 
 from __future__ import annotations
@@ -130,6 +130,30 @@ def _quotas(line: str, read: Read) -> Iterator[tuple[float, str]]:
         time, of = _number(quota.strip()), _number(period.strip())  # "max" and -1 are no bound
         if time and of:
             yield time / of, str(folder / "cpu.stat")
+
+
+def free_bytes(read: Read | None = None) -> float:
+    """Return how many bytes of memory this process may still take; infinity where the system doesn't tell."""
+    read = read or _read
+    found = re.search(r"^MemAvailable: +(\d+) kB", read("/proc/meminfo") or "", re.MULTILINE)
+    left = math.inf if found is None else 1024.0 * int(found[1])
+    for line in (read("/proc/self/cgroup") or "").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if path.startswith("/") and (not controllers or "memory" in controllers.split(",")):
+            left = min([left, *_group_left(path, bool(controllers), read)])
+    return max(0.0, left)
+
+
+def _group_left(path: str, first: bool, read: Read) -> Iterator[float]:
+    """Yield what a control group and those around it have left; files that are only cached are given up first."""
+    folder = "/sys/fs/cgroup/memory" if first else "/sys/fs/cgroup"
+    most, used = ("memory.limit_in_bytes", "memory.usage_in_bytes") if first else ("memory.max", "memory.current")
+    for group in (PurePosixPath(path), *PurePosixPath(path).parents):
+        here = PurePosixPath(folder, str(group).strip("/"))
+        limit, taken = (_number((read(str(here / file)) or "").strip()) for file in (most, used))
+        if limit is not None and taken is not None:  # "max" is no bound
+            cached = re.search(r"^(?:total_)?inactive_file (\d+)", read(str(here / "memory.stat")) or "", re.MULTILINE)
+            yield limit - taken + (0 if cached is None else int(cached[1]))
 
 
 def _read(path: str) -> str | None:

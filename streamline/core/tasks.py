@@ -28,6 +28,7 @@ from streamline.core.duplicate_check import DuplicateCheck
 from streamline.core.error_policy import Errors
 from streamline.core.forks import disowned_in_copies
 from streamline.core.gate import Event, Gate
+from streamline.core.knobs import Widths
 from streamline.core.limits import CallLimits
 from streamline.core.meters import Meters
 from streamline.core.place import Mapped, Place
@@ -89,6 +90,7 @@ class Session:
         it; None: that is the same.
       where: how messages call the host that this is in: "process 2, pid 4711"; "": it is the run itself.
       place: where what leaves this host, or goes to a device, is written; None: in ordinary memory.
+      widths: the values of knobs that are turned while it runs; None: none are.
       on_mapped: told of memory that a host process shares with this one, and will use again; None: not called.
 
     Args:
@@ -116,6 +118,7 @@ class Session:
         self.arrived: Callable[[Any], Any] | None = None
         self.where = ""
         self.place: Place | None = None
+        self.widths: Widths | None = None
         self.on_mapped: Mapped | None = None
         self.other_ranks = ""
         self.slow_rank: Callable[[], Any] = lambda: None

@@ -260,6 +260,19 @@ class ThreadShare:
             if self._calls < self._most:
                 self._pool._pending -= 1
 
+    def resize(self, most: int) -> None:
+        """Run calls in up to `most` threads at once from now on; those that are running are finished."""
+        counted, self._most = min(self._calls, self._most), most
+        self._pool._pending -= max(0, counted - most)
+        self._pool._expect(max(0, min(self._calls, most) - counted))
+        begun: list[_ThreadCall[Any]] = []
+        with self._lock:
+            while self._waiting and self._busy < most:
+                self._busy += 1
+                begun.append(self._waiting.popleft())
+        for call in begun:
+            self._put(call)
+
     def _put(self, call: _ThreadCall[Any]) -> None:
         self._pool._put(call, partial(self._run, call))
 
@@ -268,7 +281,7 @@ class ThreadShare:
             call.run()
         finally:
             with self._lock:
-                follower = self._waiting.popleft() if self._waiting else None
+                follower = self._waiting.popleft() if self._waiting and self._busy <= self._most else None
                 if follower is None:
                     self._busy -= 1
             if follower is not None:

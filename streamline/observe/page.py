@@ -14,7 +14,7 @@ import secrets
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
@@ -49,6 +49,8 @@ from streamline.observe.verdict import WAITS
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+    from streamline.observe.tuner import TuningStep
 
 logger = logging.getLogger("streamline.page")  # as the docs call it
 
@@ -101,6 +103,7 @@ class StreamFacts:
       stalled: for how long the consumer has waited, and what for; "": it hasn't waited for long.
       ended: it has ended, or is closed.
       snapshot: the last one: when it was taken and saved, in seconds since 1970, its bytes, where it is.
+      turns: of its knobs, the last ones, with when they were, in seconds since 1970.
     """
 
     epoch: int = 0
@@ -113,6 +116,7 @@ class StreamFacts:
     stalled: str = ""
     ended: bool = False
     snapshot: Mapping[str, Any] = field(default_factory=dict)
+    turns: Sequence[tuple[float, TuningStep]] = ()
 
 
 class PagePlace(NamedTuple):
@@ -280,7 +284,10 @@ class LivePage(Exporter):
         return self._bodies[kind]
 
     def _shown(self, *, tables: bool) -> dict[str, Any]:
-        streams = [self._stream(stream, tables=tables) for stream in self.streams[:MOST_STREAMS]]
+        shown = self.streams[:MOST_STREAMS]
+        streams = [self._stream(stream, tables=tables) for stream in shown]
+        turns = [turn for stream in shown if stream.about is not None for turn in stream.about().turns]
+        events = [*self._log.events(), *(LoggedEvent(at, "info", _cut(str(step)))._asdict() for at, step in turns)]
         return {
             "time": time.time(),
             "streams": streams,
@@ -288,7 +295,7 @@ class LivePage(Exporter):
             "ranks": None
             if self._ranks is None
             else shown_ranks(self._ranks.seen(), self._ranks.world_size, time.monotonic()),
-            "events": self._log.events(),
+            "events": sorted(events, key=lambda event: -event["at"])[:MOST_EVENTS],
         }
 
     def slow_rank(self, stream: ExportedStream) -> SlowRank | None:

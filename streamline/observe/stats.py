@@ -19,6 +19,7 @@ from streamline.observe.verdict import SLOW_RANK, Verdict, judge
 
 if TYPE_CHECKING:
     from streamline.observe.rank_lines import SlowRank
+    from streamline.observe.tuner import TuningStep
 
 
 def collect(meters: Meters) -> Figures:
@@ -145,12 +146,15 @@ class Stats(Figures):
     """A stream at one moment, since it was opened; `str` is a table with the verdict.
 
     Attributes:
-      first: as it stood when the consumer got its first list; None: before. The verdict leaves this warm-up out.
+      first: as it stood when the consumer got its first list, or when a knob was last turned; None: before. The
+        verdict leaves out what was before.
       slow_rank: the rank that the others wait for, where this one has the page of all; None: none stands out.
+      tuning: what `open(tune=True)` has turned, and why, the last steps.
     """
 
     first: Figures | None = field(default=None, repr=False, compare=False)
     slow_rank: SlowRank | None = field(default=None, repr=False, compare=False)
+    tuning: tuple[TuningStep, ...] = ()
 
     @property
     def verdict(self) -> Verdict | None:
@@ -169,8 +173,8 @@ class Stats(Figures):
 
         Depths and peaks of channels are those of now.
         """
-        begin = Figures(elapsed_s=0, items=0, consumer_wait_s=0) if earlier.first is not None else None
-        if begin is None and self.first is not None:
+        begin = None if earlier.first is None else Figures(elapsed_s=0, items=0, consumer_wait_s=0)
+        if self.first is not None and (begin is None or self.first.elapsed_s > earlier.elapsed_s):
             begin = between(earlier, self.first)
         return replace(between(earlier, self), first=begin)
 

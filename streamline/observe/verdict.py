@@ -236,16 +236,18 @@ Limit: TypeAlias = tuple[StageStats | None, str, float | None]
 
 def judge(figures: Figures) -> Verdict | None:
     """Return what limits a stream; None: nothing does, or the figures say too little."""
-    if figures.elapsed_s < LEAST_S or figures.items < LEAST_ITEMS:
+    if figures.elapsed_s < LEAST_S or figures.items < LEAST_ITEMS or (found := limit_of(figures)) is None:
         return None
+    name, (stage, line, speedup) = found
+    if speedup is not None and speedup < WORTH:
+        return None
+    return Verdict(rule=name, stage=None if stage is None else str(stage), line=line, speedup=speedup)
+
+
+def limit_of(figures: Figures) -> tuple[str, Limit] | None:
+    """Return the rule that applies, and what it says, however little the figures say; None: none does."""
     loads = Loads(figures)
-    for name, rule in RULES.items():
-        if (limit := rule(loads)) is not None:
-            stage, line, speedup = limit
-            if speedup is not None and speedup < WORTH:
-                return None
-            return Verdict(rule=name, stage=None if stage is None else str(stage), line=line, speedup=speedup)
-    return None
+    return next(((name, limit) for name, rule in RULES.items() if (limit := rule(loads)) is not None), None)
 
 
 def _consumer(loads: Loads) -> Limit | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from streamline.core.flow import LIST_ITEMS
 from streamline.core.text import in_bytes
-from streamline.plan.plan import READ_AHEAD_ITEMS, Plan, in_flight, limited
+from streamline.plan.plan import READ_AHEAD_ITEMS, Plan, in_flight, stages_of
 from streamline.plan.topology import Part, PlannedChannel, Task, sources, topology, written
 
 LABEL_CHARS = 12
@@ -85,7 +85,7 @@ def describe(plan: Plan) -> str:
 def _limits(plan: Plan) -> Iterator[str]:
     """Yield what bounds calls over several shards or stages, and whose."""
     for limit in plan.limits:
-        stages = [str(stage) for stage in limited(plan) if stage.call_limit is limit]
+        stages = [str(stage) for stage in stages_of(plan) if stage.call_limit is limit]
         shards = f", all {plan.shard.num_shards:,} shards together" if plan.shard.num_shards > 1 else ""
         yield f"{'limits':<{LABEL_CHARS}}{limit} for {' and '.join(stages)}{shards}"
 

@@ -142,7 +142,7 @@ class Plan:
     @property
     def limits(self) -> list[Limit]:
         """What bounds calls over several stages, in order. Hosts, which don't have the last stages, count alike."""
-        found = (stage.call_limit for stage in limited(self))
+        found = (stage.call_limit for stage in stages_of(self))
         return list({id(limit): limit for limit in found if limit is not None}.values())
 
     @property
@@ -190,11 +190,18 @@ class Plan:
         return part
 
 
-def limited(plan: Plan) -> Iterator[AnyStage]:
-    """Yield the stages with a limit on their calls, those of the source's components first."""
+def sources_of(plan: Plan) -> Iterator[Source[Any]]:
+    """Yield the source, after those that it is made of."""
     for _, _, part in plan.source.made_of:
-        yield from limited(part)
-    yield from (stage for stage in plan.stages if stage.call_limit is not None)
+        yield from sources_of(part)
+    yield plan.source
+
+
+def stages_of(plan: Plan) -> Iterator[AnyStage]:
+    """Yield all stages, those of the source's components first."""
+    for _, _, part in plan.source.made_of:
+        yield from stages_of(part)
+    yield from plan.stages
 
 
 def index_of(ops: Sequence[AnyStage], length: int, epoch: tuple[int, ...]) -> Index:

@@ -40,6 +40,7 @@ from streamline.runtime.rank_ends import Resumed, agreed
 from streamline.runtime.run import ResolvedRun, bound, page_of
 from streamline.runtime.stream import Stream
 from streamline.runtime.sync_stream import SyncStream
+from streamline.runtime.tuning import Tune, tuning_of
 from streamline.sharding.ends import NAME, Agreement, Ends, EndsPolicy, checked_ends
 from streamline.sharding.ranks import Mesh, Rank, find_rank
 from streamline.snapshot.compatibility import (
@@ -84,6 +85,7 @@ class OpenOptions:
     page: bool | str = False
     record: Recorder | None = None
     skip_steps: Collection[int] = ()
+    tune: Tune = False
 
     def check(self, plan: Plan) -> ResolvedRun:
         """Check what can be checked without a look at the source; return the run, whose data is as `plan` names it."""
@@ -101,6 +103,9 @@ class OpenOptions:
         if self.stall_s is not None:
             check_seconds(".open(stall_s=) (or None, for no watchdog)", self.stall_s)
         memory = check_int(".open(memory=)", self.memory, 1)
+        tuning = tuning_of(self.tune)
+        if tuning is not None:
+            tuning.check(plan, self.backend)
         if self.metrics is not None:
             check_metrics(".open(metrics=)", self.metrics)
         ends = checked_ends(self.ends)
@@ -125,6 +130,7 @@ class OpenOptions:
             ending=Agreement(ends=ends, rank=rank),
             accepted=accepted,
             record=self.record,
+            tuning=tuning,
             left_out=as_ranges(self.skip_steps),
         )
 
@@ -311,6 +317,7 @@ class RunOptions(TypedDict, total=False):
     metrics: str | None
     page: bool | str
     record: Recorder | None
+    tune: Tune
 
 
 class Opened(Generic[T]):

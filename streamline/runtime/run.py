@@ -37,6 +37,7 @@ from streamline.plan.length import left_on_ranks, num_given
 from streamline.plan.plan import AnyStage, Plan
 from streamline.plan.worker import BeginState, SourceOpener, StageOpener, ahead_of
 from streamline.runtime.rank_ends import begun_at
+from streamline.runtime.tuning import StreamTuning
 from streamline.sharding.end_flow import ending
 from streamline.sharding.ends import Agreement, Ends
 from streamline.sharding.rank_sync import board_of
@@ -69,6 +70,7 @@ class ResolvedRun:
       ending: how it ends together with the other ranks.
       accepted: what may have changed since the snapshot.
       record: where its steps are recorded; None: nowhere.
+      tuning: what turns its knobs; None: they stay as written.
       left_out: steps whose items are not given, as [first, stop]; see `open(skip_steps=)`.
       asked: what servers and stores were asked for all this; the run counts it as its own.
     """
@@ -88,6 +90,7 @@ class ResolvedRun:
     ending: Agreement
     accepted: frozenset[str] = frozenset()
     record: Recorder | None = None
+    tuning: StreamTuning | None = None
     left_out: list[list[int]] = field(default_factory=list)
     asked: Traffic = field(default_factory=Traffic, compare=False)
 
@@ -123,6 +126,8 @@ class ResolvedRun:
         tasks.session.limits = CallLimits(self.plan.limits)
         tasks.session.meters.traffic(self.plan.source.name).add(self.asked)
         site = Site(tasks, self.rank.rank, self.rank.world_size, (self.epoch,))
+        if self.tuning is not None:
+            self.tuning.begin(self.plan, self.backend, len(self.rank.shards(self.plan.shard.num_shards)), tasks)
         journal = None if self.resume is None else self.resume.journal
         opener: Opener[Any] = _MergeOpener(self.plan, self.backend, site, journal)
         most = self.plan.source.ahead_bytes
@@ -235,6 +240,7 @@ class ResolvedRun:
             stalled=stalled,
             ended=consumer.closed_at is not None,
             snapshot=dict(vars(last)),
+            turns=() if self.tuning is None else self.tuning.turns,
         )
 
     def trace(self, session: Session, path: str | PathLike[str], max_bytes: int) -> Trace:

@@ -15,10 +15,12 @@ from streamline.core.forks import disowned_in_copies
 from streamline.core.gate import Gate
 from streamline.core.state import At, State
 from streamline.core.tasks import Session
+from streamline.errors import PlanError
 from streamline.observe.page import page_url
 from streamline.observe.stats import Stats, collect
 from streamline.observe.trace import MAX_BYTES, Trace
 from streamline.plan.plan import Plan
+from streamline.runtime.tuning import NOT_TUNED, StreamTuning
 from streamline.sharding.end_flow import Padded, padded_in
 from streamline.sharding.ends import EndsReport
 from streamline.snapshot.recorder import StepWriter
@@ -69,14 +71,22 @@ class BaseStream(Cursor[T]):
         return self._session.errors.report()
 
     @property
+    def tuning(self) -> StreamTuning:
+        """What `open(tune=)` has found, and why. Raises `PlanError`: it isn't tuned."""
+        if self._resolved.tuning is None:
+            raise PlanError(NOT_TUNED)
+        return self._resolved.tuning
+
+    @property
     def page(self) -> str | None:
         """The address of its live page, with the token that lets in; None: none of its own, or it is closed."""
         return page_url(self._resolved.page)
 
     def stats(self) -> Stats:
         """Return what was counted so far, and what limits the stream: see docs/seeing.md. Also after the end."""
-        ends = self.ends
-        return replace(self._resolved.stats(self._session, self.at_hand), dropped=ends.dropped, padded=ends.padded)
+        ends, tuning = self.ends, self._resolved.tuning
+        stats, steps = self._resolved.stats(self._session, self.at_hand), () if tuning is None else tuning.steps
+        return replace(stats, dropped=ends.dropped, padded=ends.padded, tuning=steps)
 
     @property
     def padding(self) -> bool:

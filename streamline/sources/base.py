@@ -12,6 +12,7 @@ import msgspec
 
 from streamline.core.duplicate_check import FirstItems
 from streamline.core.flow import Demand, Flow, Site
+from streamline.core.knobs import Knob
 from streamline.core.meters import Traffic
 from streamline.core.state import Json, Tree
 from streamline.core.state_types import Count, check_type
@@ -328,6 +329,11 @@ class Source(ABC, Generic[T]):
     def bound(self, bind: Callable[[Any], Any]) -> Source[T]:
         """Return this (resolved) source with `bind` done to the plans that it is made of."""
         return self
+
+    @property
+    def knob(self) -> Knob | None:
+        """What of it a tuner may turn while it runs, as of a stage. None: nothing."""
+        return None
 
     @property
     def made_of(self) -> Sequence[tuple[str, str, Any]]:

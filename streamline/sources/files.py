@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from streamline.core.flow import Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.knobs import Knob
 from streamline.core.meters import Traffic
 from streamline.core.state import At, Json, Tree
 from streamline.core.state_types import Count, check_type
@@ -52,6 +53,10 @@ class InTurn(msgspec.Struct):
     next: str | None
 
 
+MOST_READS = 256
+"""Requests of one source at once in one process, as a tuner lets them be."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Files(Source[T]):
     """Reads files. State: a place of the format.
@@ -73,6 +78,13 @@ class Files(Source[T]):
     access: Access = field(default_factory=Access)
     found: tuple[FoundObject, ...] | None = None
     gone: frozenset[str] = frozenset()
+
+    @property
+    def knob(self) -> Knob | None:
+        written = self.access.concurrency
+        if written == 1 or not any(map(is_remote, self.paths)):
+            return None
+        return Knob(stage=self.name, kind="reads", written=written, most=max(written, MOST_READS), items_each=0)
 
     @property
     def is_remote(self) -> bool:

@@ -24,6 +24,7 @@ from streamline.errors import ClosedError, PlanError
 from streamline.observe.stats import Stats
 from streamline.plan.length import num_given
 from streamline.runtime.run import RESET_WITHIN, ResolvedRun, reset_caches
+from streamline.runtime.tuning import NOT_TUNED, StreamTuning
 from streamline.sharding.ends import EndsReport
 from streamline.sharding.ranks import find_rank
 from streamline.snapshot.snapshot import Snapshot
@@ -121,6 +122,13 @@ class Loader(Generic[T]):
     def page(self) -> str | None:
         """The address of its live page, with the token that lets in, also between epochs; None: none of its own."""
         return None if self._closed else self._passes.page
+
+    @property
+    def tuning(self) -> StreamTuning:
+        """What `loader(tune=)` has found in all passes, and why. Raises `PlanError`: it isn't tuned."""
+        if self._passes.tuning is None:
+            raise PlanError(NOT_TUNED)
+        return self._passes.tuning
 
     def __len__(self) -> int:
         """Return the items in an epoch, on this rank.

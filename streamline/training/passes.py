@@ -28,6 +28,7 @@ from streamline.observe.page import PagePlace, page_place, page_url
 from streamline.runtime.loop_thread import EXIT_S
 from streamline.runtime.run import ResolvedRun, page_of
 from streamline.runtime.sync_stream import SyncStream
+from streamline.runtime.tuning import StreamTuning, tuning_of
 from streamline.sharding.ends import EndsPolicy, checked_ends
 from streamline.sharding.ranks import find_rank
 from streamline.snapshot.snapshot import Snapshot
@@ -68,19 +69,22 @@ def passes_of(
                 "anyway, so leave ends= out"
             )
         options = {"ends": "allow", **options}
-    backend = options.get("backend")
+    backend, tuning = options.get("backend"), tuning_of(options.get("tune", False))
+    options = {**options, "tune": tuning or False}  # passes go on with what those before them have found
     pool = None
     if stay and isinstance(backend, HostingBackend):
         pool = backend.pool(hints=True)
         options = {**options, "backend": pool}
     hosted = stay and isinstance(backend, HostingBackend | HostPool)
     again = steps_per_epoch is None and not source.is_live and options.get("dead_letters") is None
-    opening = partial(open_at, **options)
-    metrics, page = options.get("metrics"), None
-    if page_place(options.get("page", False)) is not None:
-        page = partial(_page_of, options)
     passes = Passes(
-        opening, pool, lambda: partial(settled(), **options), ahead=hosted and again, metrics=metrics, page=page
+        partial(open_at, **options),
+        pool,
+        lambda: partial(settled(), **options),
+        ahead=hosted and again,
+        metrics=options.get("metrics"),
+        page=None if page_place(options.get("page", False)) is None else partial(_page_of, options),
+        tuning=tuning,
     )
     if isinstance(backend, HostPool):
         backend.at_close(passes.drop_next)
@@ -107,6 +111,7 @@ class Passes(Generic[T]):
       settled: returns what opens it elsewhere as it would be opened in the thread that calls this.
       metrics, page: where all passes are exported and, as it returns, shown, which stays open between two of them;
         None: nowhere.
+      tuning: of all passes; None: they aren't tuned.
     """
 
     def __init__(
@@ -118,8 +123,10 @@ class Passes(Generic[T]):
         ahead: bool = False,
         metrics: str | None = None,
         page: Callable[[], PagePlace | None] | None = None,
+        tuning: StreamTuning | None = None,
     ) -> None:
         self.open_at = open_at
+        self.tuning = tuning
         self._open_next = open_at
         self._settled = settled
         self.ahead = ahead

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from streamline.core.flow import Flow, Lists, ListsFlow, Opener, Run, Site
+from streamline.core.knobs import Knob
 from streamline.core.limits import Limit
 from streamline.core.state import Json, Over, State, Tree
 from streamline.core.state_types import check_type
@@ -326,6 +327,11 @@ class Stage(ABC, Generic[In, Out]):
     @property
     def call_limit(self) -> Limit | None:
         """What bounds its calls together with those of other stages; None: nothing does."""
+        return None
+
+    @property
+    def knob(self) -> Knob | None:
+        """What of it a tuner may turn while it runs; its `open` lets what runs join `Session.widths`. None: nothing."""
         return None
 
     def pass_number(self, before: int, own: Any) -> int:

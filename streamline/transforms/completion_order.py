@@ -62,10 +62,12 @@ class Delivery(ABC, Generic[In, Out]):
     """The order in which results leave, and their states.
 
     Attributes:
+      max_ahead: inputs that may be admitted beyond the oldest one that isn't done, where that is bounded.
       num_skipped: skipped items among the results put and not taken yet.
       on_skip: called when one of them would have been taken, before the state after it is.
     """
 
+    max_ahead = 0
     num_skipped = 0
     on_skip: Callable[[Failure], None]
 
@@ -341,14 +343,14 @@ class AsCompleted(Delivery[In, Out]):
       name: the stage's.
       begin: the upstream's state where it was opened.
       own: this stage's part of that state.
-      max_ahead: inputs that may be admitted beyond the oldest one that isn't done.
+      max_ahead: inputs that may be admitted beyond the oldest one that isn't done, as long as it stays that.
     """
 
     def __init__(self, name: str, begin: State, own: Any, max_ahead: int) -> None:
         done = {at for first, stop in (own["done"] if own else []) for at in range(first, stop)}
         replay: list[int] = list(own["replay"]) if own else []
         self._name = name
-        self._max_ahead = max_ahead
+        self.max_ahead = max_ahead
         self._segment = DeliverySegment(name, 0, 0, frozenset(done), begin, replay)
         self._low_water = _LowWaterMark(0, done)  # after what was taken
         self._most_inputs = SEGMENT_ITEMS
@@ -375,7 +377,7 @@ class AsCompleted(Delivery[In, Out]):
 
     def room(self, position: int) -> int:
         self._low_water.rise((), self._segment.arrived)
-        limit = self._low_water.low + self._max_ahead
+        limit = self._low_water.low + self.max_ahead
         if self._replay:  # they were within the bound of the run that chose them
             limit = max(limit, max(self._replay) + 1)
         return max(0, limit - position)

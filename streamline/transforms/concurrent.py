@@ -1,7 +1,8 @@
 """Calls a function on many items at once, in tasks or in threads.
 
 A job has k long-lived workers, one task that feeds them and one that delivers. Workers claim inputs in order; the
-deliverer sends what is due as one list whenever it is notified. No task is started per item.
+deliverer sends what is due as one list whenever it is notified. No task is started per item. `resize` changes k: more
+workers are started, or nothing is claimed until as many as there are too many have come back from their calls.
 
 Success: the feeder sees the end, the workers run dry, the deliverer sends the last list, the channel finishes.
 Failure of an item: nothing more is started; ordered, what comes before it is finished and delivered; unordered, what
@@ -69,7 +70,10 @@ class CallPool(ABC, Generic[In, Out]):
 
     Attributes:
       claims_each: calls claimed by each worker: one runs, the others are queued.
+      on_resize: called with how many calls at once there are from now on; None: not called.
     """
+
+    on_resize: Callable[[int], None] | None = None
 
     claims_each: ClassVar[int] = 1
 
@@ -98,6 +102,9 @@ class CallPool(ABC, Generic[In, Out]):
         order.on_skip = self._skip
         self._meter = meter or StageMeter(stage, "", site.shard, workers)
         self._meter.slots = self._slots = [0.0] * (workers * self.claims_each)
+        self._unused = deque(range(len(self._slots)))  # slots without a worker
+        self._surplus = 0  # workers that are to end
+        self._start_workers: Callable[[], None] | None = None  # while the job runs
         self._permits: StagePermits | None = None
         if limit is not None:
             gate, start = site.tasks.gate, site.tasks.start
@@ -134,9 +141,12 @@ class CallPool(ABC, Generic[In, Out]):
                 async with group:
                     feeder = f"feeder of {self._stage}"
                     tasks.start(partial(gate.participate, f"{feeder} of shard {self._site.shard}", self._feed), feeder)
-                    for slot in range(len(self._slots)):
-                        tasks.start(partial(gate.participate, name, partial(self._work, slot)), self._stage)
-                    await self._deliver()
+                    self._start_workers = partial(self._start, tasks, name)
+                    self._start_workers()
+                    try:
+                        await self._deliver()
+                    finally:
+                        self._start_workers = None
                     group.cancel_scope.cancel()
         except BaseExceptionGroup as failures:
             if failures.subgroup(MemoryError) is None:
@@ -148,6 +158,60 @@ class CallPool(ABC, Generic[In, Out]):
                 self._retried.stop()
         if self._failure is not None:
             raise self._failure
+
+    def _start(self, tasks: Starter, name: str) -> None:
+        """Start a worker for each slot that has none, as far as there may be so many."""
+        while self._working < self._workers * self.claims_each:
+            work = partial(self._work, self._unused.popleft())
+            tasks.start(partial(self._site.tasks.gate.participate, name, work), self._stage)
+
+    @property
+    def _working(self) -> int:
+        """Workers that there are, and that are to stay."""
+        return len(self._slots) - len(self._unused) - self._surplus
+
+    def resize(self, workers: int) -> None:
+        """Make so many calls at once from now on; those at work are finished, and nothing is claimed before.
+
+        In the event loop's thread.
+        """
+        self._workers = self._meter.concurrency = workers
+        if self.on_resize is not None:
+            self.on_resize(workers)
+        more = workers * self.claims_each - len(self._slots)
+        if more > 0:
+            self._unused.extend(range(len(self._slots), len(self._slots) + more))
+            self._slots.extend([0.0] * more)
+        if self._start_workers is None:
+            return
+        excess = self._working - workers * self.claims_each
+        if excess >= 0:
+            self._surplus += excess
+        else:
+            self._surplus = max(0, self._surplus + excess)
+            self._start_workers()
+        if self._surplus:
+            self._stop = 0
+            self._wake(len(self._idle))
+        else:
+            self._claim_again()
+        if self._delivered is not None:  # more may be admitted beyond the oldest input that isn't done
+            self._delivered.set()
+
+    def _ends(self, slot: int) -> bool:
+        """Whether a worker that has nothing to claim is to end."""
+        if not self._surplus:
+            return False
+        self._surplus -= 1
+        self._unused.append(slot)
+        if not self._surplus:
+            self._claim_again()
+        return True
+
+    def _claim_again(self) -> None:
+        """Let claims go on, unless items must not move."""
+        if not self._site.tasks.gate.holding:
+            self._release()
 
     async def _feed(self) -> None:
         position, gate = 0, self._site.tasks.gate
@@ -198,8 +262,8 @@ class CallPool(ABC, Generic[In, Out]):
         self._stop = 0
 
     def _release(self) -> None:
-        """Resume claims."""
-        if self._part is not None:
+        """Resume claims, once workers that are to end have."""
+        if self._part is not None and not self._surplus:
             self._stop = len(self._part.items)
         self._wake(len(self._idle))
 
@@ -227,7 +291,7 @@ class CallPool(ABC, Generic[In, Out]):
         if self._fed:
             self._notify()
         event = anyio.Event()
-        counts = len(self._slots) - len(self._idle) <= self._workers  # else it is only that nothing waits for a worker
+        counts = self._working - len(self._idle) <= self._workers  # else it is only that nothing waits for a worker
         self._idle.append(event)
         if counts:
             self._meter.wait_begins("wait_output" if self._full else "wait_input", slot)
@@ -331,6 +395,8 @@ class TaskPool(CallPool[In, Out]):
             part, index = self._part, self._index
             if part is None or index >= self._stop:
                 del part  # not kept while waiting
+                if self._ends(slot):
+                    return
                 if not self._next_part():
                     await self._wait_claim(slot)
                 continue
@@ -373,6 +439,10 @@ class LimitedThreads(TaskPool[In, Out]):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._threads = self._site.tasks.threads.share(self._workers)
+
+    def resize(self, workers: int) -> None:
+        super().resize(workers)
+        self._threads.resize(workers)
 
     def _calling(self, fn: Callable[[In], Any]) -> Callable[[In], Any]:
         return partial(self._in_thread, fn)
@@ -434,12 +504,18 @@ class ThreadedPool(CallPool[In, Out]):
         self._end = math.inf  # of what is called: the position of the first item that has failed
         self._turn = math.inf  # with one thread: the position of an item that was given back, and comes first
 
+    def resize(self, workers: int) -> None:
+        super().resize(workers)
+        self._threads.resize(workers)
+
     async def _work(self, slot: int) -> None:
         limit = 1
         while True:
             part, start = self._part, self._index
             if part is None or start >= self._stop:
                 del part  # not kept while waiting
+                if self._ends(slot):
+                    return
                 if not self._next_part():
                     await self._wait_claim(slot)
                 continue

@@ -16,6 +16,7 @@ from streamline.core.blame import stage_name
 from streamline.core.channel import Channel
 from streamline.core.driver import run_into
 from streamline.core.flow import Chunk, Flow, Lists, Opener, Run, Site
+from streamline.core.knobs import Knob, KnobKind
 from streamline.core.limits import Limit
 from streamline.core.options import check_int, is_async
 from streamline.core.pace import results
@@ -159,6 +160,13 @@ class ConcurrentMap(Stage[In, Out]):
         return self.limit
 
     @property
+    def knob(self) -> Knob | None:
+        if self.concurrency == 1:
+            return None  # its calls may not bear one another
+        kind: KnobKind = "concurrency" if self.executor == "task" else "threads"
+        return Knob(stage=self.name, kind=kind, written=self.concurrency, items_each=1 + WAITING_EACH)
+
+    @property
     def chooses(self) -> bool:
         return not self.ordered
 
@@ -202,7 +210,17 @@ class ConcurrentMap(Stage[In, Out]):
         job: CallPool[In, Out] = pool(
             fn, str(self), flow, channel, site, calls, order, skips, meter, self.retry, self.limit
         )
-        return run_into(channel, job.run, upstream.site, str(self), self.name)
+        inbox = run_into(channel, job.run, upstream.site, str(self), self.name)
+        if (widths := site.tasks.session.widths) is not None:
+            job.on_resize = partial(self._resize, channel, order)
+            widths.join(self.name, job)
+        return inbox
+
+    def _resize(self, channel: Channel[Out], order: Delivery[In, Out], concurrency: int) -> None:
+        """Let as much be in flight as with so many calls at once."""
+        resized = replace(self, concurrency=concurrency)
+        channel.resize(resized.capacity)
+        order.max_ahead = resized.max_ahead
 
 
 class Generators:

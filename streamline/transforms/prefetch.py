@@ -7,10 +7,14 @@ from typing import ClassVar, TypeVar
 
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Flow, Opener
+from streamline.core.knobs import Knob
 from streamline.core.state import Tree
 from streamline.transforms.base import Stage, StageLayout
 
 T = TypeVar("T")
+
+MOST_ITEMS = 4096
+"""That a tuner lets it keep ready."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,5 +36,12 @@ class Prefetch(Stage[T, T]):
     def layout(self) -> StageLayout:
         return StageLayout(holds=None, after=self.items, after_bytes=self.bytes)
 
+    @property
+    def knob(self) -> Knob:
+        return Knob(stage=self.name, kind="prefetch", written=self.items, most=max(self.items, MOST_ITEMS))
+
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
-        return behind_channel(upstream(state), upstream.site, self.name, self.items, self.bytes)
+        inbox = behind_channel(upstream(state), upstream.site, self.name, self.items, self.bytes)
+        if (widths := upstream.site.tasks.session.widths) is not None:
+            widths.join(self.name, inbox)
+        return inbox

@@ -6,10 +6,13 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from queue import SimpleQueue
 from types import FrameType
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from streamline.core.threads import OneThread, ThreadPool, ThreadShare, start_thread, waker
@@ -254,6 +257,41 @@ async def test_a_share_whose_calls_were_cancelled_has_all_its_threads_again(pool
     async with anyio.create_task_group() as group:
         for _ in range(2):
             group.start_soon(share.run, barrier.wait)
+
+
+async def test_a_share_that_is_resized_begins_more_calls_at_once_or_fewer_later(
+    pool: ThreadPool,
+) -> None:
+    share, release = pool.share(1), [threading.Semaphore(0) for _ in range(6)]
+    begun: SimpleQueue[int] = SimpleQueue()
+
+    def call(number: int) -> None:
+        begun.put(number)
+        release[number].acquire()
+
+    async with anyio.create_task_group() as group:
+        for number in range(6):
+            group.start_soon(share.run, partial(call, number))
+        await _comes(begun, [0])
+        share.resize(3)
+        await _comes(begun, [1, 2])
+        share.resize(2)
+        release[0].release()
+        release[1].release()
+        await _comes(begun, [3])
+        assert share._busy == 2
+        share.resize(1)
+        share.resize(3)  # before any has ended
+        await _comes(begun, [4])
+        for each in release:
+            each.release()
+    assert pool._pending == 0
+
+
+async def _comes(queue: SimpleQueue[int], numbers: list[int]) -> None:
+    """Wait for numbers, in any order."""
+    found = [await anyio.to_thread.run_sync(queue.get) for _ in numbers]
+    assert sorted(found) == numbers
 
 
 def test_a_thread_of_storages_ends_with_an_owner_that_was_never_closed() -> None:

@@ -55,7 +55,7 @@ STATS = Stats(
     reads=(PARTS[3],),
 )
 
-NOT_EXPORTED = {
+NOT_EXPORTED = {"tuning",
     "first", "cpus", "stages", "channels", "hosts", "reads", "consumer_held_s", "dropped", "padded",  # of the stream
     "contention", "slow_rank", "ranks_wait_s",
     "name", "kind", "number", "executor", "ordered", "per_worker", "details", "workers", "concurrency",  # of a stage

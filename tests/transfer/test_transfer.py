@@ -19,9 +19,9 @@ import streamline as sl
 from streamline.errors import ClosedError, DataError, PlanError, PlanTypeError
 from streamline.pipeline import Pipeline
 from streamline.transfer.cuda import Cuda, CudaCopier
+from streamline.transfer.devices import _log_once
 from streamline.transfer.pinned_ring import RingMover
 from streamline.transfer.stage import Transfer
-from streamline.transfer.torch_memory import _log_once
 from tests.transfer.arrays import Pair, Sample, nested, odd_arrays
 from tests.transfer.fake_torch import FakeTorch, Tensor
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ from streamline.backends.ipc.messages import (
     Shutdown,
     SkippedItem,
     TaskStacks,
+    Turn,
     WorkerClosed,
     WorkerEnded,
     WorkerOpened,
@@ -99,6 +100,7 @@ class HostConnection:
         self._meters.hosts.append(self._meter)
         self._remote_metrics = RemoteMetrics(self._meters, self._meter)
         self._remote_pause = RemotePause(self._gate, self._busy, self._handle, self._fail_all)
+        self._widths = None if host.shared else tasks.session.widths
         self._permits = HostHolders(tasks.session.limits, tasks.gate, tasks.start, self._permits_issued)
         self._begun = False
         self._leaving = False
@@ -177,6 +179,8 @@ class HostConnection:
 
     async def _serve(self) -> None:
         self._meters.on_observed.append(self._observe)
+        if self._widths is not None:
+            self._widths.followers.append(self._turn)
         try:
             while True:
                 await self._connected()
@@ -191,6 +195,8 @@ class HostConnection:
             self._fail_all(failure)
         finally:
             self._meters.on_observed.remove(self._observe)
+            if self._widths is not None:
+                self._widths.followers.remove(self._turn)
             with anyio.CancelScope(shield=True):
                 await self._leave()
 
@@ -207,7 +213,8 @@ class HostConnection:
         self._remote_pause.connected(link)
         counted, ask = (None, None) if link.copies else (meters.within(self._meter), session.errors.decide)
         observed, answer = meters.observer is not None, self._placement is not None
-        link.send(Hello(self.host.name, counted if meters.on else None, observed, ask, answer, self._share))
+        widths = None if self._widths is None else self._widths.values
+        link.send(Hello(self.host.name, counted if meters.on else None, observed, ask, answer, self._share, widths))
         self._tasks.start(link.flush, f"connection to {self.host.name}, writing", lambda: None)
         self._unopened.extend(self._workers[number] for number in sorted(self._wanted))
         self._open_next()
@@ -443,7 +450,7 @@ class HostConnection:
     def _broken(self, message: HostFailed) -> None:
         raise decode_failure(message.failure)
 
-    # Pauses, traces ---------------------------------------------------------------------------------------------------
+    # Pauses, traces, knobs --------------------------------------------------------------------------------------------
 
     def _pause_status(self, message: PauseStatus) -> None:
         self._remote_pause.at_work(message, self.host.name)
@@ -458,6 +465,11 @@ class HostConnection:
         """Tell the host whether a trace is recorded; called in any thread."""
         if self._link is not None:
             self._link.send_threadsafe(Observe(self._meters.observer is not None))
+
+    def _turn(self, widths: Mapping[str, int]) -> None:
+        """Turn knobs in the host."""
+        if self._link is not None:
+            self._link.send(Turn(widths))
 
 
 def _meter_of(host: Host) -> HostMeter:

@@ -16,10 +16,10 @@ from typing import Any, cast
 import anyio
 
 from streamline.backends.hosts.item_sender import ItemSender
-from streamline.backends.hosts.remote_errors import RemoteErrors, host_policy
 from streamline.backends.hosts.remote_metrics import MetricsReporter
 from streamline.backends.hosts.restarts import CallLog, track_calls, unbuffered
-from streamline.backends.ipc.exceptions import decode_failure
+from streamline.backends.hosts.stdio_relay import asker
+from streamline.backends.ipc.exceptions import decode_failure, encode_skipped, pickle_skipped
 from streamline.backends.ipc.link import Link, LinkClosed
 from streamline.backends.ipc.messages import (
     CloseWorker,
@@ -39,16 +39,19 @@ from streamline.backends.ipc.messages import (
     PermitsWanted,
     ResumeHost,
     Shutdown,
+    SkippedItem,
     StacksRequest,
     TaskStacks,
+    Turn,
     WorkerClosed,
     WorkerOpened,
 )
 from streamline.backends.ipc.state_codec import ColumnEncoder
 from streamline.core.channel import Channel, Inbox
 from streamline.core.driver import drive
-from streamline.core.error_policy import Policy
+from streamline.core.error_policy import Decision, Errors, Failure, Policy
 from streamline.core.flow import Chunk, Site
+from streamline.core.knobs import Widths
 from streamline.core.limits import CallLimits
 from streamline.core.place import CURRENT_PLACE, Place
 from streamline.core.state import At, CountedStates
@@ -57,6 +60,47 @@ from streamline.core.tracebacks import waiting_tasks
 from streamline.plan.plan import Plan
 from streamline.plan.worker import worker_flow
 from streamline.sources.live import FedSource
+
+
+def host_policy(policy: Policy) -> Policy:
+    """Return the policy for a host, without the user's handler: the host asks the consumer."""
+    return policy if isinstance(policy.on_error, str) else replace(policy, on_error=_never_called)
+
+
+def _never_called(failure: Failure) -> Decision:
+    raise AssertionError("the consumer decides")
+
+
+class RemoteErrors(Errors):
+    """Errors of a host's stages, decided and counted by the consumer.
+
+    An `on_error` handler is the user's function, which may append to a list; and a skipped item counts when it would
+    have been consumed.
+
+    Args:
+      answer: as in `serve`.
+
+    Attributes:
+      ask: decides, where the link doesn't copy; None: a question to the consumer does.
+    """
+
+    def __init__(self, policy: Policy, link: Link, answer: Callable[[object], object] | None) -> None:
+        super().__init__(policy)
+        self.ask: Callable[[Failure], object] | None = None
+        self._link = link
+        self._answer = answer
+
+    def decide(self, failure: Failure) -> object:
+        if isinstance(self.policy.on_error, str):
+            return super().decide(failure)
+        if self.ask is not None:
+            return self.ask(failure)
+        answer = self._answer or asker()
+        assert answer is not None, "the handler is in the consumer, and there is no connection to ask over"
+        return answer(pickle_skipped(failure))
+
+    def happened(self, key: tuple[int, str], failure: Failure, epoch: tuple[int, ...], number: int) -> None:
+        self._link.send(SkippedItem(key, encode_skipped(self._link, failure), epoch, number))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +185,7 @@ class _HostedRun:
         self._handlers: dict[type, Callable[[Any], None]] = {
             Hello: self._hello,
             Observe: self._observe,
+            Turn: self._turn,
             OpenWorker: self._open,
             Credit: self._credit,
             FlushAt: self._flush_at,
@@ -176,6 +221,8 @@ class _HostedRun:
         self._errors.ask = message.ask or self._errors.ask
         if message.meters is not None:
             session.meters = message.meters
+        if message.widths is not None:
+            session.widths = Widths(message.widths)
         self._observe(Observe(message.observed))
         if message.answer:
             self._link.send(HostReady())
@@ -183,6 +230,10 @@ class _HostedRun:
     def _observe(self, message: Observe) -> None:
         if self._reporter is not None:
             self._reporter.observe(message.observed)
+
+    def _turn(self, message: Turn) -> None:
+        if (widths := self._tasks.session.widths) is not None:
+            widths.set(message.widths)
 
     # Workers ----------------------------------------------------------------------------------------------------------
 

@@ -138,7 +138,7 @@ def unbuffered(tasks: Tasks) -> Tasks:
     """Return `tasks` for a worker whose channels hold one item each."""
     ours = copy.copy(tasks)
     ours.session = copy.copy(tasks.session)
-    ours.session.most_ahead = 1
+    ours.session.most_ahead, ours.session.widths = 1, None
     return ours
 
 

@@ -194,6 +194,8 @@ class SharedStorages:
         """Return what makes the requests of the source; it is made with `tasks` if there is none yet."""
         if self._pool is None:
             self._pool = RequestPool(tasks, self.access.concurrency, self.session.budget)
+            if self.session.widths is not None:
+                self.session.widths.join(self.name, self._pool)
         return self._pool
 
     async def release(self) -> None:

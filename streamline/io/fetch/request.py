@@ -253,7 +253,7 @@ class RequestPool:
 
     def poke(self) -> None:
         """Start the requests that may begin and that no task has taken."""
-        while not self._closed and (self._idle or len(self._jobs) < self.concurrency):
+        while not self._closed and self._working < self.concurrency:
             request = self._take()
             if request is None:
                 return
@@ -263,6 +263,17 @@ class RequestPool:
                 waiting.set_result(request)
             else:
                 self._start(request)
+
+    def resize(self, concurrency: int) -> None:
+        """Have so many requests in flight at once from now on; those that there are too many of are finished."""
+        self.concurrency = concurrency
+        self._share()
+        self.poke()
+
+    @property
+    def _working(self) -> int:
+        """Tasks that have a request."""
+        return len(self._jobs) - len(self._idle)
 
     async def aclose(self) -> None:
         """End all tasks, and wait for them. Idempotent."""
@@ -295,7 +306,7 @@ class RequestPool:
             while True:
                 await request.run()
                 self._busy.pop(request, None)
-                following = self._take()
+                following = None if self._working > self.concurrency else self._take()
                 if following is None:
                     following = await self._wait(job)
                 request = following

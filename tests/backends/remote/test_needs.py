@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import streamline as sl
-from streamline.backends.remote import needs
+from streamline.backends.remote import network_link
 from streamline.errors import HostError
 from streamline.io.storage.base import FoundObject
 from streamline.pipeline import Pipeline
@@ -129,11 +129,11 @@ def test_a_memory_map_that_is_not_there_is_named(tmp_path: Path, elsewhere: Else
 
 def test_of_many_files_one_of_each_folder_is_looked_for_first() -> None:
     found = [FoundObject(f"/data/{number % 90}/{number}") for number in range(10_000)]
-    looked = [one.path for one in needs._looked_for(found)]
-    assert len(looked) == needs.MOST_FILES
+    looked = [one.path for one in network_link._looked_for(found)]
+    assert len(looked) == network_link.MOST_FILES
     assert looked[:91] == [*(f"/data/{number}/{number}" for number in range(90)), "/data/0/90"]
 
 
 def test_a_file_that_may_not_be_looked_at_is_named(tmp_path: Path) -> None:
     (file := tmp_path / "file").touch()
-    assert needs._lack(FoundObject(str(file / "below"))) == f"can't read {file / 'below'}: Not a directory"
+    assert network_link._lack(FoundObject(str(file / "below"))) == f"can't read {file / 'below'}: Not a directory"

@@ -8,6 +8,7 @@ import pytest
 
 import streamline as sl
 from streamline.core import byte_budget as budget
+from streamline.core.knobs import Widths
 from streamline.core.tasks import Session, Tasks, supervise
 from streamline.errors import ReadError
 from streamline.io.fetch import request as requests
@@ -18,6 +19,7 @@ from streamline.io.fetch.request import Request
 from streamline.io.storage import resolve as finding
 from streamline.io.storage.base import FoundObject
 from streamline.io.storage.options import Access
+from tests.kit import LONGEST_S, gone
 
 Read = Callable[..., Awaitable[Any]]
 
@@ -135,6 +137,38 @@ async def test_no_more_requests_are_in_flight_than_allowed(server: Any, read: Re
     server.script = [counted] * 40
     assert len((await read(files(server, concurrency=6), mode="file")).items) == 40
     assert 2 < most <= 6
+
+
+async def test_another_number_of_requests_holds_from_the_next_one_on(server: Any, read: Read) -> None:
+    server.objects = {f"{number:02d}": b"x" for number in range(40)}
+    widths, held, found = Widths({"read_files": 4}), list[anyio.Event](), list[Any]()
+    seen: list[int] = []
+
+    async def hold(server: Any, request: Any, writer: Any) -> None:
+        held.append(anyio.Event())
+        seen.append(len(held))
+        await held[-1].wait()
+        await server.serve(server, request, writer)
+
+    async def work() -> None:
+        found.append(await read(files(server, concurrency=6), mode="file", widths=widths))
+
+    server.script = [hold] * 40
+    with anyio.fail_after(LONGEST_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(work)
+            await gone(lambda: set(range(4 - len(held))))
+            widths.set({"read_files": 9})
+            await gone(lambda: set(range(9 - len(held))))
+            widths.set({"read_files": 2})
+            while not found:
+                if held:
+                    held.pop(0).set()
+                await anyio.lowlevel.checkpoint()
+    assert seen[:9] == [*range(1, 10)]
+    assert len(seen) == 40
+    assert max(seen[9:]) <= 2
+    assert [item.path for item in found[0].items] == [server.url(path) for path in server.objects]
 
 
 @pytest.mark.parametrize("ranges", [True, False])

@@ -1,0 +1,76 @@
+"""Knobs: what of a stage can be turned while it runs, and their values in one event loop.
+
+A knob changes when things are done, and how many are in flight; never an item, their order, or a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+from weakref import WeakSet
+
+KnobKind: TypeAlias = Literal["concurrency", "threads", "prefetch", "reads"]
+"""What is turned: calls of an async function at once; threads; items that are kept ready; requests of a source."""
+
+MOST_CALLS = 1024
+"""Calls of one stage at once, all shards of a rank together, where nothing else bounds them: each may hold a socket,
+and 1,024 is the usual limit of a process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """One number of one stage, the same in all shards.
+
+    Attributes:
+      stage: its name.
+      written: the number in the plan.
+      most: of one shard.
+      items_each: how many more items may be in flight in a shard for each one more.
+    """
+
+    stage: str
+    kind: KnobKind
+    written: int
+    most: int = MOST_CALLS
+    items_each: int = 1
+
+
+class Turnable(Protocol):
+    """What runs with a knob."""
+
+    def resize(self, value: int, /) -> None:
+        """Run with this value from now on. In the event loop's thread; waits for nothing, and cuts off nothing."""
+
+
+class Widths:
+    """The values of the knobs of one run in one event loop; those that aren't named are as written.
+
+    Attributes:
+      followers: called with values that are set, for what runs elsewhere.
+    """
+
+    def __init__(self, values: Mapping[str, int] | None = None) -> None:
+        self._values = dict(values or {})
+        self._running: dict[str, WeakSet[Turnable]] = {}
+        self.followers: list[Callable[[Mapping[str, int]], None]] = []
+
+    @property
+    def values(self) -> dict[str, int]:
+        """Those that have been set."""
+        return dict(self._values)
+
+    def join(self, stage: str, running: Turnable) -> None:
+        """Let what has just been made run with its stage's value, and turn it with its knob."""
+        self._running.setdefault(stage, WeakSet()).add(running)
+        if stage in self._values:
+            running.resize(self._values[stage])
+
+    def set(self, values: Mapping[str, int]) -> None:
+        """Turn knobs. In the event loop's thread."""
+        self._values.update(values)
+        for stage, value in values.items():
+            for running in list(self._running.get(stage, ())):
+                running.resize(value)
+        for follow in list(self.followers):
+            follow(values)
