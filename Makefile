@@ -22,14 +22,11 @@ demo: $(RUNTIME)  ## train, be killed, resume, compare
 demo-cluster: $(RUNTIME)  ## train with workers on three nodes, lose one, compare
 	$(BIN)/streamline demo --cluster
 
-# Some tests wait: one worker more than there are cores uses that time.
-WORKERS = $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
-
 # Nor do they multiply matrices, for which NumPy starts a thread for each core.
 test: export OPENBLAS_NUM_THREADS := 1
 test: $(READY)  ## the tests
 	.ci/servers
-	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal --ignore tests/trainers --ignore tests/ray
+	$(BIN)/python -m pytest -q --numprocesses auto --dist worksteal --ignore tests/trainers --ignore tests/ray
 	@echo "Not run: tests/trainers, which need torch, JAX and trainers: make test-trainers"
 	@echo "Not run: tests/ray, which need Ray: make test-ray"
 
