@@ -25,7 +25,7 @@ LEAST_BYTES = 4096
 
 QUEUED = 16
 """Batches of 64 items or more that wait in two channels before a transfer, where its loop is the slower part: with
-memory for fewer, half of them are written to fresh pages and copied once more, at a third of the rate."""
+memory for fewer, half of them are written to fresh pages and copied once more."""
 
 
 class Done(Protocol):
