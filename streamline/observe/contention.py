@@ -7,9 +7,12 @@ the clock of the collector. Of hosts' processes nothing is known here.
 from __future__ import annotations
 
 import gc
+import os
 import re
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from time import perf_counter
@@ -75,9 +78,8 @@ class ContentionMeter:
         if self._collector is None:
             self._collector = CollectorClock()
             gc.callbacks.append(self._collector)
-        for _ in range(GIL_LOOKS):
-            self._gil_looks += 1
-            self._gil_waits += _gil_wait_s() >= GIL_WAIT_S
+        self._gil_looks += GIL_LOOKS
+        self._gil_waits += sum(wait_s >= GIL_WAIT_S for wait_s in gil_waits_s(GIL_LOOKS))
         periods, throttled = quota_periods()
         return ContentionStats(
             looked_s=perf_counter(),
@@ -94,11 +96,32 @@ class ContentionMeter:
 CONTENTION = ContentionMeter()
 
 
-def _gil_wait_s() -> float:
-    """Return how long it takes to get the GIL back after it was given up."""
-    began = perf_counter()
-    time.sleep(0)  # long enough for a thread that wants the lock to wake up and take it
-    return perf_counter() - began
+def gil_waits_s(looks: int) -> Iterator[float]:
+    """Yield how long it takes to get the GIL back after it was given up, less what this thread waits for a core.
+
+    On a busy machine, that is most of what it takes where no thread wants the lock.
+    """
+    with _own_times() as core_wait_s:
+        waited_s = core_wait_s()
+        for _ in range(looks):
+            began = perf_counter()
+            time.sleep(0)  # long enough for a thread that wants the lock to wake up and take it
+            took_s, before_s, waited_s = perf_counter() - began, waited_s, core_wait_s()
+            yield took_s - (waited_s - before_s)
+
+
+@contextmanager
+def _own_times() -> Iterator[Callable[[], float]]:
+    """Let it be read how long this thread has waited for a core: 0 where the system doesn't tell."""
+    try:
+        file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield lambda: 0.0
+        return
+    try:
+        yield lambda: 1e-9 * int(os.pread(file, 64, 0).split()[1])
+    finally:
+        os.close(file)
 
 
 def threads() -> tuple[ThreadStats, ...]:

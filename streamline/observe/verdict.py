@@ -137,8 +137,9 @@ class Loads:
     def take_turns(self, *others: ThreadStats) -> bool:
         """Whether the pipeline's threads and `others` compute one at a time, with the GIL: on one core all together."""
         own = [each for each in self.figures.contention.threads if each.name.startswith(OWN_THREADS)]
-        cores = _share_of(sum(each.cpu_s for each in (*own, *others)), self.contended_s)
-        return self.gil >= GIL_HELD and 0.4 <= cores <= 1.2
+        compute = _share_of(sum(each.cpu_s for each in (*own, *others)), self.contended_s)
+        could = _share_of(sum(each.runnable_s for each in (*own, *others)), self.contended_s)  # if a core were free
+        return self.gil >= GIL_HELD and could >= 0.4 and compute <= 1.2
 
     @property
     def heaviest(self) -> StageStats | None:
@@ -197,8 +198,9 @@ TINY_S = 0.00001
 OWN_THREADS = "streamline"
 """How the names of the pipeline's threads begin."""
 
-GIL_HELD = 0.3
-"""Looks that find the GIL held, as a share: a thread that computes in Python keeps it for all but moments."""
+GIL_HELD = 0.2
+"""Looks that find the GIL held, as a share: a thread that computes in Python keeps it for all but moments. Where cores
+are busy, it doesn't always get one in the moment that a look leaves it."""
 
 CONTENDED = 0.2
 """All stages are slowed alike by what takes this share of the time."""

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import itertools
+import os
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
 from streamline.core.cpus import throttling
 from streamline.observe import contention
-from streamline.observe.contention import ContentionMeter, memory_wait_s, threads
+from streamline.observe.contention import GIL_WAIT_S, ContentionMeter, gil_waits_s, memory_wait_s, threads
+
+
+def refused(*_: object) -> int:
+    raise FileNotFoundError
 
 
 @pytest.fixture
@@ -65,6 +73,37 @@ def test_a_thread_that_computes_has_its_time_and_its_name() -> None:
     stop.set()
     thread.join()
     assert times() == 0
+
+
+def test_a_thread_that_keeps_the_gil_is_seen() -> None:
+    keep, stop = ctypes.PyDLL(None).usleep, threading.Event()  # it doesn't give the GIL up, and needs no core
+
+    def hold() -> None:
+        while not stop.is_set():
+            keep(20_000)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    while min(gil_waits_s(3)) < GIL_WAIT_S:
+        pass
+    stop.set()
+    thread.join()
+
+
+def test_waiting_for_a_core_is_not_waiting_for_the_gil(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, waited = itertools.count(step=1.0), itertools.count(step=0.75)
+    monkeypatch.setattr(contention, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(contention, "_own_times", lambda: nullcontext(lambda: next(waited)))
+    assert list(gil_waits_s(3)) == [0.25, 0.25, 0.25]
+
+
+def test_what_a_thread_has_waited_for_a_core_is_told_by_the_system_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contention._own_times() as waited_s:
+        (own,) = (each for each in threads() if each.number == threading.get_native_id())
+        assert 0 < own.core_wait_s <= waited_s()
+    monkeypatch.setattr(os, "open", refused)
+    with contention._own_times() as waited_s:
+        assert waited_s() == 0
 
 
 def test_pressure_is_that_of_the_control_group_else_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
