@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 FACTOR = float(os.environ.get("STREAMLINE_EXAMPLES", "1"))
@@ -22,7 +23,7 @@ SEEDS = range(max(2, int(2 * FACTOR)))
 """For tests that are run with several seeds."""
 
 
-def in_turn(names: Iterable[str], values: Sequence[T]) -> list[tuple[str, T]]:
+def in_turn(names: Iterable[S], values: Sequence[T]) -> list[tuple[S, T]]:
     """Return each name with one of the values, in turn; with all of them, if there is time."""
     return list(product(names, values) if FACTOR > 1 else zip(names, cycle(values)))
 

@@ -25,7 +25,8 @@ from streamline.core.tree import nbytes
 from streamline.plan.describe import at_the_border
 from streamline.sources.base import Part
 from tests.copying_backend import Copying
-from tests.kit import AsyncTest, Counting, Pipe, later, stage
+from tests.kit import LOOPS, AsyncTest, Counting, Pipe, later, stage
+from tests.laws.profile import in_turn
 
 Run = Callable[[AsyncTest], None]
 
@@ -58,7 +59,7 @@ SHAPES: dict[str, Callable[[Pipe], Pipe]] = {
 STOPS = (1, 60, 999, 5_000)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "run"), in_turn(SHAPES, LOOPS), indirect=["run"])
 def test_an_async_consumer_that_stops_stops_the_source(shape: str, run: Run) -> None:
     source = Counting(1_000_000)
     pipe = SHAPES[shape](sl.from_items(source))

@@ -24,7 +24,8 @@ import streamline as sl
 from streamline.core.tasks import Session
 from streamline.errors import ClosedError
 from streamline.runtime.loop_thread import LoopThread
-from tests.kit import LONGEST_S, AsyncTest, Pipe, Tap, gone, in_thread, run_on, streamline_tasks
+from tests.kit import LONGEST_S, LOOPS, AsyncTest, Pipe, Tap, gone, in_thread, run_on, streamline_tasks
+from tests.laws.profile import in_turn
 
 Run = Callable[[AsyncTest], None]
 Way: TypeAlias = "Callable[[Pipe], Awaitable[None]]"
@@ -243,7 +244,9 @@ WAYS: list[Way] = [
 ]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize(
+    ("way", "run"), in_turn(WAYS, LOOPS), indirect=["run"], ids=lambda one: getattr(one, "__name__", None)
+)
 def test_leaving_an_async_loop_leaves_nothing(way: Way, run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     for shape, pipe in ALL.items():
 
@@ -338,7 +341,7 @@ FINITE: dict[str, Callable[[], Pipe]] = {
 
 
 @pytest.mark.parametrize("cancel", ["task.cancel", "cancel scope", "asyncio.timeout", "move_on_after", "wait_for"])
-@pytest.mark.parametrize("shape", FINITE)
+@pytest.mark.parametrize(("shape", "run"), in_turn(FINITE, LOOPS), indirect=["run"])
 def test_a_timeout_around_one_anext_loses_and_doubles_nothing(shape: str, cancel: str, run: Run) -> None:
     chance = random.Random(f"{shape} {cancel}")
     timeouts = 0

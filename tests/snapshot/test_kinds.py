@@ -28,6 +28,7 @@ from streamline.snapshot.inspection import report
 from streamline.sources.base import Source
 from streamline.transforms.base import Stage
 from tests.io.formats.records import array_record_file, lance_dataset, mds_file, put, record_file
+from tests.laws.profile import sampled
 from tests.snapshot.functions import later, noisy, size_of, tokens, twice
 from tests.sources.stand_ins import Dataset, StatefulNumbers
 
@@ -317,9 +318,10 @@ def test_a_snapshot_of_any_source_resumed_here_is_exact_or_says_what_it_is_of(
 @pytest.mark.parametrize("section", ["before", "workers", "after"])
 def test_a_snapshot_resumed_by_any_other_stages_is_exact_or_refused_with_a_way_out(section: str) -> None:
     pipes, found = staged(section), set[str]()
-    for other, theirs in pipes.items():
+    for at, (other, theirs) in enumerate(pipes.items()):
         snapshot = snapshot_of(theirs, 1 if other == "pack" else 3)
-        found |= {check_pair(pipe, name, snapshot) for name, pipe in pipes.items()}
+        names = {other, *sampled([*pipes, *pipes][at : at + len(pipes)], 3)}
+        found |= {check_pair(pipes[name], name, snapshot) for name in names}
     assert found == ({"exact", "refused"} if section == "before" else {"exact", "accepted", "refused"})
 
 

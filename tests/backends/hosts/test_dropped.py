@@ -52,8 +52,8 @@ async def test_progress_that_waited_is_dropped_where_later_items_overtake_it() -
     assert link.states == [1, 3]
 
 
-LENGTH = 22_000
-HELD = 20_000
+LENGTH = 7_000
+HELD = 5_000
 
 
 def last(item: int) -> bool:

@@ -19,6 +19,7 @@ from streamline.backends.base import Backend
 from streamline.errors import DataError, PlanTypeError, ReadError, StreamlineError
 from streamline.testing.checks import check_resume
 from tests.io.formats.records import mds_file
+from tests.laws.profile import in_turn
 from tests.servers.s3 import Bucket
 from tests.serving import Server
 
@@ -49,7 +50,10 @@ def number_file(numbers: range) -> bytes:
 EXPECTED = [{"id": n, "text": f"{n}" * (n % 4)} for n in range(30)]
 
 
-@pytest.fixture(params=["local", "remote", "gzip", "remote gzip"])
+PLACES = ["local", "remote", "gzip", "remote gzip"]
+
+
+@pytest.fixture(params=PLACES)
 def made(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Callable[[bytes], str]:
     """Return where a shard is: a path, or a URL."""
 
@@ -96,12 +100,14 @@ def test_a_column_that_cannot_be_decoded_is_refused(tmp_path: Path, encoding: st
         list(sl.read_mds(tmp_path))
 
 
-async def test_a_resume_at_every_sample(made: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("made", "block_bytes"), in_turn(PLACES, [1, 60, 10_000]), indirect=["made"])
+async def test_a_resume_at_every_sample(
+    made: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
     path = made(number_file(range(13)))
-    for block_bytes in (1, 60, 10_000):
-        monkeypatch.setattr("streamline.io.formats.mds.BLOCK_BYTES", block_bytes)
-        assert await read(sl.read_mds(path)) == (EXPECTED[:13], None)
-        await anyio.to_thread.run_sync(check_resume, sl.read_mds(path).shard(1 if path.endswith(".gz") else 3))
+    monkeypatch.setattr("streamline.io.formats.mds.BLOCK_BYTES", block_bytes)
+    assert await read(sl.read_mds(path)) == (EXPECTED[:13], None)
+    await anyio.to_thread.run_sync(check_resume, sl.read_mds(path).shard(1 if path.endswith(".gz") else 3))
 
 
 def test_a_folder_by_shards(tmp_path: Path, backend: Backend) -> None:
