@@ -44,8 +44,8 @@ def some(ranks: Sequence[int]) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number of things for a person: "1 shard", "2,000 shards"."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    """Return a number of things for a person: "1 shard", "2,000 shards", "2 processes"."""
+    return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('s') else 's'}"
 
 
 def in_bytes(size: int) -> str:

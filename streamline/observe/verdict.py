@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
 
+from streamline.core.text import counted
 from streamline.observe.figures import Figures, StageStats, ThreadStats, WorkerStats, per_s
 
 MOST = 8
@@ -309,7 +310,7 @@ def _quota(loads: Loads) -> Limit | None:
     line = (
         f"the CPU quota of this container limits: it is used up in {_percent(share)} of its periods, and all threads "
         f"stand still until the next one; {_consumer_waits(loads)}; more threads and processes don't help: a larger "
-        f"quota does ({_counted(loads.figures.cpus, 'CPU')} now; in Kubernetes, resources.limits.cpu)"
+        f"quota does ({counted(loads.figures.cpus, 'CPU')} now; in Kubernetes, resources.limits.cpu)"
     )
     return None, line, None
 
@@ -357,7 +358,7 @@ def _cores(loads: Loads) -> Limit | None:
     line = (
         f"the machine's cores limit: the event loop waits for one {_percent(waits)} of the time, while other programs, "
         f"threads or processes of this one compute; {_consumer_waits(loads)}; let fewer of them run at once, or give "
-        f"this one cores of its own ({_counted(loads.figures.cpus, 'CPU')} now)"
+        f"this one cores of its own ({counted(loads.figures.cpus, 'CPU')} now)"
     )
     return None, line, None
 
@@ -448,7 +449,7 @@ def _loops(loads: Loads, stage: StageStats) -> str:
     if not stage.hosts:
         return "the event loop"
     kind = loads.figures.hosts[0].kind if loads.figures.hosts else "host"
-    return f"the event loop of its {kind}" if stage.hosts == 1 else f"the event loops of {_counted(stage.hosts, kind)}"
+    return f"the event loop of its {kind}" if stage.hosts == 1 else f"the event loops of {counted(stage.hosts, kind)}"
 
 
 def _more_hosts(loads: Loads, stage: StageStats, rest: float) -> tuple[str, float]:
@@ -461,17 +462,11 @@ def _more_hosts(loads: Loads, stage: StageStats, rest: float) -> tuple[str, floa
     speedup = min(1 / rest, count / now)
     if not loads.in_workers(stage) or count <= now or speedup < WORTH:
         full = kind == "process" and now >= loads.figures.cpus and not elsewhere
-        return (f" (its {_counted(now, 'process')} have all of the CPUs)" if full else ""), 0.0
+        return (f" (its {counted(now, 'process')} have all of the CPUs)" if full else ""), 0.0
     shards = f".shard({count}) and " if stage.workers < count else ""
     gil = " if it computes in Python" if kind == "thread" else ""
     hosts = f"{count} hosts" if elsewhere else f"backend=Processes({count})"
     return f"; or {shards}{hosts}: {_about(speedup)}{gil}", speedup
-
-
-def _counted(count: int, kind: str) -> str:
-    if count == 1:
-        return f"1 {kind}"
-    return f"{count} {kind}{'es' if kind == 'process' else 's'}"
 
 
 def _border(loads: Loads) -> Limit | None:
@@ -481,7 +476,7 @@ def _border(loads: Loads) -> Limit | None:
         return None
     hosts = loads.figures.hosts
     line = (
-        f"the border limits: taking in the items of {_counted(len(hosts), hosts[0].kind)} holds the event loop "
+        f"the border limits: taking in the items of {counted(len(hosts), hosts[0].kind)} holds the event loop "
         f"{_percent(share)} of the time; {_consumer_waits(loads)}; let fewer and larger items cross (.batch before "
         ".merge(), arrays in place of many small objects)"
     )

@@ -52,6 +52,7 @@ from streamline.backends.remote.control import (
 from streamline.backends.remote.network_link import LOST_AFTER_S, watch_peer
 from streamline.core.dial import Introduction, UnreachableError, dial
 from streamline.core.handshake import PeerHello
+from streamline.core.text import counted
 from streamline.core.threads import start_thread
 from streamline.core.tls import Certificates
 from streamline.errors import HostError
@@ -340,7 +341,7 @@ def run_agent(
                 raise
             return lost
         attached = True
-        logger.info("attached to the trainer at %s:%d, for up to %d hosts", *address, hosts)
+        logger.info("attached to the trainer at %s:%d, for up to %s", *address, counted(hosts, "host"))
         again = dialler.where_connected(sock)
         agent = Agent(sock, dialler, hosts)
         with _on_sigterm(agent):

@@ -55,6 +55,7 @@ from streamline.backends.remote.network_link import watch_peer
 from streamline.core.forks import ForkSafeLock, disowned_in_copies
 from streamline.core.handshake import PeerHello
 from streamline.core.listener import Listener
+from streamline.core.text import counted
 from streamline.core.threads import bring, brought, start_thread
 from streamline.core.tls import Certificates
 from streamline.errors import HostError
@@ -424,7 +425,7 @@ class Agents:
         if closed:  # while it attached: it may serve the next run
             agent.detach()
             return
-        logger.info("agent on %s attached, for up to %d hosts", agent.node, agent.offer)
+        logger.info("agent on %s attached, for up to %s", agent.node, counted(agent.offer, "host"))
         self._fill()
 
     def freed(self, process: RemoteProcess, how: HostExit) -> None:
@@ -450,7 +451,7 @@ class Agents:
             hosts, expected = list(agent.hosts.values()), self._closed or agent.dismissed
             agent.hosts.clear()
         if not expected:
-            logger.warning("the agent on %s is lost (%s), and %d hosts with it", agent.node, why, len(hosts))
+            logger.warning("the agent on %s is lost (%s), and %s with it", agent.node, why, counted(len(hosts), "host"))
         for process in hosts:
             process.ended(HostExit(f"the loss of its machine, {agent.node} ({why})", counts=False))
 

@@ -79,7 +79,7 @@ def test_a_machine_that_comes_gets_work_and_one_that_is_told_to_leave_loses_it(
             got.append(next(stream))
             alone = alone + 1 if got[-1][1] == got[-2][1] else 0
         snapshot = stream.snapshot()
-    assert "is lost (it was asked to leave: SIGTERM), and 1 hosts with it" in caplog.text
+    assert "is lost (it was asked to leave: SIGTERM), and 1 host with it" in caplog.text
     with endless().open(resume=snapshot) as stream:
         got += [next(stream) for _ in range(100)]
     with endless().open() as stream:
