@@ -52,8 +52,8 @@ class Hdf5Format(RowFormat):
         size = await file.size("reading an HDF5 file")
         unchanged = await in_thread(lambda: Unchanged(file.path, size)) if file.local else None
         opened = Hdf5File(file, size, unchanged, in_thread)
-        names, rows, step = await opened.asked(lambda h5: _layout(h5, self.datasets))
-        return Hdf5Table(opened, names, rows, step)
+        names, rows, chunk, step = await opened.asked(lambda h5: _layout(h5, self.datasets))
+        return Hdf5Table(opened, names, rows, chunk, step)
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,14 @@ class Hdf5Table:
 
     Attributes:
       names: of the data sets.
+      chunk: rows that are stored together, of the data set that has most; so many are left out where one is damaged.
       step: rows in a block: those of whole chunks, unless their values have no fixed size.
     """
 
     opened: Hdf5File
     names: tuple[str, ...]
     rows: int
+    chunk: int
     step: int
 
     @property
@@ -77,19 +79,43 @@ class Hdf5Table:
     async def blocks(self, start: int, stop: int) -> AsyncGenerator[Sequence[Sequence[Any]], None]:
         cuts = [start, *range((start // self.step + 1) * self.step, stop, self.step), stop]
         rows = [(first, last) for first, last in pairwise(cuts) if first < last]
-        opened = self.opened
-        if opened.file.local or not rows:
-            for first, last in rows:
-                yield await opened.asked(partial(_read, names=self.names, start=first, stop=last))
+        async with aclosing(self._fetched(rows)) as fetched:
+            for span in rows:
+                blocks, wrong = await self._read(*span, await anext(fetched))
+                for block in blocks:
+                    yield block
+                if wrong is not None:
+                    raise wrong
+
+    async def _fetched(self, rows: Sequence[Span]) -> AsyncGenerator[list[tuple[int, bytes]] | None, None]:
+        """Yield the bytes that have some rows, for each of these; of a local file None."""
+        if self.opened.file.local or not rows:
+            for _ in rows:
+                yield None
             return
-        spans = await opened.asked(lambda h5: [_spans(h5, self.names, *span) for span in rows])
-        async with aclosing(opened.file.ranges(span for block in spans for span in block)) as ranges:
-            for (first, last), block in zip(rows, spans, strict=True):
-                data = [(begin, await anext(ranges)) for begin, _ in block]
-                yield await opened.asked(partial(_read, names=self.names, start=first, stop=last), data)
+        spans = await self.opened.asked(lambda h5: [_spans(h5, self.names, *span) for span in rows])
+        async with aclosing(self.opened.file.ranges(span for block in spans for span in block)) as ranges:
+            for block in spans:
+                yield [(begin, await anext(ranges)) for begin, _ in block]
+
+    async def _read(
+        self, start: int, stop: int, data: list[tuple[int, bytes]] | None
+    ) -> tuple[list[list[Sequence[Any]]], DataError | None]:
+        """Return rows, as one block; where a chunk is damaged, those before it, found by halves, and what is wrong."""
+        blocks, spans = list[list[Sequence[Any]]](), [(start, stop)]
+        while spans:
+            first, last = spans.pop()
+            try:
+                blocks.append(await self.opened.asked(partial(_rows, names=self.names, start=first, stop=last), data))
+            except DataError as error:
+                middle = max((first + last) // 2 // self.chunk * self.chunk, self.following(first))
+                if middle >= last:
+                    return blocks, error
+                spans += [(middle, last), (first, middle)]
+        return blocks, None
 
     def following(self, row: int) -> int:
-        return self.rows
+        return (row // self.chunk + 1) * self.chunk
 
     def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
         return [dict(zip(self.names, row, strict=True)) for row in zip(*block, strict=True)]
@@ -153,8 +179,8 @@ class Hdf5File:
             self.unchanged.check()
 
 
-def _layout(h5: Any, wanted: tuple[str, ...] | None) -> tuple[tuple[str, ...], int, int]:
-    """Return the names of the data sets, how many rows each has, and how many are read at a time."""
+def _layout(h5: Any, wanted: tuple[str, ...] | None) -> tuple[tuple[str, ...], int, int, int]:
+    """Return the names of the data sets, how many rows each has, are stored together, and are read at a time."""
     import h5py
 
     every = list[str]()
@@ -174,19 +200,20 @@ def _layout(h5: Any, wanted: tuple[str, ...] | None) -> tuple[tuple[str, ...], i
         lengths[name] = found.shape[0]
     if len(set(lengths.values())) != 1:
         raise DataError(f"expected data sets with as many rows, got {lengths}: name those that belong together")
-    return names, lengths[names[0]], _step([h5[name] for name in names])
+    sets = [h5[name] for name in names]
+    chunk = max(1 if found.chunks is None else found.chunks[0] for found in sets)
+    return names, lengths[names[0]], chunk, _step(sets, chunk)
 
 
-def _step(sets: Sequence[Any]) -> int:
+def _step(sets: Sequence[Any], chunk: int) -> int:
     if any(found.dtype.hasobject for found in sets):
         return OBJECT_ROWS
-    chunk: int = max(1 if found.chunks is None else found.chunks[0] for found in sets)
     row_bytes = sum(prod(found.shape[1:]) * found.dtype.itemsize for found in sets)
     most: int = min(BLOCK_ROWS, BLOCK_BYTES // max(1, row_bytes))
     return max(1, most // chunk) * chunk
 
 
-def _read(h5: Any, names: Sequence[str], start: int, stop: int) -> list[Sequence[Any]]:
+def _rows(h5: Any, names: Sequence[str], start: int, stop: int) -> list[Sequence[Any]]:
     return [_texts(h5[name])[start:stop] for name in names]
 
 

@@ -144,8 +144,11 @@ async def test_a_file_cut_short_anywhere_is_an_error_that_says_so(tmp_path: Path
     assert "h5py can't read it" in str(failure)
 
 
-async def test_damage_comes_after_the_rows_before_it(made: Callable[[bytes], str], monkeypatch: Any) -> None:
-    monkeypatch.setattr("streamline.io.formats.hdf5.BLOCK_BYTES", 1)
+@pytest.mark.parametrize("block_bytes", [1, 100, rows.BLOCK_BYTES])
+async def test_of_a_damaged_file_one_chunk_is_left_out(
+    made: Callable[[bytes], str], monkeypatch: Any, block_bytes: int
+) -> None:
+    monkeypatch.setattr("streamline.io.formats.hdf5.BLOCK_BYTES", block_bytes)
     content = bytearray(one(LABELS, chunks=(5,), fletcher32=True))
     with h5py.File(io.BytesIO(content), "r") as file:
         chunk = file["x"].id.get_chunk_info_by_coord((10,))
@@ -156,11 +159,33 @@ async def test_damage_comes_after_the_rows_before_it(made: Callable[[bytes], str
     assert isinstance(failure, DataError)
     assert "row 10: h5py can't read it" in str(failure)
 
-    def skipping() -> tuple[int, int]:
-        with pipe.open(on_error="skip", max_errors=None) as stream:
-            return len([*stream]), stream.errors.total
+    def skipping(pipe: Any, resume: sl.Snapshot | None) -> tuple[list[int], int, list[sl.Snapshot]]:
+        with pipe.open(on_error="skip", max_errors=None, resume=resume) as stream:
+            taken = [(row["x"], stream.snapshot()) for row in stream]
+            return [x for x, _ in taken], stream.errors.total, [snapshot for _, snapshot in taken]
 
-    assert await anyio.to_thread.run_sync(skipping) == (10, 20)
+    good, errors, snapshots = await anyio.to_thread.run_sync(skipping, pipe, None)
+    assert (good, errors) == ([*range(10), *range(15, ROWS)], 5)
+    for at in (0, 8, 9, 10, 20):
+        rest = await anyio.to_thread.run_sync(skipping, pipe, snapshots[at])
+        assert rest[:2] == (good[at + 1 :], 5)
+    split = await anyio.to_thread.run_sync(skipping, pipe.shard(4), None)  # the first borders are at 8 and 16
+    assert (sorted(split[0]), split[1]) == (good, 5)
+
+
+async def test_chunks_of_other_lengths_are_left_out_with_the_longest(tmp_path: Path) -> None:
+    def layout(file: h5py.File) -> None:
+        for name, chunk in (("a", 4), ("b", 6)):
+            file.create_dataset(name, data=np.arange(ROWS), chunks=(chunk,), fletcher32=True)
+
+    content = bytearray(saved(layout))
+    with h5py.File(io.BytesIO(content), "r") as file:
+        found = file["a"].id.get_chunk_info_by_coord((8,))  # to 12, in the second six and the third one's first
+    content[found.byte_offset] ^= 1
+    (tmp_path / "a.h5").write_bytes(content)
+    with sl.read_hdf5(tmp_path / "a.h5").open(on_error="skip", max_errors=None) as stream:
+        assert [row["a"] for row in stream] == [*range(6), *range(12, ROWS)]
+        assert stream.errors.total == 6
 
 
 @pytest.mark.parametrize(
