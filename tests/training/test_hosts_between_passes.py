@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -22,7 +22,7 @@ from streamline.backends.threads import ThreadHost
 from streamline.core.knobs import Knob
 from streamline.errors import PlanError
 from streamline.observe import tuner
-from streamline.observe.tuner import PassLooks, TuningStep
+from streamline.observe.tuner import Measurement, PassLooks, TuningStep
 from streamline.runtime import tuning
 from streamline.runtime.tuning import StreamTuning, knobs_of
 from tests.page_kit import update
@@ -134,7 +134,15 @@ def test_a_pass_that_is_left_and_one_that_is_jumped_to_get_a_number_too() -> Non
 
 # Hosts ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.usefixtures("scripted")
-def test_hosts_that_the_next_pass_does_not_need_end_with_the_pass_that_did() -> None:
+def test_hosts_that_the_next_pass_does_not_need_end_with_the_pass_that_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    close = ThreadHost.close
+
+    def noted(host: ThreadHost) -> None:
+        closed.append(host.name)
+        close(host)
+
+    monkeypatch.setattr(ThreadHost, "close", noted)
     ScriptedHosts.counts = iter([4, 1, 3, 3])
     with PIPE.loader(backend=sl.Threads(2), tune=True, steps_per_epoch=46) as loader:  # nothing is opened ahead
         assert len(list(loader)) == 46
@@ -147,6 +155,7 @@ def test_hosts_that_the_next_pass_does_not_need_end_with_the_pass_that_did() -> 
         assert threads_of_hosts() == before[:1]
         assert len([*iteration, next(iter(loader))]) == 46
         assert len(threads_of_hosts()) == 3
+        assert closed == ["thread 1", "thread 2", "thread 3"]
     assert not hosts()
 
 
@@ -263,6 +272,56 @@ def test_a_failure_of_the_tuner_leaves_hosts_as_they_are(
         assert len(loader.stats().hosts) == 2  # type: ignore[union-attr]
     assert "hosts stay as many as they are" in caplog.text
     assert "a mistake" in caplog.text
+
+
+class Looks(PassLooks):
+    """Notes what it is told."""
+
+    told: ClassVar[list[str]] = []
+
+    def look(self, look: Measurement) -> None:
+        Looks.told.append("look")
+
+    def pause(self) -> None:
+        Looks.told.append("pause")
+
+    def turned(self) -> None:
+        Looks.told.append("turned")
+
+
+class Turning:
+    """Turns a knob at every look."""
+
+    settled: ClassVar = {"calls": 3}
+    resting = "it turns"
+
+    def __init__(self, knobs: Any, values: Any, *, memory_bytes: float) -> None: ...
+
+    def look(self, look: Measurement) -> TuningStep:
+        return TuningStep(at_s=0, stage="", name="calls", kind="concurrency", before=2, after=3, why="")
+
+    def forget(self) -> None: ...
+
+
+@pytest.mark.usefixtures("scripted")
+def test_of_a_pass_that_is_tuned_and_paused_both_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"Tuner": Turning, "PassLooks": Looks, "LOOK_S": 0.0, "SHARE": 1e9}.items():
+        monkeypatch.setattr(tuning, name, value)
+    ScriptedHosts.counts = cycle([4])
+    Looks.told.clear()
+    endless = sl.from_items(range(10**9)).shard(SHARDS).map(same, concurrency=2, name="calls")
+    with endless.open(backend=sl.Threads(2), tune=True) as stream:
+        while len(Looks.told) < 6:
+            next(stream)
+        assert set(zip(Looks.told[::2], Looks.told[1::2], strict=False)) == {("look", "turned")}
+        assert stream.tuning.values == {"calls": 3, "hosts": 4}
+        with stream.paused():
+            while Looks.told[-1] != "pause":
+                time.sleep(0)
+
+
+async def same(item: int) -> int:
+    return item
 
 
 # What it finds --------------------------------------------------------------------------------------------------------
