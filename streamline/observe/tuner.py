@@ -75,11 +75,13 @@ class Measurement:
     Attributes:
       figures: since the stream was opened.
       cpu_s: of CPU that its processes have used by then.
+      hosts_cpu_s: of that, its host processes.
       free_bytes: of memory that may still be used.
     """
 
     figures: Figures
     cpu_s: float = 0.0
+    hosts_cpu_s: float = 0.0
     free_bytes: float = math.inf
 
 
@@ -541,20 +543,26 @@ class HostTuner:
         if self._seconds < PASS_S:
             return None
         loads, used = Loads(window), max(0.0, last.cpu_s - first.cpu_s) / window.elapsed_s
+        computed = (last.hosts_cpu_s - first.hosts_cpu_s) / (window.elapsed_s * max(1, len(window.hosts)))
+        busy = min(1.0, max(loads.hosted_hold, computed))  # stages don't count what it takes to send items
         if self._trial is not None and (judged := self._judged(self._trial, loads.waits)) is not None:
             return judged
         if self._trial is not None:
             return None
-        step = self._down(loads)
-        return self._up(loads, used, last.free_bytes, most) if step is None else step
+        step = self._down(busy)
+        return self._up(loads, busy, used, last.free_bytes, most) if step is None else step
 
-    def _up(self, loads: Loads, used: float, free_bytes: float, most: int) -> TuningStep | None:
+    def _up(self, loads: Loads, busy: float, used: float, free_bytes: float, most: int) -> TuningStep | None:
         """Begin a step up, if the consumer waits for what the hosts compute."""
         figures, value = loads.figures, self.value
         if loads.waits < WAITS:
             return self._rest(f"the consumer waits {loads.waits:.0%} of its time")
         rule, stage = _limiting(figures)
-        if stage is None or not stage.hosts or rule != "loop":
+        if rule == "loop" and stage is not None and stage.hosts:
+            why = f"{stage} keeps the hosts busy"
+        elif not rule and busy >= LOADED:
+            why = f"the hosts are busy {busy:.0%} of theirs"
+        else:
             return self._rest("the hosts' computing isn't what limits")
         if used >= BUSY_CPUS * figures.cpus:
             return self._rest(f"all CPUs ({figures.cpus}) are busy")
@@ -567,18 +575,16 @@ class HostTuner:
             return self._rest(f"another one would take {each / 1e6:,.0f} MB, more than half of what is free")
         if self._barred.get(True, 0) > self._passes:
             return self._rest("more have brought nothing")
-        return self._begin(
-            after, f"the consumer waits {loads.waits:.0%}, and {stage} keeps the hosts busy", eases=False
-        )
+        return self._begin(after, f"the consumer waits {loads.waits:.0%} of its time, and {why}", eases=False)
 
-    def _down(self, loads: Loads) -> TuningStep | None:
+    def _down(self, busy: float) -> TuningStep | None:
         """Begin a step down, if fewer hosts have time enough for what these compute."""
         after = max(self._knob.written, math.floor(self.value / STEP))
         if after >= self.value or self._barred.get(False, 0) > self._passes:
             return None
-        if loads.hosted_hold * self.value / after >= LOADED:
+        if busy * self.value / after >= LOADED:
             return None
-        return self._begin(after, f"the hosts are busy {loads.hosted_hold:.0%} of their time", eases=True)
+        return self._begin(after, f"the hosts are busy {busy:.0%} of their time", eases=True)
 
     def _begin(self, after: int, why: str, *, eases: bool) -> TuningStep:
         self._trial = _HostTrial(self.value, self._rates, eases)

@@ -224,8 +224,9 @@ def _look(tuner: Tuner, seen: PassLooks, session: Session) -> tuple[TuningStep |
     try:
         figures = collect(session.meters)
         pids = [host.pid for host in figures.hosts if host.kind == "process" and host.alive and not host.node]
-        used_s = time.process_time() + sum(cpu_s(pid) or 0.0 for pid in pids if pid is not None)
-        look = Measurement(figures=figures, cpu_s=used_s, free_bytes=free_bytes())
+        hosts_s = sum(cpu_s(pid) or 0.0 for pid in pids if pid is not None)
+        used_s = time.process_time() + hosts_s
+        look = Measurement(figures=figures, cpu_s=used_s, hosts_cpu_s=hosts_s, free_bytes=free_bytes())
         seen.look(look)
         step = tuner.look(look)
     except Exception as failure:

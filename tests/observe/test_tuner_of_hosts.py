@@ -24,6 +24,7 @@ class SimulatedHosts:
       server: items a second that something gives to all hosts together.
       apart: hosts that compute side by side; more wait for each other.
       cpus: cores; `others` of them are used by the consumer.
+      sending: the share of what a host computes that no stage counts: it is to send items.
     """
 
     each: float = 100.0
@@ -32,6 +33,7 @@ class SimulatedHosts:
     apart: int = 1000
     cpus: int = 8
     others: float = 0.0
+    sending: float = 0.0
     written: int = 1
     shards: int = 64
     seconds: float = 10.0
@@ -92,13 +94,14 @@ class Passes:
         if hosts.server < math.inf:
             stages[0] = replace(stages[0], busy_s=0.95 * elapsed_s * hosts.shards)
         parse = StageStats(name="parse", kind="map", workers=hosts.shards, items=items, hosts=count)
-        stages.append(replace(parse, busy_s=held_s, held_s=held_s))
+        counted_s = held_s * (1 - hosts.sending)
+        stages.append(replace(parse, busy_s=counted_s, held_s=counted_s))
         figures = Figures(
             elapsed_s=elapsed_s, items=items, consumer_wait_s=waits * elapsed_s, stages=tuple(stages), hosts=each,
             cpus=hosts.cpus,
         )  # fmt: skip
         used_s = min(hosts.cpus * elapsed_s, held_s + hosts.others * elapsed_s)
-        return Measurement(figures=figures, cpu_s=used_s, free_bytes=hosts.free_bytes)
+        return Measurement(figures=figures, cpu_s=used_s, hosts_cpu_s=held_s, free_bytes=hosts.free_bytes)
 
 
 HOSTS = {
@@ -111,6 +114,7 @@ HOSTS = {
     "a server that gives so many": SimulatedHosts(server=250),
     "computing that takes turns": SimulatedHosts(apart=1, written=2),
     "a few shards": SimulatedHosts(shards=3),
+    "items that take as long to send": SimulatedHosts(sending=0.5, consumer=450),
     "short passes": SimulatedHosts(seconds=0.3),
 }
 
@@ -141,10 +145,14 @@ def test_on_one_core_there_is_no_step() -> None:
 def test_without_noise_each_pass_is_a_step_until_the_consumer_has_what_it_takes() -> None:
     done = Passes(SimulatedHosts(consumer=450)).run(9)
     assert [(step.before, step.after) for step in done.steps] == [(1, 2), (2, 3), (3, 5)]
-    assert (
-        str(done.steps[0]) == "Processes(1): hosts 1 -> 2: the consumer waits 78%, and map(parse) keeps the hosts busy"
-    )
+    why = "the consumer waits 78% of its time, and map(parse) keeps the hosts busy"
+    assert str(done.steps[0]) == f"Processes(1): hosts 1 -> 2: {why}"
     assert done.tuner.resting == "the consumer waits 0% of its time"
+
+
+def test_hosts_that_are_busy_with_what_no_stage_counts_get_more_too() -> None:
+    done = Passes(SimulatedHosts(sending=0.5)).run(2)
+    assert done.steps[0].why == "the consumer waits 100% of its time, and the hosts are busy 100% of theirs"
 
 
 def test_what_brings_nothing_is_undone_and_tried_ever_less() -> None:
