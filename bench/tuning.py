@@ -3,7 +3,8 @@
 Against the plan as written, and the best of a grid of knobs.
 
 Six real pipelines: a sleepy API, objects over HTTP at 30 ms, threads that release the GIL, threads of pure Python,
-blocks of a disk, and a mixture of an API, decompression and batches.
+blocks of a disk, and a mixture of an API, decompression and batches. And what `loader(tune=True)` finds in some passes
+over pure Python in processes, whose number is its knob.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import os
 import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from hashlib import sha256
@@ -222,6 +224,46 @@ def expected(n: int) -> Tally:
     return Tally(n, 0)
 
 
+# Passes in processes --------------------------------------------------------------------------------------------------
+PASSES, SHARDS = 8, 8
+
+
+def second_pass(n: int, hosts: int = 1, tune: Any = False) -> Tally:
+    """Time a pass over n items in so many processes, after another one, which has started them."""
+    with _hosted(n, hosts, tune) as loader:
+        deque(loader, 0)
+        began = perf_counter()
+        return Tally(sum(1 for _ in loader), 0, perf_counter() - began)
+
+
+def _hosted(n: int, hosts: int, tune: Any) -> Any:
+    return sl.from_items(range(n)).shard(SHARDS).map(_count).merge().loader(backend=sl.Processes(hosts), tune=tune)
+
+
+def found_in_passes(n: int) -> Tally:
+    with _hosted(n, 1, tune=True) as loader:
+        for _ in range(PASSES if n > SMOKE_ITEMS else 1):
+            deque(loader, 0)
+    with TemporaryDirectory() as folder:
+        loader.tuning.save(Path(folder, "tune.json"))
+        return second_pass(n, 1, Path(folder, "tune.json"))
+
+
+def best_number(n: int) -> Tally:
+    return second_pass(n, _best_number(n) if n > SMOKE_ITEMS else 1)
+
+
+@cache
+def _best_number(n: int) -> int:
+    """Return the number of processes with which a pass takes least, each tried for one."""
+    return min((1, 2, 4, SHARDS), key=lambda hosts: second_pass(n, hosts).seconds or 0.0)
+
+
+def _prepare_number(n: int) -> None:
+    if n > SMOKE_ITEMS:
+        _best_number(n)
+
+
 def _suite(
     question: str, note: str, make: Callable[..., Any], few: int, items: int, grid: Sequence[tuple[int, ...]]
 ) -> Suite:
@@ -261,6 +303,24 @@ SUITES = (
         150,
         2000,
         [(calls, threads) for (calls,) in POWERS[2:8] for threads in (1, 2, 4)],
+    ),
+    Suite(
+        question=f"Tuning for {PASSES} passes: pure Python in processes",
+        unit="items/s",
+        cases=(
+            Case("as written", second_pass, 2500),
+            Case("the best of a grid", best_number, 2500, prepare=_prepare_number),
+            Case(
+                "with what loader(tune=True) has found",
+                found_in_passes,
+                2500,
+                (at_least(0.9, "the best of a grid"), at_least(0.97, "as written")),
+            ),
+        ),
+        smoke_items=SMOKE_ITEMS,
+        floor="the best of a grid",
+        expected=expected,
+        note="1 ms a call; 8 shards; Processes(1) is written.",
     ),
 )
 

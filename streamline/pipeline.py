@@ -699,7 +699,7 @@ class Pipeline(Openable[T]):
           page: True: a live page shows it, and all ranks, in a browser; "0.0.0.0:8600": at this address. docs/page.md
           record: where it records of each step which items were in it: sl.Recorder("steps/"). docs/steps.md
           skip_steps: steps whose items are drawn and not given, range(1820, 1841) say; later resumes know of them.
-          tune: True: what limits gets more calls, threads or room while it runs; or a file to go by. docs/tuning.md
+          tune: True: what limits gets more calls, threads, room, or hosts; or a file to go by. docs/tuning.md
 
         Raises:
           PlanError: what ranks, or processes of one, can't share, or can't end together; wrong options (PlanTypeError).

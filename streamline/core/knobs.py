@@ -1,5 +1,7 @@
 """Knobs: what of a stage can be turned while it runs, and their values in one event loop.
 
+The number of hosts is one, too: it isn't a stage's, and is turned between passes only.
+
 A knob changes when things are done, and how many are in flight; never an item, their order, or a state.
 """
 
@@ -10,8 +12,12 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 from weakref import WeakSet
 
-KnobKind: TypeAlias = Literal["concurrency", "threads", "prefetch", "reads"]
-"""What is turned: calls of an async function at once; threads; items that are kept ready; requests of a source."""
+KnobKind: TypeAlias = Literal["concurrency", "threads", "prefetch", "reads", "hosts"]
+"""What is turned: calls of an async function at once; threads; items that are kept ready; requests of a source; threads
+or processes in which workers run."""
+
+HOSTS = "hosts"
+"""The name of the knob that is no stage's."""
 
 MOST_CALLS = 1024
 """Calls of one stage at once, all shards of a rank together, where nothing else bounds them: each may hold a socket,

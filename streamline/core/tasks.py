@@ -91,6 +91,7 @@ class Session:
       where: how messages call the host that this is in: "process 2, pid 4711"; "": it is the run itself.
       place: where what leaves this host, or goes to a device, is written; None: in ordinary memory.
       widths: the values of knobs that are turned while it runs; None: none are.
+      hosts: at most so many run its workers, in the place of what its backend says; None: as that says.
       on_mapped: told of memory that a host process shares with this one, and will use again; None: not called.
 
     Args:
@@ -119,6 +120,7 @@ class Session:
         self.where = ""
         self.place: Place | None = None
         self.widths: Widths | None = None
+        self.hosts: int | None = None
         self.on_mapped: Mapped | None = None
         self.other_ranks = ""
         self.slow_rank: Callable[[], Any] = lambda: None

@@ -9,6 +9,8 @@ that isn't needed goes down again, to what the plan says; below that only where 
 tf.data's tuners model every stage and turn by one. Here a step is measured, since calls of APIs, threads under a GIL
 and disks follow no model; and a step of one doesn't stand out of the noise, and takes too long from 1 to 64.
 
+How many hosts there are is decided likewise, but between the passes of a loader: a whole pass is one sample.
+
 Source: Plumber (Kuchnik et al., MLSys 2022), tf.data's STAGE_BASED.
 """
 
@@ -21,8 +23,8 @@ from statistics import fmean
 from typing import TypeAlias
 
 from streamline.core.knobs import Knob
-from streamline.observe.figures import Figures, StageStats, between
-from streamline.observe.verdict import WAITS, Loads, limit_of
+from streamline.observe.figures import Figures, HostStats, StageStats, between
+from streamline.observe.verdict import LEAST_ITEMS, LEAST_S, LOADED, WAITS, Loads, limit_of
 
 STEP = 1.5
 
@@ -73,11 +75,13 @@ class Measurement:
     Attributes:
       figures: since the stream was opened.
       cpu_s: of CPU that its processes have used by then.
+      hosts_cpu_s: of that, its host processes.
       free_bytes: of memory that may still be used.
     """
 
     figures: Figures
     cpu_s: float = 0.0
+    hosts_cpu_s: float = 0.0
     free_bytes: float = math.inf
 
 
@@ -88,7 +92,7 @@ class TuningStep:
     Attributes:
       at_s: since the stream was opened.
       stage: as printed; `name` is its name.
-      kind: what was turned: "concurrency", "threads", "prefetch".
+      kind: what was turned: "concurrency", "threads", "prefetch", "reads", "hosts".
       why: for a person.
     """
 
@@ -126,6 +130,41 @@ class _Trial:
     settled_at: float
 
 
+class Noise:
+    """How far samples of a rate are off their mean; what is known fades.
+
+    Args:
+      guess: what is taken for it before there are any samples.
+      count: as how many samples that counts.
+    """
+
+    def __init__(self, guess: float, count: float) -> None:
+        self._squares, self._count = guess**2 * count, count
+
+    @property
+    def enough(self) -> int:
+        """Samples from which on their mean is known well enough."""
+        return math.ceil(self._squares / self._count / KNOWN**2)
+
+    def learn(self, rates: Sequence[float]) -> None:
+        """Take note of samples of one rate."""
+        fades = 0.9
+        self._squares = fades * self._squares + _off(rates)
+        self._count = fades * self._count + len(rates) - 1
+
+    def error(self, before: Sequence[float], after: Sequence[float]) -> float:
+        """Return the standard error of the ratio of two mean rates."""
+        squares = self._squares + _off(before) + _off(after)
+        count = self._count + len(before) + len(after) - 2
+        return math.sqrt(squares / count * (1 / len(before) + 1 / len(after)))
+
+
+def _off(rates: Sequence[float]) -> float:
+    """Return the sum of squares of what samples are off their mean, as shares of it."""
+    mean = fmean(rates)
+    return sum((rate / mean - 1) ** 2 for rate in rates) if mean else 1.0
+
+
 class Tuner:
     """Decides on knobs.
 
@@ -153,7 +192,7 @@ class Tuner:
         self._memory_bytes = memory_bytes
         self._barred: dict[_Way, float] = {}  # steps that gain nothing, until when
         self._rests: dict[_Way, float] = {}
-        self._noise = NOISE**2 * NOISE_SAMPLES, NOISE_SAMPLES  # squares of what samples were off, and how many
+        self._noise = Noise(NOISE, NOISE_SAMPLES)
         self._calm_since: dict[str, float] = {}
 
     @property
@@ -258,11 +297,11 @@ class Tuner:
         wanted = -GAIN if trial.eases else GAIN
         up = trial.after > trial.before
         done = up and gain > 0 and waits < CALM  # the consumer has what it can take
-        sure = abs(gain - wanted) >= SURE * self._error(trial.rates, rates)
+        sure = abs(gain - wanted) >= SURE * self._noise.error(trial.rates, rates)
         if not (done or sure or len(rates) >= MOST_SAMPLES):
             return None
         self._trial = None
-        self._learn(trial.rates)
+        self._noise.learn(trial.rates)
         if done or gain >= wanted or (trial.eases and waits < WAITS) or (up and self._relieved(window, stage)):
             self._usual = (trial.knob.stage, rates)
             self._barred[trial.knob.stage, trial.after, not up] = now + 2 * REST_S  # that is where it came from
@@ -320,7 +359,7 @@ class Tuner:
         """Forget what was tried when costs have changed: another stage limits, or the same one at another rate."""
         if self._usual is not None and self._usual[0] == stage:
             change = fmean(rates) / (fmean(self._usual[1]) or math.inf) - 1
-            if len(rates) < 5 or abs(change) < max(CHANGED, SURE * self._error(self._usual[1], rates)):
+            if len(rates) < 5 or abs(change) < max(CHANGED, SURE * self._noise.error(self._usual[1], rates)):
                 return
             self._barred.clear()
             self._rests.clear()
@@ -367,27 +406,7 @@ class Tuner:
     @property
     def _enough(self) -> int:
         """Samples from which on the rate before a step is known well enough."""
-        squares, count = self._noise
-        return min(MOST_SAMPLES, max(LEAST_SAMPLES, math.ceil(squares / count / KNOWN**2)))
-
-    def _learn(self, rates: list[float]) -> None:
-        """Take note of how far samples are off their mean; what is known fades."""
-        mean = fmean(rates)
-        squares, count = self._noise
-        fades = 0.9
-        self._noise = (
-            fades * squares + sum((rate / mean - 1) ** 2 for rate in rates),
-            fades * count + len(rates) - 1,
-        )
-
-    def _error(self, before: list[float], after: list[float]) -> float:
-        """Return the standard error of the ratio of two mean rates."""
-        squares, count = self._noise
-        for rates in (before, after):
-            mean = fmean(rates)
-            squares += sum((rate / mean - 1) ** 2 for rate in rates) if mean else 1.0
-            count += len(rates) - 1
-        return math.sqrt(squares / count * (1 / len(before) + 1 / len(after)))
+        return min(MOST_SAMPLES, max(LEAST_SAMPLES, self._noise.enough))
 
 
 def _limiting(window: Figures) -> tuple[str, StageStats | None]:
@@ -406,3 +425,208 @@ def _items(figures: Figures, stage: StageStats | None) -> int:
     if stage.hosts and any(host.kind == "process" for host in figures.hosts):
         return sum(host.items for host in figures.hosts)
     return sum(one.items for one in figures.stages if one.name == stage.name)
+
+
+# Hosts, between passes ------------------------------------------------------------------------------------------------
+
+PASS_S = 1.0
+"""Of passes with one number of hosts, shorter ones together, before it is changed, or a step is judged."""
+
+PASS_NOISE, PASS_NOISE_SAMPLES = 0.05, 2.0
+"""As `NOISE`, of the rates of whole passes, in which that of samples cancels out."""
+
+MOST_PASSES = 5
+"""Of a rate, before and after a step."""
+
+REST_PASSES, MOST_REST_PASSES = 2, 32
+"""Passes for which a step that was undone isn't tried again: the first time, doubled each time; and at the most."""
+
+
+class PassLooks:
+    """What is seen of one pass: its longest stretch without a pause, since all of its hosts run, and no knob is turned.
+
+    Attributes:
+      stretch: its first and last look; None: there were no two.
+    """
+
+    def __init__(self) -> None:
+        self.stretch: tuple[Measurement, Measurement] | None = None
+        self._first: Measurement | None = None
+
+    def look(self, look: Measurement) -> None:
+        """Take note of the figures, several times a second."""
+        if self._first is None:
+            self._first = look if all(map(_runs, look.figures.hosts)) else None
+        elif self.stretch is None or _seconds(self._first, look) >= _seconds(*self.stretch):
+            self.stretch = self._first, look
+
+    def pause(self) -> None:
+        """Nothing is to run from here to the next look."""
+        self._first = None
+
+    def turned(self) -> None:
+        """What was seen before says nothing of how it runs now."""
+        self._first = self.stretch = None
+
+
+def _runs(host: HostStats) -> bool:
+    """Whether a host is past its start, as far as it has told, or has nothing to run."""
+    return not host.shards or host.items > 0 or host.busy_s + host.wait_input_s > 0
+
+
+def _seconds(first: Measurement, last: Measurement) -> float:
+    return last.figures.elapsed_s - first.figures.elapsed_s
+
+
+@dataclass(frozen=True)
+class _HostTrial:
+    """A number of hosts that is being judged; `before`, `rates` and `eases` as of `_Trial`."""
+
+    before: int
+    rates: list[float]
+    eases: bool
+
+
+class HostTuner:
+    """Decides how many hosts the next pass gets, from what was seen of whole passes.
+
+    While the consumer waits and what limits is computing in the hosts, the next pass gets half as many more. That is
+    judged by what comes from the hosts in a second, as a knob's step, and goes down again likewise.
+
+    Args:
+      knob: of the backend.
+      label: what steps are said to be of.
+      value: to begin with; None: as written.
+
+    Attributes:
+      value: hosts of the next pass.
+      resting: why it isn't changed, for a person; "": a step is being judged.
+    """
+
+    def __init__(self, knob: Knob, label: str, value: int | None = None) -> None:
+        self.value = max(knob.written, value or 0)
+        self.resting = "no pass has shown yet what it takes"
+        self._knob = knob
+        self._label = label
+        self._trial: _HostTrial | None = None
+        self._rates: list[float] = []  # of passes with the present value
+        self._seconds = 0.0  # that they took
+        self._noise = Noise(PASS_NOISE, PASS_NOISE_SAMPLES)
+        self._passes = 0
+        self._barred: dict[bool, int] = {}  # whether up, until which pass
+        self._rests: dict[bool, int] = {}
+
+    @property
+    def settled(self) -> int:
+        """The value, without a step that is still being judged."""
+        return self.value if self._trial is None else self._trial.before
+
+    def next_pass(self, seen: PassLooks, most: int) -> TuningStep | None:
+        """Take a pass into account; return the step for the next one: `value` has it already.
+
+        Args:
+          most: as many workers and cores as there are, whatever is written.
+        """
+        if seen.stretch is None:
+            return None
+        first, last = seen.stretch
+        window = between(first.figures, last.figures)
+        items = sum(host.items for host in window.hosts)
+        if window.elapsed_s < LEAST_S or items < LEAST_ITEMS:
+            return None
+        self._passes += 1
+        rate = items / window.elapsed_s
+        if self._trial is None:
+            self._notice(rate)
+        self._rates = [*self._rates[1 - MOST_PASSES :], rate]
+        self._seconds += window.elapsed_s
+        if self._seconds < PASS_S:
+            return None
+        loads, used = Loads(window), max(0.0, last.cpu_s - first.cpu_s) / window.elapsed_s
+        computed = (last.hosts_cpu_s - first.hosts_cpu_s) / (window.elapsed_s * max(1, len(window.hosts)))
+        busy = min(1.0, max(loads.hosted_hold, computed))  # stages don't count what it takes to send items
+        if self._trial is not None and (judged := self._judged(self._trial, loads.waits)) is not None:
+            return judged
+        if self._trial is not None:
+            return None
+        step = self._down(busy)
+        return self._up(loads, busy, used, last.free_bytes, most) if step is None else step
+
+    def _up(self, loads: Loads, busy: float, used: float, free_bytes: float, most: int) -> TuningStep | None:
+        """Begin a step up, if the consumer waits for what the hosts compute."""
+        figures, value = loads.figures, self.value
+        if loads.waits < WAITS:
+            return self._rest(f"the consumer waits {loads.waits:.0%} of its time")
+        rule, stage = _limiting(figures)
+        if rule == "loop" and stage is not None and stage.hosts:
+            why = f"{stage} keeps the hosts busy"
+        elif not rule and busy >= LOADED:
+            why = f"the hosts are busy {busy:.0%} of theirs"
+        else:
+            return self._rest("the hosts' computing isn't what limits")
+        if used >= BUSY_CPUS * figures.cpus:
+            return self._rest(f"all CPUs ({figures.cpus}) are busy")
+        after = min(math.ceil(value * STEP), most, value + math.ceil(figures.cpus - used))
+        if after <= value:
+            return self._rest(f"{value} are as many as there are shards or CPUs for")
+        if each := max(host.resident_bytes for host in figures.hosts):
+            after = min(after, value + math.floor(free_bytes / 2 / each))
+        if after <= value:
+            return self._rest(f"another one would take {each / 1e6:,.0f} MB, more than half of what is free")
+        if self._barred.get(True, 0) > self._passes:
+            return self._rest("more have brought nothing")
+        return self._begin(after, f"the consumer waits {loads.waits:.0%} of its time, and {why}", eases=False)
+
+    def _down(self, busy: float) -> TuningStep | None:
+        """Begin a step down, if fewer hosts have time enough for what these compute."""
+        after = max(self._knob.written, math.floor(self.value / STEP))
+        if after >= self.value or self._barred.get(False, 0) > self._passes:
+            return None
+        if busy * self.value / after >= LOADED:
+            return None
+        return self._begin(after, f"the hosts are busy {busy:.0%} of their time", eases=True)
+
+    def _begin(self, after: int, why: str, *, eases: bool) -> TuningStep:
+        self._trial = _HostTrial(self.value, self._rates, eases)
+        return self._turned(after, why)
+
+    def _judged(self, trial: _HostTrial, waits: float) -> TuningStep | None:
+        """Keep or undo a step, once it can be told what it has brought; return the step back."""
+        gain = fmean(self._rates) / (fmean(trial.rates) or math.inf) - 1
+        wanted = -GAIN if trial.eases else GAIN
+        done = waits < (WAITS if trial.eases else CALM)  # the consumer has what it can take
+        sure = abs(gain - wanted) >= SURE * self._noise.error(trial.rates, self._rates)
+        if not (done or sure or len(self._rates) >= MOST_PASSES):
+            return None
+        self._trial = None
+        self._noise.learn(trial.rates)
+        self._noise.learn(self._rates)
+        if done or gain >= wanted:
+            self._rest(f"{self.value} have brought {gain:+.0%}")
+            return None
+        up, after = not trial.eases, self.value
+        self._rests[up] = min(MOST_REST_PASSES, max(REST_PASSES, 2 * self._rests.get(up, 0)))
+        self._barred[up] = self._passes + self._rests[up]
+        step = self._turned(trial.before, f"undone: {after} brought {gain:+.0%}")
+        self._rates, self._seconds = trial.rates, PASS_S
+        return step
+
+    def _notice(self, rate: float) -> None:
+        """Forget what was tried when costs have changed."""
+        if not self._rates:
+            return
+        change = rate / (fmean(self._rates) or math.inf) - 1
+        if abs(change) >= max(CHANGED, SURE * self._noise.error(self._rates, [rate])):
+            self._rates, self._seconds = [], 0.0
+            self._barred.clear()
+            self._rests.clear()
+
+    def _turned(self, after: int, why: str) -> TuningStep:
+        before, self.value = self.value, after
+        self._rates, self._seconds, self.resting = [], 0.0, ""
+        kind, name = self._knob.kind, self._knob.stage
+        return TuningStep(at_s=0.0, stage=self._label, name=name, kind=kind, before=before, after=after, why=why)
+
+    def _rest(self, why: str) -> TuningStep | None:
+        self.resting = why
+        return None

@@ -402,7 +402,7 @@ class Loader(Generic[T]):
             return position
         epoch = self._now.epochs.upcoming.epoch
         with self._passes.open_at(
-            resume=None, epoch=epoch, backend=Inline(), ends="allow"
+            resume=None, epoch=epoch, backend=Inline(), ends="allow", tune=False
         ) as stream:  # nothing is read
             return stream.snapshot()
 

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar, Unpack
 
-from streamline.backends.base import Backend
 from streamline.backends.hosts.pool import HostingBackend, HostPool
 from streamline.core.cursor import PartIterator
 from streamline.core.forks import disowned_in_copies
@@ -29,7 +28,7 @@ from streamline.runtime.loop_thread import EXIT_S
 from streamline.runtime.run import ResolvedRun, page_of
 from streamline.runtime.sync_stream import SyncStream
 from streamline.runtime.tuning import StreamTuning, tuning_of
-from streamline.sharding.ends import EndsPolicy, checked_ends
+from streamline.sharding.ends import checked_ends
 from streamline.sharding.ranks import find_rank
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.base import Source
@@ -278,9 +277,7 @@ def _same(one: ResolvedRun | None, other: ResolvedRun) -> bool:
 class OpenAt(Protocol[T]):
     """Opens the pipeline at a snapshot, or at the beginning of an epoch; `Pipeline.open` with its other options."""
 
-    def __call__(
-        self, *, resume: Snapshot | None, epoch: int | None, backend: Backend = ..., ends: EndsPolicy = ...
-    ) -> Opened[T]: ...
+    def __call__(self, *, resume: Snapshot | None, epoch: int | None, **options: Unpack[RunOptions]) -> Opened[T]: ...
 
 
 def _tell(spent: Future[None]) -> None:

@@ -14,6 +14,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal, NoReturn
 
 from streamline.backends.hosts.connection import HostConnection
@@ -29,6 +30,7 @@ from streamline.core.cleanup import Cleanup
 from streamline.core.cpus import cpus_here, usable_cpus
 from streamline.core.flow import Site
 from streamline.core.forks import disowned_in_copies
+from streamline.core.knobs import HOSTS, Knob
 from streamline.core.options import given
 from streamline.core.state import Tree
 from streamline.core.tasks import Session
@@ -156,14 +158,24 @@ class HostingBackend(ABC):
         """Return a new host for the runs of this process, or its part in a shared one."""
         return SharedHost(number, self) if self.shared is not None and in_a_job(os.environ) else self.host(number)
 
-    def hosts_for(self, workers: int) -> int:
-        """Return how many hosts run `workers` workers."""
-        return min(workers, cpus_here() if self.most is None else self.most)
+    def knob(self, workers: int) -> Knob | None:
+        """Return what a tuner may change between passes of so many workers. None: nothing.
+
+        Not where the cores say how many hosts there are, or other processes use the same ones.
+        """
+        if self.most is None or self.shared is not None:
+            return None
+        return Knob(stage=HOSTS, kind="hosts", written=self.most, most=max(self.most, min(workers, cpus_here())))
+
+    def hosts_for(self, workers: int, most: int | None = None) -> int:
+        """Return how many hosts run `workers` workers; `most` in the place of what is written."""
+        most = most or self.most
+        return min(workers, cpus_here() if most is None else most)
 
     def numbers(self, plan: Plan, site: Site, workers: int) -> Sequence[int]:
         """Return the numbers of a run's hosts. Of shared ones, which all ranks number alike, those of its shards."""
         if self.shared is None:
-            return range(self.hosts_for(workers))
+            return range(self.hosts_for(workers, site.tasks.session.hosts))
         shards = shards_of_rank(plan.shard.num_shards, site.shard, site.num_shards)
         return sorted({self.home(shard) for shard in shards})
 
@@ -301,14 +313,17 @@ class HostPool:
 
     Args:
       hosting: the backend whose hosts it keeps.
-      hints: only one pipeline uses it: refuse, or log, more hosts than that can use.
+      hints: only one pipeline uses it: refuse, or log, more hosts than that can use, and end those that its last run
+        doesn't need.
     """
 
     def __init__(self, hosting: HostingBackend, *, hints: bool = False) -> None:
         self.hosting = hosting
         self._own = self._hints = hints
         self._hosts: list[Host] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: a finaliser may end a run in this thread
+        self._running: dict[object, frozenset[int]] = {}  # which hosts each run uses
+        self._last: frozenset[int] = frozenset()
         self._closed = False
         self._at_close: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._end = Cleanup(self, _end, self._hosts, os.getpid())
@@ -316,11 +331,15 @@ class HostPool:
 
     def disown(self) -> None:
         """Forget the lock, which another thread may have held."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+
+    def knob(self, workers: int) -> Knob | None:
+        """Return what a tuner may change, as its backend does. None: nothing, where it may serve several pipelines."""
+        return self.hosting.knob(workers) if self._own else None
 
     def begin(self, plan: Plan, site: Site, workers: int) -> HostedWorkers:
         """Return what opens the workers of a run, in hosts of this pool; raises `ClosedError` if it is closed."""
-        hosting, numbers = self.hosting, self.hosting.numbers(plan, site, workers)
+        hosting, numbers, run = self.hosting, self.hosting.numbers(plan, site, workers), object()
         with self._lock:
             if self._closed:
                 raise ClosedError(
@@ -328,12 +347,32 @@ class HostPool:
                     f"backend={hosting.short}"
                 )
             hints, self._hints = self._hints, False
+            ended = [host for host in self._hosts if host.closed]
+            self._hosts[:] = [host for host in self._hosts if not host.closed]
             known = {host.number: host for host in self._hosts}
             self._hosts += [hosting.run_host(number) for number in numbers if number not in known]
             hosts = [host for host in self._hosts if host.number in numbers]
+            self._last = self._running[run] = frozenset(numbers)
+            self._end_spare()
+        site.tasks.session.at_close(partial(self._run_over, run))
+        for host in ended:
+            host.close()
         if hints:
             hosting.hint(plan, site, workers)
         return hosting.assigned(plan, site, workers, hosts, own=False)
+
+    def _run_over(self, run: object) -> None:
+        """Note that a run uses its hosts no more. Idempotent."""
+        with self._lock:
+            self._running.pop(run, None)
+            self._end_spare()
+
+    def _end_spare(self) -> None:
+        """Ask hosts to end that neither a run uses that goes on, nor the last one has used; under the lock."""
+        used = self._last.union(*self._running.values())
+        for host in self._hosts if self._own else ():
+            if host.number not in used:
+                host.leave()
 
     def check(self, plan: Plan) -> None:
         """Check as its backend does, unless several pipelines share the pool."""

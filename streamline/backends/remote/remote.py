@@ -26,6 +26,7 @@ from streamline.backends.remote.agents import Agents, CarriedPlan, HostGone, Rem
 from streamline.backends.remote.network_link import LOST_AFTER_S, NetworkLink, watch_peer
 from streamline.core.counters import HostKind, host_label
 from streamline.core.handshake import read_key
+from streamline.core.knobs import Knob
 from streamline.core.options import check_int, given, parse_address
 from streamline.core.tasks import Session
 from streamline.core.threads import brought
@@ -79,6 +80,9 @@ class AgentsBackend(HostingBackend):
         first = hosts[0]
         assert isinstance(first, RemoteHost)
         return HostError(first.late(f"only {there} of the {least} hosts that {self.short} needs at least have come"))
+
+    def knob(self, workers: int) -> Knob | None:
+        return None  # machines come and go as agents say, and this one's cores are no bound
 
     @property
     def crash_tracking(self) -> CrashTracking:
