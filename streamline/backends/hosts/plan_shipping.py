@@ -28,11 +28,11 @@ from itertools import dropwhile
 from typing import Any, Protocol, TypeAlias
 
 import cloudpickle
-import numpy as np
 
 from streamline.backends.ipc.by_value import DERIVED, EXACT, RecreatingPickler
 from streamline.backends.ipc.pickling import PickleBuffers, PickledItems
 from streamline.core.forks import ForkSafeLock
+from streamline.core.lazy_numpy import loaded_np, np
 from streamline.errors import HostError, PlanError, users_level
 from streamline.plan.fingerprint import code_hash
 
@@ -305,7 +305,7 @@ class _PlanPickler(RecreatingPickler):
         self._homes: dict[int, tuple[types.ModuleType, str]] | None = None
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, np.ndarray):
+        if isinstance(obj, loaded_np.ndarray):
             restart = mapped_again(obj)
             return NotImplemented if restart is None else restart
         if isinstance(obj, types.FunctionType | type):
@@ -354,7 +354,7 @@ def _module_objects() -> Iterator[tuple[object, tuple[types.ModuleType, str]]]:
             for name, thing in list(vars(module).items()):
                 kind = type(thing)
                 if kind not in kinds:
-                    kinds[kind] = kind in EXACT or any(base in DERIVED for base in kind.__mro__)
+                    kinds[kind] = kind in (*EXACT, loaded_np.ufunc) or any(base in DERIVED for base in kind.__mro__)
                 if kinds[kind]:
                     yield thing, (module, name)
 
