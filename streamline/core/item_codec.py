@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import sys
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any, NamedTuple, TypeAlias
@@ -159,7 +160,7 @@ def write(item: Any) -> EncodedItem:
         return EncodedItem("v", item)
     if kind is bytes:
         return EncodedItem("b", item)
-    if kind is loaded_np.ndarray:
+    if "numpy" in sys.modules and kind is loaded_np.ndarray:
         return EncodedItem("a", _npy(item))
     try:
         found = _not_json(item)

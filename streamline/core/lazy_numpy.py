@@ -1,7 +1,8 @@
 """NumPy, imported when something of it is first used: without it a process starts in two thirds of the CPU time.
 
 `np` is NumPy, and imports it. `loaded_np` never does: it is for asking whether something is an array, of which there
-are none in a process that hasn't imported NumPy. All modules of the package take both from here.
+are none in a process that hasn't imported NumPy. Where that is so, asking takes half a microsecond: what asks for each
+item or list looks into `sys.modules` first. All modules of the package take both from here.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ its own of each row, so that nothing of this shows: no item keeps the memory of 
 from __future__ import annotations
 
 import copyreg
+import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import chain, repeat
@@ -28,7 +29,9 @@ STRIDES, SHAPE, DTYPE, COPY = attrgetter("strides"), attrgetter("shape"), attrge
 
 def in_columns(items: list[Any]) -> Any:
     """Return what to pickle in place of a list: its columns, which are unpickled as an equal list, or the list."""
-    kind, array = type(items[0]) if len(items) >= LEAST_ITEMS else None, loaded_np.ndarray
+    if len(items) < LEAST_ITEMS or "numpy" not in sys.modules:
+        return items
+    kind, array = type(items[0]), loaded_np.ndarray
     if kind not in (array, dict, tuple) or _several(map(type, items)) or array in copyreg.dispatch_table:
         return items
     if kind is array:

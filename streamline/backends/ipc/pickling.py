@@ -13,12 +13,15 @@ imported to pack an item: where they aren't, there are no arrays, tensors or tab
 from __future__ import annotations
 
 import copyreg
+import mmap
+import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pickle import PickleBuffer
-from typing import TYPE_CHECKING, Any, NamedTuple
+from struct import Struct
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from streamline.backends.ipc.columns import in_columns
 from streamline.backends.ipc.messages import PackingError
@@ -170,7 +173,9 @@ PLAIN = frozenset("biufcSUVMm")
 
 def reducers() -> dict[Any, Reducer]:
     """Return a dispatch table for a pickler; the user's `copyreg` entries take precedence."""
-    table: dict[Any, Reducer] = {loaded_np.ndarray: reduce_array, loaded_np.memmap: reduce_array}
+    table: dict[Any, Reducer] = {}
+    if "numpy" in sys.modules:
+        table = {loaded_np.ndarray: reduce_array, loaded_np.memmap: reduce_array}
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "Tensor"):
         table[torch.Tensor] = reduce_tensor
@@ -293,3 +298,41 @@ def _apart(batch: Any) -> Any:
 def _dense_enough(batch: Any) -> bool:
     """Return whether sending all of a batch's buffers is cheaper than copying the part in use."""
     return bool(batch.get_total_buffer_size() <= 2 * batch.nbytes)
+
+
+# In a file ------------------------------------------------------------------------------------------------------------
+FOOTER = Struct("<QQ")  # where the table of buffers begins, bytes of the pickle
+
+ENTRY = Struct("<QQ?")  # where a buffer begins, its bytes, whether it is read-only
+
+
+def write(pickled: PickledItems, file: BinaryIO) -> int:
+    """Write the pickle, the buffers, the table of their offsets; return the bytes written."""
+    file.writelines(pickled.pieces)
+    size = file.tell()
+    entries = []
+    for view in pickled.buffers:
+        begin = -(-file.tell() // mmap.PAGESIZE) * mmap.PAGESIZE
+        file.seek(begin)
+        file.write(view)
+        entries.append(ENTRY.pack(begin, view.nbytes, view.readonly))
+    table = file.tell()
+    file.write(b"".join(entries) + FOOTER.pack(table, size))
+    return file.tell()
+
+
+def load(fd: int) -> Any:
+    """Return what was written, and close `fd`. Its arrays are copy-on-write views of the file.
+
+    Raises as unpickling does.
+    """
+    try:
+        mapped = memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    finally:
+        os.close(fd)
+    table, size = FOOTER.unpack(mapped[-FOOTER.size :])
+    buffers = []
+    for begin, nbytes, readonly in ENTRY.iter_unpack(mapped[table : -FOOTER.size]):
+        view = mapped[begin : begin + nbytes]
+        buffers.append(view.toreadonly() if readonly else view)
+    return pickle.loads(mapped[:size], buffers=buffers)

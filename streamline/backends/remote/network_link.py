@@ -20,11 +20,10 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from streamline.backends.hosts.plan_shipping import load
 from streamline.backends.hosts.shared_runs import serve_link
 from streamline.backends.ipc.frames import LARGE, Frames, head, padded
 from streamline.backends.ipc.messages import Message
-from streamline.backends.ipc.pickling import PickledItems
+from streamline.backends.ipc.pickling import PickledItems, load
 from streamline.backends.ipc.shared_socket import Gone
 from streamline.backends.ipc.socket_link import AT_ONCE, SharedItems, SocketLink
 from streamline.core.dial import Introduction
@@ -200,7 +199,7 @@ MOST_FILES = 100
 
 
 def load_here(payload: int) -> Any:
-    """Return what `plan_shipping.load` returns.
+    """Return what `pickling.load` returns.
 
     Raises:
       HostError: this machine lacks a module or a file that the run needs, or has another version of it.
