@@ -10,6 +10,7 @@ import gc
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -134,18 +135,30 @@ def no_leaks(_warm_up: None) -> Iterator[None]:
     collecting_s = time.perf_counter() - begun
     for name, look in LOOKS.items():
         left = _until_gone(lambda look=look, name=name: look() - before[name])  # type: ignore[misc]
-        assert not left, f"the test left {name}: {_named(left) if name == 'processes' else left}"
+        assert not left, f"the test left {name}: {NAMED[name](left)}"
     if len(sys.modules) > modules or collecting_s > COLLECT_S:
         gc.freeze()  # what was imported stays, too, and what pytest keeps of thousands of tests: 0.3 s each in the end
 
 
-def _named(pids: set[Any]) -> list[str]:
+def _programs(pids: set[Any]) -> list[str]:
     """Return what runs in these processes."""
     found = []
     for pid in sorted(pids):
         with suppress(OSError):  # it has just ended
             found.append(f"{pid}: " + Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
     return found
+
+
+def _paths(files: set[Any]) -> list[str]:
+    """Return what these descriptors are of."""
+    found = []
+    for fd, *_ in sorted(files):
+        with suppress(OSError):  # it has just been closed
+            found.append(f"{fd}: {Path(f'/proc/self/fd/{fd}').readlink()}")
+    return found
+
+
+NAMED: dict[str, Callable[[set[Any]], object]] = {"threads": set, "files": _paths, "processes": _programs}
 
 
 def _until_gone(look: Callable[[], set[T]]) -> set[T]:
@@ -160,17 +173,24 @@ def _threads() -> set[object]:
 
 
 def _files() -> set[object]:
+    """Return each descriptor, and what it is of; that of an event loop, say, has no number of its own, but a name."""
     found: set[object] = set()
-    for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208 - twice for each test: paths take most of the time
+    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - twice for each test: paths take most of the time
         try:
-            found.add((fd, os.readlink(f"/proc/self/fd/{fd}")))  # noqa: PTH115
+            of = os.fstat(fd)
+            name = "" if stat.S_IFMT(of.st_mode) else os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
         except OSError:
             continue  # the one that the listing itself used
+        found.add((fd, of.st_dev, of.st_ino, name))
     return found
 
 
 def _children() -> set[object]:
     """Return the pids of all children; those of a thread that ends meanwhile move to another one."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # none: so it is with most tests
+        return set()
     while True:
         threads, found = os.listdir("/proc/self/task"), set[object]()  # noqa: PTH208
         for thread in threads:

@@ -54,7 +54,7 @@ first leaves out what stands under TYPE_CHECKING."""
 MOST_FOLDERS, MOST_LOOSE, MOST_MODULES = 14, 6, 300
 """At the first level, dunder files aside; and in all."""
 
-HEAVY = ("torch", "jax", "ray", "pyarrow", "aiohttp", "hypothesis", "pytest", "trio")
+HEAVY = ("numpy", "torch", "jax", "ray", "pyarrow", "aiohttp", "hypothesis", "pytest", "trio")
 """What `import streamline` must not import."""
 
 FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
@@ -255,8 +255,25 @@ def test_importing_it_imports_nothing_heavy() -> None:
     assert heavy == "heavy:"
 
 
+def test_numpy_is_imported_by_what_uses_it_and_by_no_import_of_a_module() -> None:
+    """All take it from `core.lazy_numpy`, but for the demo and the law kit, which need it for all that they do."""
+    taken = [name for name in modules() if name not in ("demo", "core.lazy_numpy") and place(name) != "testing"]
+    wrong = [
+        f"{name}, line {node.lineno}"
+        for name in taken
+        for node in ast.walk(tree(name))
+        if (isinstance(node, ast.Import) and any(alias.name == "numpy" for alias in node.names))
+        or (
+            isinstance(node, ast.ImportFrom)
+            and (node.module or "").partition(".")[0] == "numpy"
+            and node.col_offset == 0
+        )
+    ]
+    assert not wrong, f"import np from streamline.core.lazy_numpy: {wrong}"
+
+
 def test_a_command_imports_what_it_needs_itself() -> None:
-    heavy = ("rich", "numpy", "anyio", *HEAVY)
+    heavy = ("rich", "anyio", *HEAVY)
     program = f"import sys, streamline.cli\nprint('heavy:', *(name for name in {heavy!r} if name in sys.modules))\n"
     assert printed(program) == ["heavy:"]
 

@@ -6,7 +6,6 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from importlib.util import find_spec
 from types import FunctionType
 from typing import Any
@@ -120,6 +119,8 @@ def check_takes_item(option: str, fn: Callable[..., Any], *named: str) -> None:
 
 
 def check_known(function: str, unknown: Iterable[str], known: Iterable[str]) -> None:
+    from difflib import get_close_matches  # not at the top: hosts start sooner
+
     for name in unknown:
         near = get_close_matches(name, list(known), 1)
         way = OF_OTHERS.get(name) or (f"did you mean {near[0]}=?" if near else f"it has {', '.join(known)}")

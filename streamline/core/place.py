@@ -11,12 +11,14 @@ import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from operator import index
-from typing import Any, Protocol, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+from streamline.core.lazy_numpy import np
 
-Bytes: TypeAlias = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 
 class Memory:

@@ -16,8 +16,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from streamline.core.lazy_numpy import np
 from streamline.errors import PlanError, printable
 
 if TYPE_CHECKING:
@@ -106,8 +105,10 @@ class Look:
 
 
 def _states() -> dict[str, Any]:
-    legacy: Any = np.random.get_state()
-    found: dict[str, Any] = {"random": hash(random.getstate()), "numpy.random": (legacy[1].tobytes(), legacy[2:])}
+    found: dict[str, Any] = {"random": hash(random.getstate())}
+    if "numpy" in sys.modules:  # it and torch are looked at once something has imported them
+        legacy: Any = np.random.get_state()
+        found["numpy.random"] = legacy[1].tobytes(), legacy[2:]
     if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "get_rng_state"):
         found["torch"] = bytes(torch.get_rng_state().numpy())
     return found

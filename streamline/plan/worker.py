@@ -2,7 +2,7 @@
 
 A channel stands where concurrency begins: after a source that waits, and at the worker's end.
 
-Stages that few plans need are imported where they are: a host process starts sooner without.
+What few plans need is imported where it is: a host process starts sooner without.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from streamline.core.state import At, DeferredState, State, Tree
 from streamline.core.tasks import Session, Tasks
 from streamline.plan.plan import READ_AHEAD_ITEMS, Plan
 from streamline.sources.base import Source
-from streamline.sources.live import FedSource
 from streamline.transforms.base import Stage
 
 
@@ -105,6 +104,8 @@ class BeginState(DeferredState):
         tasks.session.errors = self._site.tasks.session.errors
         plan, site = self._plan, replace(self._site, tasks=tasks)
         if plan.mode == "shared":
+            from streamline.sources.live import FedSource
+
             name = plan.source.name
             inbox = Channel[Any](At(name, 0 if self._state is None else self._state[name]), 1)
             source: Source[Any] = FedSource(name=name, inbox=inbox.inbox)

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-
+from streamline.core.lazy_numpy import np
 from streamline.errors import PlanError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -16,8 +16,10 @@ from streamline.core.knobs import Knob
 from streamline.core.meters import Traffic
 from streamline.core.state import Json, Tree
 from streamline.core.state_types import Count, check_type
-from streamline.io.storage.base import FoundObject
-from streamline.sharding.index import Index
+
+if TYPE_CHECKING:
+    from streamline.io.storage.base import FoundObject
+    from streamline.sharding.index import Index
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
-import numpy as np
 
 from streamline.core.flow import Demand, Flow, Lists, ListsFlow, Site
 from streamline.core.knobs import Knob
+from streamline.core.lazy_numpy import np
 from streamline.core.meters import Traffic
 from streamline.core.state import At, Json, Tree
 from streamline.core.state_types import Count, check_type

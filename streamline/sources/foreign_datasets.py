@@ -13,10 +13,9 @@ from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
-
 from streamline.core.flow import Site
 from streamline.core.forks import ForkSafeLock
+from streamline.core.lazy_numpy import np
 from streamline.core.options import given
 from streamline.errors import PlanTypeError
 from streamline.sources.base import Mode, epoch_number

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
-import numpy as np
-
 from streamline.core.blame import blame
 from streamline.core.counters import HoldTimer, StageMeter
 from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.lazy_numpy import np
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
 from streamline.core.state import At, CountedStates, Json, Tree

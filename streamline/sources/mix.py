@@ -14,14 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from streamline.core.counters import Detail, Details
 from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.lazy_numpy import np
 from streamline.core.pace import Pace
 from streamline.core.state import Json, Reference, Tree
 from streamline.core.state_types import Count, Unsigned
@@ -31,7 +30,8 @@ from streamline.sources.composite import PassOf, Several, SeveralState, grown
 from streamline.sources.mix_state import ComponentBuffer, Ended, MixContext, MixedStates, MixPass, MixState, Picks
 from streamline.sources.sampler import BLOCK, Draws, Numbers, Span
 
-NOTHING: Picks = np.empty(0, np.intp)
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class MixRun:
@@ -98,7 +98,7 @@ class MixRun:
     @property
     def state(self) -> MixState:
         """The state after what was served."""
-        return MixedStates(self._context, self._n, self._buffers, NOTHING).after(0)
+        return MixedStates(self._context, self._n, self._buffers, np.empty(0, np.intp)).after(0)
 
     async def lists(self, demand: Demand) -> Lists[Any]:
         """Yield items until all components that have a weight have ended; or the first of them."""

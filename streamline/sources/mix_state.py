@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from streamline.core.flow import Flow
+from streamline.core.lazy_numpy import np
 from streamline.core.state import Joined, Reference, State, States, Tree
 from streamline.sources.composite import SeveralState
 from streamline.sources.sampler import Span
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Ground: TypeAlias = tuple[int, Reference, States]
 """A number of items served, the component's state after them, and its states after the items that follow, by the number

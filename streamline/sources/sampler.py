@@ -7,14 +7,16 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from streamline.core.flow import Site
+from streamline.core.lazy_numpy import np
 from streamline.core.options import given
 from streamline.core.state import Json
 from streamline.errors import PlanError, PlanTypeError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 BLOCK = 1024
 """Numbers that are drawn together: item n has number n mod BLOCK of block n div BLOCK."""

@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from streamline.core.lazy_numpy import np
 from streamline.errors import PlanError, PlanTypeError
 
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from streamline.core.lazy_numpy import loaded_np, np
 from streamline.core.threads import OneThread
 from streamline.core.tree import replaced
 from streamline.transfer.base import Mover, Target
@@ -61,7 +60,7 @@ class CudaCopier:
         return self._own
 
     def size(self, leaf: Any, where: str) -> int | None:
-        if isinstance(leaf, np.ndarray):
+        if isinstance(leaf, loaded_np.ndarray):
             dtype_of(self._torch, leaf, where)
             return leaf.nbytes
         torch = self._torch
@@ -92,23 +91,23 @@ class CudaCopier:
             cuda.check_error(cuda.cudart().cudaHostUnregister(address))
 
     def address(self, leaf: Any) -> int | None:
-        if isinstance(leaf, np.ndarray):
+        if isinstance(leaf, loaded_np.ndarray):
             return leaf.ctypes.data if is_plain(leaf) else None
         return int(leaf.data_ptr())
 
     def stage(self, leaf: Any, buffer: Any, start: int) -> Any:
         memory = buffer[start : start + leaf.nbytes]
-        if isinstance(leaf, np.ndarray) and not is_plain(leaf):
+        if isinstance(leaf, loaded_np.ndarray) and not is_plain(leaf):
             native = leaf.dtype.newbyteorder("=")
             np.copyto(memory.numpy().view(native).reshape(leaf.shape), leaf)
             return memory.view(dtype_of(self._torch, leaf, "batch")).view(leaf.shape)
-        tensor = as_tensor(self._torch, leaf, "batch") if isinstance(leaf, np.ndarray) else leaf
+        tensor = as_tensor(self._torch, leaf, "batch") if isinstance(leaf, loaded_np.ndarray) else leaf
         staged = memory.view(tensor.dtype).view(tensor.shape)
         staged.copy_(tensor)
         return staged
 
     def copy(self, staged: Any) -> Any:
-        if isinstance(staged, np.ndarray):  # page-locked, or of no bytes
+        if isinstance(staged, loaded_np.ndarray):  # page-locked, or of no bytes
             staged = as_tensor(self._torch, staged, "batch")
         with self._torch.cuda.stream(self._stream):
             return staged.to(self._device, non_blocking=staged.is_pinned())

@@ -10,8 +10,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
-
+from streamline.core.lazy_numpy import loaded_np
 from streamline.core.tree import replaced
 from streamline.errors import PlanError, PlanTypeError
 from streamline.transfer.base import Copies, HostMemory, Mover, Target
@@ -150,7 +149,7 @@ class _Moves(Mover):
         return replaced(batch, self._moved)
 
     def _moved(self, leaf: Any, where: str) -> Any:
-        if isinstance(leaf, np.ndarray):
+        if isinstance(leaf, loaded_np.ndarray):
             tensor, copied = as_tensor(self._torch, leaf, where), not is_plain(leaf)
         elif isinstance(leaf, self._torch.Tensor):
             tensor, copied = leaf, False

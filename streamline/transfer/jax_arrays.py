@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from streamline.core.lazy_numpy import loaded_np
 from streamline.core.tree import replaced
 from streamline.errors import DataError
 from streamline.transfer.base import Copies, Mover, Target
@@ -43,7 +42,7 @@ class _Puts(Mover):
         return replaced(batch, self._put)
 
     def _put(self, leaf: Any, where: str) -> Any:
-        if isinstance(leaf, np.ndarray):
+        if isinstance(leaf, loaded_np.ndarray):
             check_array(leaf, where)
             if leaf.dtype.kind in "OSUMmT" or leaf.dtype.names is not None:
                 raise DataError(

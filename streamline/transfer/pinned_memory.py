@@ -20,8 +20,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
-
+from streamline.core.lazy_numpy import np
 from streamline.core.place import Bytes, Memory
 
 logger = logging.getLogger("streamline.transfer")

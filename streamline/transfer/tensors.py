@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
+from streamline.core.lazy_numpy import np
 from streamline.errors import DataError
 
 USER_DEFINED = 256

@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from operator import attrgetter
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeAlias
 
 from streamline.core.blame import saved_as, stage_name
+from streamline.core.lazy_numpy import loaded_np, np
 from streamline.core.place import Place
 from streamline.core.tree import field_names, parts_of, with_parts
 from streamline.errors import DataError, PlanTypeError
 
-Array = np.ndarray[Any, Any]
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 @saved_as("as_list")
@@ -85,7 +84,7 @@ def _stack(items: list[Any], tensors: bool, place: Place | None) -> Any:
         _check_types(items)
         if tensors and any(map(_is_tensor, items)):
             return _stacked(sys.modules["torch"].stack, [sys.modules["torch"].as_tensor(item) for item in items])
-    if isinstance(first, bool | int | float | complex | np.ndarray | np.generic):
+    if isinstance(first, bool | int | float | complex | loaded_np.ndarray | loaded_np.generic):
         stack_all = np.stack if isinstance(first, np.ndarray) else np.asarray  # of numbers 10 x as fast
         made = _stacked(partial(_stack_arrays, place=place) if types == {np.ndarray} else stack_all, items)
         return _tensor_of(made) if tensors else made
@@ -200,7 +199,7 @@ def unstack(batch: Any) -> Iterable[Any]:
     """
     if isinstance(batch, list):
         return batch
-    if (isinstance(batch, np.ndarray) and batch.ndim) or _is_tensor(batch):
+    if (isinstance(batch, loaded_np.ndarray) and batch.ndim) or _is_tensor(batch):
         rows: Iterator[Any] = iter(batch)
         return rows
     if isinstance(batch, Mapping):
@@ -263,7 +262,7 @@ def _alike(items: list[Any], shape: Callable[[Any], Any]) -> Any:
 def _check_types(items: list[Any]) -> None:
     """Insist that all items are stacked in the same way: [1, None] would be an array of objects, [None, 1] a list."""
     kinds = set(map(_type_of, items))
-    if kinds <= {np.ndarray, "tensor"}:
+    if kinds <= {"array", "tensor"}:
         return
     if len(kinds) > 1:
         types = ", ".join(dict.fromkeys(type(item).__name__ for item in items))
@@ -272,8 +271,8 @@ def _check_types(items: list[Any]) -> None:
 
 
 def _type_of(item: Any) -> object:
-    if isinstance(item, bool | int | float | complex | np.ndarray | np.generic):
-        return np.ndarray
+    if isinstance(item, bool | int | float | complex | loaded_np.ndarray | loaded_np.generic):
+        return "array"
     if _is_tensor(item):
         return "tensor"
     if isinstance(item, Mapping):

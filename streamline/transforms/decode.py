@@ -17,13 +17,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from streamline.core.lazy_numpy import loaded_np, np
 from streamline.core.options import check_installed, check_int, given
 from streamline.errors import PlanError, PlanTypeError
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from av import VideoFrame
     from av.container import InputContainer
 
@@ -94,7 +93,7 @@ def video(times: Sequence[float] | int) -> Callable[[Data], VideoFrames]:
       When an item is decoded: ValueError if it has no frames, PyAV's FFmpegError if it is damaged, or no video.
     """
     check_installed("sl.decode.video", "av", "PyAV", "media")
-    if isinstance(times, int | np.integer):
+    if isinstance(times, int | loaded_np.integer):
         return _VideoDecoder(check_int("sl.decode.video(times=)", times, 1))
     try:
         found = tuple(map(float, times))

@@ -10,13 +10,12 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
-import numpy as np
-
 from streamline.core.blame import stage_name
 from streamline.core.channel import Channel
 from streamline.core.driver import run_into
 from streamline.core.flow import Chunk, Flow, Lists, Opener, Run, Site
 from streamline.core.knobs import Knob, KnobKind
+from streamline.core.lazy_numpy import np
 from streamline.core.limits import Limit
 from streamline.core.options import check_int, is_async
 from streamline.core.pace import results

@@ -11,15 +11,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from streamline.core.blame import blame
 from streamline.core.counters import HoldTimer
 from streamline.core.flow import LIST_ITEMS, Chunk, Lists, Run
+from streamline.core.lazy_numpy import loaded_np, np
 from streamline.core.options import check_int, given
 from streamline.core.pace import Pace
 from streamline.core.place import Place, lent
@@ -29,7 +28,10 @@ from streamline.core.state_types import Count
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.transforms.base import Stage
 
-Tokens: TypeAlias = npt.NDArray[Any]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Tokens: TypeAlias = "npt.NDArray[Any]"
 
 Block: TypeAlias = "dict[str, Tokens]"
 """One block: "tokens", "segment_ids" and "positions", of one length."""
@@ -155,7 +157,7 @@ def _own(token: int, dtype: str | None) -> dict[str, Json]:
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, list | tuple | np.ndarray):
+    if isinstance(value, list | tuple | loaded_np.ndarray):
         try:
             array = np.asarray(value)
         except ValueError:  # a list of lists of several lengths
@@ -171,10 +173,8 @@ _Document: TypeAlias = tuple[Tokens, int, Reference, Reference]
 """Likewise after its tokens: a document of which some are not delivered yet."""
 
 
-_Room: TypeAlias = tuple[Tokens | None, Tokens | None, Tokens | None]
+_Room: TypeAlias = "tuple[Tokens | None, Tokens | None, Tokens | None]"
 """Where to write the tokens, segments and positions of one block; None: in ordinary memory."""
-
-_INT32 = np.dtype(np.int32)
 
 
 class _OpenDocuments:
@@ -290,7 +290,7 @@ class _OpenDocuments:
         """Return the place's memory for one block, as far as it lends some."""
         if self._place is None or self.together > 1:
             return None, None, None
-        kinds = np.dtype(self._dtype), _INT32, _INT32
+        kinds = np.dtype(self._dtype), np.dtype(np.int32), np.dtype(np.int32)
         tokens, segments, positions = (lent(self._place, (self._stage.length,), kind) for kind in kinds)
         return tokens, segments, positions
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from streamline.core.flow import Site
+from streamline.core.lazy_numpy import loaded_np, np
 from streamline.core.place import Place, lent
 from streamline.core.state import HeldSince, Json, Over, State, Tree
 from streamline.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Order: TypeAlias = "npt.NDArray[np.intp]"
 
@@ -285,7 +286,7 @@ def part(block: Any, start: int) -> Any:
 
 
 def _form_of(block: Any, columns: list[Array]) -> Form:
-    if isinstance(block, np.ndarray) and block.ndim:
+    if isinstance(block, loaded_np.ndarray) and block.ndim:
         columns.append(block)
         return "array", block.dtype, block.shape[1:]
     if isinstance(block, dict):

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import numpy as np
-
+from streamline.core.lazy_numpy import np
 from streamline.core.options import check_int, check_seed, given
 from streamline.errors import PlanError, PlanTypeError
 from streamline.sharding.index import Index, Sampled, SampledOnce

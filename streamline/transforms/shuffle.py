@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
-import numpy as np
 
 from streamline.core.flow import Chunk, Lists, Run, Site
+from streamline.core.lazy_numpy import np
 from streamline.core.state import HeldSince, Json, MadeStates, Over, State
 from streamline.core.state_types import Count, Unsigned
 from streamline.errors import ResumeError

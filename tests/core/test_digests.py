@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from streamline.core import tree as digests
-from streamline.core.tree import digest
+from streamline.core import duplicate_check as digests
+from streamline.core.duplicate_check import digest
 
 Point = namedtuple("Point", "x y")
 
@@ -75,7 +75,9 @@ def test_equal_items_have_equal_digests() -> None:
 
 
 def test_they_are_the_same_in_another_process_whatever_its_hashes() -> None:
-    script = "from streamline.core.tree import digest; print(digest(({'a', 'b', 'c', 1.5}, {'x': b'y'})).hex())"
+    script = (
+        "from streamline.core.duplicate_check import digest; print(digest(({'a', 'b', 'c', 1.5}, {'x': b'y'})).hex())"
+    )
     found = {
         subprocess.run(
             [sys.executable, "-c", script], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},

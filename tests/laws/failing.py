@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.pipeline import Pipeline
-from streamline.testing.changes import changed
 from streamline.testing.compositions import Composition
 from streamline.testing.laws import ExpectedItems
 from streamline.testing.steps import DICE, Step, each, number, steps
+from streamline.testing.subjects import changed
 from tests.backends.kit import AnyThreads
 from tests.copying_backend import Copying
 from tests.sources.live_kit import Tape

@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.snapshot.inspection import report
-from streamline.testing.changes import changed
 from streamline.testing.compositions import Composition, compositions
 from streamline.testing.laws import ExpectedItems
 from streamline.testing.steps import DICE, Step, steps
+from streamline.testing.subjects import changed
 from tests.laws.failing import BACKENDS, SKIP, AnyPipeline, Runs, failing_steps, insist, live_pipelines
 from tests.laws.profile import examples
 from tests.sources.live_kit import Tape

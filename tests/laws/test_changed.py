@@ -19,10 +19,9 @@ import streamline.transforms.map
 from streamline.core.tasks import Tasks
 from streamline.errors import ResumeError
 from streamline.pipeline import Pipeline
-from streamline.testing.changes import changed
 from streamline.testing.laws import ExpectedItems
 from streamline.testing.scripted import YIELD, scripted
-from streamline.testing.subjects import PipelineSubject, opened, read, run
+from streamline.testing.subjects import PipelineSubject, changed, opened, read, run
 from tests.copying_backend import Copying
 from tests.laws.profile import FACTOR, sampled
 from tests.laws.stages import REWINDING, best_effort, erratic, fan, pairs, unordered

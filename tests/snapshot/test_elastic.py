@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import ResumeError
-from streamline.testing.changes import changed
 from streamline.testing.compositions import Composition
 from streamline.testing.laws import atoms
 from streamline.testing.steps import DICE, Step, steps
+from streamline.testing.subjects import changed
 from tests.laws.profile import examples
 
 AnyPipeline = sl.Pipeline[Any]

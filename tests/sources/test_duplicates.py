@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.core.duplicate_check import DISTINCT, FIRST_ITEMS
-from streamline.core.tree import digest
+from streamline.core.duplicate_check import DISTINCT, FIRST_ITEMS, digest
 from streamline.errors import ClosedError, DuplicateWarning, PlanError
 from streamline.testing.checks import check_resume
 from tests.backends.hosts.conftest import pool

@@ -442,7 +442,7 @@ def test_a_batch_of_large_rows_begins_where_its_copies_are_fast(offset: int, mon
             sizes.add(size)
             return memory[:size]
 
-        monkeypatch.setattr(np, "empty", empty)
+        monkeypatch.setattr("streamline.transforms.collate.np.empty", empty)
         address = empty_batch(3, row, row.dtype).ctypes.data
         assert (address - row.ctypes.data) % 4096 >= 128
         assert address % 64 == 0

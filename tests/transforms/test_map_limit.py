@@ -16,8 +16,9 @@ import trio.testing
 
 import streamline as sl
 from streamline.backends.hosts.host_server import Spec
-from streamline.backends.hosts.plan_shipping import load, ship
+from streamline.backends.hosts.plan_shipping import ship
 from streamline.backends.hosts.pool import may_share_workers
+from streamline.backends.ipc.pickling import load
 from streamline.core.tasks import Session
 from streamline.errors import PlanError, PlanTypeError
 from streamline.pipeline import Pipeline

@@ -17,7 +17,6 @@ import anyio
 
 from streamline.backends.hosts.item_sender import ItemSender
 from streamline.backends.hosts.remote_metrics import MetricsReporter
-from streamline.backends.hosts.restarts import CallLog, track_calls, unbuffered
 from streamline.backends.hosts.stdio_relay import asker
 from streamline.backends.ipc.exceptions import decode_failure, encode_skipped, pickle_skipped
 from streamline.backends.ipc.link import Link, LinkClosed
@@ -59,7 +58,6 @@ from streamline.core.tasks import MEMORY_BYTES, Job, Session, Tasks, supervise
 from streamline.core.tracebacks import waiting_tasks
 from streamline.plan.plan import Plan
 from streamline.plan.worker import worker_flow
-from streamline.sources.live import FedSource
 
 
 def host_policy(policy: Policy) -> Policy:
@@ -248,12 +246,16 @@ class _HostedRun:
         site = Site(tasks, message.shard, message.num_shards, message.epoch, message.skipped)
         plan = self._plan
         if message.live_capacity:
+            from streamline.sources.live import FedSource  # not at the top, as below: hosts start sooner
+
             name = plan.source.name
             done = 0 if message.state is None else message.state[name]
             worker.receiver = ItemReceiver(link, message.worker, name, done, message.live_capacity)
             worker.receiver.channel.join(tasks.session)
             plan = replace(plan, source=FedSource(name=name, inbox=worker.receiver.channel.inbox))
         if message.track_calls:
+            from streamline.backends.hosts.restarts import CallLog, track_calls, unbuffered
+
             plan = track_calls(plan, CallLog(link, message.worker, message.crashing_call))
             site = replace(site, tasks=unbuffered(tasks))
             sender.one_by_one = True

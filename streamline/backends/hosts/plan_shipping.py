@@ -17,7 +17,6 @@ import importlib.machinery
 import mmap
 import os
 import pickle
-import struct
 import sys
 import types
 import warnings
@@ -28,11 +27,11 @@ from itertools import dropwhile
 from typing import Any, Protocol, TypeAlias
 
 import cloudpickle
-import numpy as np
 
 from streamline.backends.ipc.by_value import DERIVED, EXACT, RecreatingPickler
-from streamline.backends.ipc.pickling import PickleBuffers, PickledItems
+from streamline.backends.ipc.pickling import PickleBuffers, PickledItems, write
 from streamline.core.forks import ForkSafeLock
+from streamline.core.lazy_numpy import loaded_np, np
 from streamline.errors import HostError, PlanError, users_level
 from streamline.plan.fingerprint import code_hash
 
@@ -84,10 +83,6 @@ MOST_BYTES = 64 << 20
 """Bytes of a plan without a warning: they take some 50 ms to write, and are seldom a dataset by mistake."""
 
 NO_ROOM = {errno.EFBIG, errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
-
-FOOTER = struct.Struct("<QQ")  # where the table of buffers begins, bytes of the pickle
-
-ENTRY = struct.Struct("<QQ?")  # where a buffer begins, its bytes, whether it is read-only
 
 InBand: TypeAlias = Callable[[pickle.PickleBuffer], bool]
 """Returns whether a buffer goes into the pickle, and not beside it."""
@@ -175,20 +170,6 @@ def _new_file() -> Iterator[int]:
         raise
 
 
-def load(fd: int) -> Any:
-    """Return the payload, and close `fd`. Its arrays are copy-on-write views of the file. Raises as unpickling does."""
-    try:
-        mapped = memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
-    finally:
-        os.close(fd)
-    table, size = FOOTER.unpack(mapped[-FOOTER.size :])
-    buffers = []
-    for begin, nbytes, readonly in ENTRY.iter_unpack(mapped[table : -FOOTER.size]):
-        view = mapped[begin : begin + nbytes]
-        buffers.append(view.toreadonly() if readonly else view)
-    return pickle.loads(mapped[:size], buffers=buffers)
-
-
 def digest(shipped: HasFileno) -> bytes:
     """Return what is the same for two plans only if they are, of this process or another one of the same program.
 
@@ -223,23 +204,13 @@ def sendable(part: object) -> bool:
 
 
 def _write(payload: object, fd: int, *, alike: bool) -> int:
-    """Write the pickle, the buffers, the table of their offsets; return the bytes written."""
+    """Write the payload for `load`; return the bytes written."""
     try:
-        pieces, buffers = _pickled_once(payload, None, _none, alike=True) if alike else _pickled(payload)
+        pickled = _pickled_once(payload, None, _none, alike=True) if alike else _pickled(payload)
     except Exception as error:
         raise PlanError(_why_unsendable(payload, error)) from error
     with open(fd, "wb", closefd=False) as file:
-        file.writelines(pieces)
-        size = file.tell()
-        entries = []
-        for view in buffers:
-            begin = -(-file.tell() // mmap.PAGESIZE) * mmap.PAGESIZE
-            file.seek(begin)
-            file.write(view)
-            entries.append(ENTRY.pack(begin, view.nbytes, view.readonly))
-        table = file.tell()
-        file.write(b"".join(entries) + FOOTER.pack(table, size))
-        return file.tell()
+        return write(pickled, file)
 
 
 def _pickled(payload: object, in_band: InBand | None = None) -> PickledItems:
@@ -305,7 +276,7 @@ class _PlanPickler(RecreatingPickler):
         self._homes: dict[int, tuple[types.ModuleType, str]] | None = None
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, np.ndarray):
+        if isinstance(obj, loaded_np.ndarray):
             restart = mapped_again(obj)
             return NotImplemented if restart is None else restart
         if isinstance(obj, types.FunctionType | type):
@@ -354,7 +325,7 @@ def _module_objects() -> Iterator[tuple[object, tuple[types.ModuleType, str]]]:
             for name, thing in list(vars(module).items()):
                 kind = type(thing)
                 if kind not in kinds:
-                    kinds[kind] = kind in EXACT or any(base in DERIVED for base in kind.__mro__)
+                    kinds[kind] = kind in (*EXACT, loaded_np.ufunc) or any(base in DERIVED for base in kind.__mro__)
                 if kinds[kind]:
                     yield thing, (module, name)
 

@@ -33,7 +33,6 @@ import anyio
 from anyio.abc import TaskGroup
 
 from streamline.backends.hosts.host_server import Spec, serve
-from streamline.backends.hosts.plan_shipping import load
 from streamline.backends.ipc.exceptions import pickle_exception
 from streamline.backends.ipc.link import Link, LinkClosed
 from streamline.backends.ipc.messages import (
@@ -62,7 +61,7 @@ from streamline.backends.ipc.messages import (
     WorkerEnded,
     WorkerOpened,
 )
-from streamline.backends.ipc.pickling import Pickling
+from streamline.backends.ipc.pickling import Pickling, load
 from streamline.backends.ipc.socket_link import Outgoing, SharedItems, SocketLink, outgoing
 from streamline.core.duplicate_check import Beginning
 

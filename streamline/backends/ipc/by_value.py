@@ -40,8 +40,9 @@ from weakref import WeakKeyDictionary
 
 import anyio
 import cloudpickle
-import numpy as np
 from cloudpickle import cloudpickle as inner
+
+from streamline.core.lazy_numpy import loaded_np, np
 
 Callback = Callable[[Any], Any]
 
@@ -132,6 +133,8 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
         """Return how objects of a type are recreated; None: by pickle."""
         if (found := EXACT.get(kind)) is not None:
             return found
+        if kind is loaded_np.ufunc:
+            return _ufunc
         if _qualified(kind) in KEYWORDS:
             return _compiled
         if has_refused_name(kind):
@@ -471,7 +474,6 @@ EXACT: dict[type, Recreate] = {
     types.CodeType: _code_object,
     _LRU: _cached,
     functools.cached_property: _cached_property,
-    np.ufunc: _ufunc,
     itertools.count: _count,
     _SCANNER: _scanner,
     typing.ParamSpec: _type_parameter,

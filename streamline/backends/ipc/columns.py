@@ -7,14 +7,16 @@ its own of each row, so that nothing of this shows: no item keeps the memory of 
 from __future__ import annotations
 
 import copyreg
+import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import chain, repeat
 from operator import attrgetter, methodcaller
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy as np
+from streamline.core.lazy_numpy import loaded_np, np
 
-Array = np.ndarray[Any, Any]
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
 LEAST_ITEMS = 12
 """Fewer are pickled as quickly one by one."""
@@ -22,32 +24,38 @@ LEAST_ITEMS = 12
 MOST_BYTES = 1 << 12
 """Of a row; larger arrays travel uncopied."""
 
-ATOMS = {bool, int, float, complex, str, bytes, type(None), *(np.dtype(code).type for code in "?bhilBHILefd")}
-"""Types of what may stand beside arrays: it refers to nothing, above all not to one of them."""
-
 STRIDES, SHAPE, DTYPE, COPY = attrgetter("strides"), attrgetter("shape"), attrgetter("dtype"), methodcaller("copy")
 
 
 def in_columns(items: list[Any]) -> Any:
     """Return what to pickle in place of a list: its columns, which are unpickled as an equal list, or the list."""
-    kind = type(items[0]) if len(items) >= LEAST_ITEMS else None
-    if kind not in (np.ndarray, dict, tuple) or _several(map(type, items)) or np.ndarray in copyreg.dispatch_table:
+    if len(items) < LEAST_ITEMS or "numpy" not in sys.modules:
         return items
-    if kind is np.ndarray:
+    kind, array = type(items[0]), loaded_np.ndarray
+    if kind not in (array, dict, tuple) or _several(map(type, items)) or array in copyreg.dispatch_table:
+        return items
+    if kind is array:
         return _Stack(items) if _stackable([items]) else items
     first, keys = items[0], None
     if kind is dict:
         first, keys = tuple(items[0].values()), tuple(items[0])
-    if np.ndarray not in (kinds := set(map(type, first))) or kinds - ATOMS - {np.ndarray}:
+    if array not in (kinds := set(map(type, first))) or kinds - _atoms() - {array}:
         return items
     if _several(map(tuple if keys else len, items)) or (keys and {*map(type, chain.from_iterable(items))} != {str}):
         return items
     columns = list(zip(*(map(dict.values, items) if keys else items), strict=True))
-    stacks = [column for column in columns if type(column[0]) is np.ndarray]
-    others = chain.from_iterable(column for column in columns if type(column[0]) is not np.ndarray)
-    if not ATOMS.issuperset(map(type, others)) or not _stackable(stacks):
+    stacks = [column for column in columns if type(column[0]) is array]
+    others = chain.from_iterable(column for column in columns if type(column[0]) is not array)
+    if not _atoms().issuperset(map(type, others)) or not _stackable(stacks):
         return items
-    return _Zipped(keys, [_Stack(column) if type(column[0]) is np.ndarray else column for column in columns])
+    return _Zipped(keys, [_Stack(column) if type(column[0]) is array else column for column in columns])
+
+
+@cache
+def _atoms() -> frozenset[type]:
+    """Return the types of what may stand beside arrays: it refers to nothing, above all not to one of them."""
+    numbers = (np.dtype(code).type for code in "?bhilBHILefd")
+    return frozenset({bool, int, float, complex, str, bytes, type(None), *numbers})
 
 
 def _several(values: Iterable[Any]) -> bool:

@@ -20,7 +20,6 @@ from dataclasses import replace
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NamedTuple, cast
 
-from streamline.backends.ipc.by_value import ValuePickler
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import Encoded
 from streamline.core.error_policy import Failure
@@ -133,6 +132,8 @@ def pickle_or_none(thing: Any, *, bounded: bool = True) -> bytes | None:
     Args:
       bounded: also None if it is larger than `MOST_BYTES`.
     """
+    from streamline.backends.ipc.by_value import ValuePickler  # not at the top: hosts start sooner
+
     for pickler in (pickle.Pickler, ValuePickler):
         buffer = _Bounded() if bounded else io.BytesIO()
         try:

@@ -6,14 +6,14 @@ pickle, then each buffer beside it) and the parts, unless those lie in a slab.
 
 from __future__ import annotations
 
+import mmap
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import NamedTuple
 
-import numpy as np
-
 from streamline.backends.ipc.shared_memory import ALIGN
+from streamline.core.lazy_numpy import np
 from streamline.core.place import Bytes
 
 HEADER = Struct("=IIIIIxxxxQQ")
@@ -107,7 +107,8 @@ class Frames:
 
     def __init__(self, memory: Callable[[int], Bytes] = lambda nbytes: np.empty(nbytes, np.uint8)) -> None:
         self._memory = memory
-        self._buffer = np.empty(BUFFER, np.uint8).data  # of which small messages touch a page or two
+        # of which small messages touch a page or two; not shared with forks
+        self._buffer = memoryview(mmap.mmap(-1, BUFFER, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._start = self._end = 0  # of what is unparsed in the buffer
         self._large: memoryview | None = None
         self._received = 0  # of the large one

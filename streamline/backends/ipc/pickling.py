@@ -6,24 +6,26 @@ is used for the rest of the link: a link's items are mostly of one kind.
 NumPy's own pickling shares the memory of plain, contiguous, writable arrays; others (subclasses, strided views,
 `datetime64`) are copied two or three times, or arrive read-only. torch pickles a file per tensor. The reducers here
 share the memory of all of them; the other end gets writable arrays of the same values, dtype and memory order. pyarrow
-shares memory itself, but that of the whole table for a few rows: those are copied. torch and pyarrow are never imported
-here: where they aren't, there are no tensors or tables.
+shares memory itself, but that of the whole table for a few rows: those are copied. NumPy, torch and pyarrow are never
+imported to pack an item: where they aren't, there are no arrays, tensors or tables.
 """
 
 from __future__ import annotations
 
 import copyreg
+import mmap
+import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pickle import PickleBuffer
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from struct import Struct
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from streamline.backends.ipc.columns import in_columns
 from streamline.backends.ipc.messages import PackingError
+from streamline.core.lazy_numpy import loaded_np, np
 
 if TYPE_CHECKING:
     from streamline.backends.ipc.by_value import SentClasses
@@ -35,7 +37,7 @@ them (measured by bench/buffer_threshold.py)."""
 SEARCHED = 1 << 14
 """Bytes of a pickle that is searched for module names; for longer ones the pickler's memo is faster."""
 
-BUILT_IN = frozenset([str, bytes, bytearray, list, tuple, dict, set, frozenset, int, float, np.ndarray])
+BUILT_IN = frozenset([str, bytes, bytearray, list, tuple, dict, set, frozenset, int, float])
 """Types of most objects in a memo; importable everywhere."""
 
 
@@ -158,7 +160,8 @@ def _needs_cloudpickle(pickled: PickledItems, memo: Callable[[], dict[int, tuple
     names = ["__main__", *(cloudpickle.list_registry_pickle_by_value() if cloudpickle is not None else ())]
     if len(pickled.pieces) == 1 and len(pickled.pieces[0]) <= SEARCHED:
         return any(name.encode() in pickled.pieces[0] for name in names)
-    modules = {getattr(thing, "__module__", None) for _, thing in memo().values() if type(thing) not in BUILT_IN}
+    known = BUILT_IN | {loaded_np.ndarray}
+    modules = {getattr(thing, "__module__", None) for _, thing in memo().values() if type(thing) not in known}
     return any(f"{module}.".startswith(f"{name}.") for module in modules for name in names)
 
 
@@ -170,7 +173,9 @@ PLAIN = frozenset("biufcSUVMm")
 
 def reducers() -> dict[Any, Reducer]:
     """Return a dispatch table for a pickler; the user's `copyreg` entries take precedence."""
-    table: dict[Any, Reducer] = {np.ndarray: reduce_array, np.memmap: reduce_array}
+    table: dict[Any, Reducer] = {}
+    if "numpy" in sys.modules:
+        table = {loaded_np.ndarray: reduce_array, loaded_np.memmap: reduce_array}
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "Tensor"):
         table[torch.Tensor] = reduce_tensor
@@ -293,3 +298,41 @@ def _apart(batch: Any) -> Any:
 def _dense_enough(batch: Any) -> bool:
     """Return whether sending all of a batch's buffers is cheaper than copying the part in use."""
     return bool(batch.get_total_buffer_size() <= 2 * batch.nbytes)
+
+
+# In a file ------------------------------------------------------------------------------------------------------------
+FOOTER = Struct("<QQ")  # where the table of buffers begins, bytes of the pickle
+
+ENTRY = Struct("<QQ?")  # where a buffer begins, its bytes, whether it is read-only
+
+
+def write(pickled: PickledItems, file: BinaryIO) -> int:
+    """Write the pickle, the buffers, the table of their offsets; return the bytes written."""
+    file.writelines(pickled.pieces)
+    size = file.tell()
+    entries = []
+    for view in pickled.buffers:
+        begin = -(-file.tell() // mmap.PAGESIZE) * mmap.PAGESIZE
+        file.seek(begin)
+        file.write(view)
+        entries.append(ENTRY.pack(begin, view.nbytes, view.readonly))
+    table = file.tell()
+    file.write(b"".join(entries) + FOOTER.pack(table, size))
+    return file.tell()
+
+
+def load(fd: int) -> Any:
+    """Return what was written, and close `fd`. Its arrays are copy-on-write views of the file.
+
+    Raises as unpickling does.
+    """
+    try:
+        mapped = memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    finally:
+        os.close(fd)
+    table, size = FOOTER.unpack(mapped[-FOOTER.size :])
+    buffers = []
+    for begin, nbytes, readonly in ENTRY.iter_unpack(mapped[table : -FOOTER.size]):
+        view = mapped[begin : begin + nbytes]
+        buffers.append(view.toreadonly() if readonly else view)
+    return pickle.loads(mapped[:size], buffers=buffers)

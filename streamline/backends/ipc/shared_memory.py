@@ -27,9 +27,8 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-import numpy as np
-
 from streamline.core.forks import disowned_in_copies
+from streamline.core.lazy_numpy import np
 from streamline.core.place import Bytes, Mapped, Memory
 
 ALIGN = 64

@@ -15,12 +15,11 @@ from __future__ import annotations
 import pickle
 import weakref
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from io import BytesIO
 from itertools import count
 from typing import Any, cast
 
-from streamline.backends.ipc.by_value import ValuePickler
 from streamline.backends.ipc.messages import Encoded
 from streamline.core.choices import Branch, LogSegment
 from streamline.core.flow import Chunk
@@ -203,12 +202,12 @@ class ColumnEncoder:
 
     def _pickled(self, body: Body | State) -> bytes:
         if self._log is not None:
-            return self._log.dump(body, partial(_StateValuePickler if self._by_value else _StatePickler, protocol=5))
+            return self._log.dump(
+                body, partial(_state_value_pickler() if self._by_value else _StatePickler, protocol=5)
+            )
         if not self._by_value:
             return pickle.dumps(body, 5)
-        buffer = BytesIO()
-        ValuePickler(buffer, 5).dump(body)
-        return buffer.getvalue()
+        return _pickled_by_value(body)
 
 
 class _SentSegment(weakref.ref[LogSegment]):
@@ -326,15 +325,29 @@ class _StatePickler(pickle.Pickler):
         return NotImplemented
 
 
-class _StateValuePickler(ValuePickler):
-    """As `_StatePickler`, and pickles what the consumer can't import by value."""
+def _pickled_by_value(thing: Any) -> bytes:
+    """Return something pickled, with what the consumer can't import by value."""
+    from streamline.backends.ipc.by_value import ValuePickler  # not at the top: hosts start sooner
 
-    key_of: Callable[[LogSegment], int]
+    buffer = BytesIO()
+    ValuePickler(buffer, 5).dump(thing)
+    return buffer.getvalue()
 
-    def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, LogSegment):
-            return segment_by_key, (type(thing), self.key_of(thing))
-        return super().reducer_override(thing)
+
+@cache
+def _state_value_pickler() -> Any:
+    """Return the class that does both."""
+    from streamline.backends.ipc.by_value import ValuePickler
+
+    class StateValuePickler(ValuePickler):
+        key_of: Callable[[LogSegment], int]
+
+        def reducer_override(self, thing: Any) -> Any:
+            if isinstance(thing, LogSegment):
+                return segment_by_key, (type(thing), self.key_of(thing))
+            return super().reducer_override(thing)
+
+    return StateValuePickler
 
 
 def _why_unpicklable(body: Any) -> str:
@@ -352,7 +365,7 @@ def _why_unpicklable(body: Any) -> str:
 
 def _picklable(thing: Any) -> bool:
     try:
-        ValuePickler(BytesIO(), 5).dump(thing)
+        _pickled_by_value(thing)
     except Exception:
         return False
     return True

@@ -19,16 +19,15 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-import numpy as np
 
-from streamline.backends.hosts.plan_shipping import load
 from streamline.backends.hosts.shared_runs import serve_link
 from streamline.backends.ipc.frames import LARGE, Frames, head, padded
 from streamline.backends.ipc.messages import Message
-from streamline.backends.ipc.pickling import PickledItems
+from streamline.backends.ipc.pickling import PickledItems, load
 from streamline.backends.ipc.shared_socket import Gone
 from streamline.backends.ipc.socket_link import AT_ONCE, SharedItems, SocketLink
 from streamline.core.dial import Introduction
+from streamline.core.lazy_numpy import loaded_np, np
 from streamline.core.place import Bytes, Memory
 from streamline.core.tls import TlsSocket
 from streamline.errors import HostError
@@ -168,7 +167,7 @@ def _shared(piece: memoryview) -> bool:
     owner: object = piece.obj
     if type(owner) is bytes:
         return False
-    return type(owner) is not np.ndarray or owner.base is not None or _references(piece) > ALONE
+    return type(owner) is not loaded_np.ndarray or owner.base is not None or _references(piece) > ALONE
 
 
 def _references(piece: memoryview) -> int:
@@ -176,7 +175,7 @@ def _references(piece: memoryview) -> int:
     return sys.getrefcount(owner)
 
 
-ALONE = _references(np.empty(1, np.uint8).data) + 1
+ALONE = _references(memoryview(bytearray(1))) + 1
 """References to an array that a piece alone holds, and `_shared`; versions of Python count them differently."""
 
 
@@ -200,7 +199,7 @@ MOST_FILES = 100
 
 
 def load_here(payload: int) -> Any:
-    """Return what `plan_shipping.load` returns.
+    """Return what `pickling.load` returns.
 
     Raises:
       HostError: this machine lacks a module or a file that the run needs, or has another version of it.

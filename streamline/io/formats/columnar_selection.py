@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import acero
 
+from streamline.core.lazy_numpy import np
 from streamline.errors import DataError
 
 ROW = "streamline: row"

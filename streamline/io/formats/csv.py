@@ -16,10 +16,9 @@ from io import StringIO
 from itertools import pairwise
 from typing import Any, ClassVar
 
-import numpy as np
-
 from streamline.core.flow import Chunk, Demand
 from streamline.core.forks import ForkSafeLock
+from streamline.core.lazy_numpy import np
 from streamline.errors import DataError, PlanError
 from streamline.io.fetch.file import File
 from streamline.io.formats.base import Place

@@ -17,8 +17,8 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import msgspec
-import numpy as np
 
+from streamline.core.lazy_numpy import loaded_np, np
 from streamline.core.options import given
 from streamline.core.state import Json
 from streamline.core.text import said
@@ -222,18 +222,18 @@ class _JsonLines(Encoder):
 
 def _plain(value: Any) -> Any:
     """Return what msgspec doesn't know as what it knows."""
-    if isinstance(value, np.generic):
+    if isinstance(value, loaded_np.generic):
         return value.item()
-    if isinstance(value, np.ndarray):
+    if isinstance(value, loaded_np.ndarray):
         return value.tolist()
     raise TypeError(f"JSON has no word for a {type(value).__module__}.{type(value).__qualname__}: .map it to one")
 
 
 def _not_finite(value: Any) -> str | None:
     """Return the float in an item that JSON would write as null; None: there is none."""
-    if isinstance(value, float | np.floating):
+    if isinstance(value, float | loaded_np.floating):
         return None if math.isfinite(value) else repr(float(value))
-    if isinstance(value, np.ndarray):
+    if isinstance(value, loaded_np.ndarray):
         parts: Any = value.tolist() if value.ndim else [value.item()]
     elif isinstance(value, msgspec.Struct):
         parts = msgspec.structs.asdict(value).values()
@@ -331,7 +331,7 @@ class _NpyRows(Encoder):
         self._count = self._size = self._written = 0
 
     def add(self, item: Any) -> int:
-        if not isinstance(item, np.ndarray | np.generic | bool | int | float | complex):
+        if not isinstance(item, loaded_np.ndarray | loaded_np.generic | bool | int | float | complex):
             raise UnwritableItemError("expected a NumPy array or a number: .map it to one")
         row = np.asarray(item)
         if row.dtype.hasobject:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
-import numpy as np
 
+from streamline.core.lazy_numpy import np
 from streamline.errors import DataError
 
 T = TypeVar("T")

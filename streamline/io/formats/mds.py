@@ -19,8 +19,8 @@ from math import prod
 from typing import Any, ClassVar
 
 import msgspec
-import numpy as np
 
+from streamline.core.lazy_numpy import np
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
 from streamline.io.formats.byte_stream import pieces
@@ -39,7 +39,10 @@ DTYPES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 18: "f2", 32: "u4", 33: "i4", 34
 
 SHAPES = {0: "u1", 1: "u2", 2: "u4", 3: "u8"}
 
-SCALARS = {np.dtype(kind).name: np.dtype(kind) for kind in DTYPES.values()}
+KINDS = {"u": "uint", "i": "int", "f": "float"}
+
+SCALARS = {f"{KINDS[code[0]]}{8 * int(code[1])}": code for code in DTYPES.values()}
+"""The same by their names: "uint8"."""
 
 PLAIN: dict[str, Callable[[bytes], Any]] = {
     "bytes": bytes,
@@ -209,7 +212,8 @@ def decoder_of(encoding: str) -> Callable[[bytes], Any]:
     """Return what decodes a column's bytes."""
     kind, *how = encoding.split(":")
     if kind in SCALARS:
-        return lambda data: np.frombuffer(data, SCALARS[kind], 1)[0]
+        dtype = np.dtype(SCALARS[kind])
+        return lambda data: np.frombuffer(data, dtype, 1)[0]
     if kind == "ndarray":
         return lambda data: _array(data, *how)
     if encoding not in PLAIN:
@@ -220,7 +224,7 @@ def decoder_of(encoding: str) -> Callable[[bytes], Any]:
 
 def _array(data: bytes, dtype: str | None = None, shape: str | None = None) -> np.ndarray[Any, Any]:
     """Return an array. What the encoding doesn't say, of dtype and shape, is said before its elements."""
-    at, kind = (0, SCALARS[dtype]) if dtype else (1, np.dtype(DTYPES[data[0]]))
+    at, kind = (0, np.dtype(SCALARS[dtype])) if dtype else (1, np.dtype(DTYPES[data[0]]))
     if shape:
         sizes = tuple(map(int, shape.split(",")))
     else:

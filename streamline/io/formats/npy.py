@@ -17,9 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-import numpy as np
-from numpy.lib import format as npy
-
+from streamline.core.lazy_numpy import np
 from streamline.errors import DataError, ReadError
 from streamline.io.fetch.file import File
 from streamline.io.formats.npz import MAGICS, ArchivedArray, inflated, members
@@ -417,6 +415,6 @@ def _parsed(version: int, text: bytes) -> tuple[tuple[int, ...], bool, np.dtype[
         # numpy's public functions read versions 1 and 2, which are Latin-1. Beyond ASCII there is nothing in a header
         # but names in quotes, so escaped it means the same.
         text = text.decode().encode("ascii", "backslashreplace")
-    parsed = npy.read_array_header_2_0(BytesIO(len(text).to_bytes(4, "little") + text))
+    parsed = np.lib.format.read_array_header_2_0(BytesIO(len(text).to_bytes(4, "little") + text))
     shape, fortran, dtype = parsed
     return tuple(int(length) for length in shape), bool(fortran), dtype

@@ -15,10 +15,9 @@ from functools import partial
 from struct import Struct
 from typing import Any, ClassVar
 
-import numpy as np
-
 from streamline.core.counters import HoldTimer, Working
 from streamline.core.flow import Chunk, Demand, Lists
+from streamline.core.lazy_numpy import np
 from streamline.core.pace import Pace
 from streamline.core.state import At
 from streamline.errors import DataError
