@@ -370,12 +370,19 @@ def concat(*pipelines: Pipeline[T], name: str = "concat") -> Pipeline[T]:
 
 
 def _components(option: str, pipelines: object) -> tuple[tuple[str, PlanComponent], ...]:
+    """Return what pipelines are as components. What nested ones are made of keeps its names, where they differ."""
+    found = _named_components(option, pipelines, deep=False)
+    names = [name for _, part in found for name in (*part.source.names, *part.names)]
+    return found if len({*names}) == len(names) else _named_components(option, pipelines, deep=True)
+
+
+def _named_components(option: str, pipelines: object, *, deep: bool) -> tuple[tuple[str, PlanComponent], ...]:
     found = []
     for name, pipe in named(option, pipelines).items():
         if not isinstance(pipe, Pipeline):
             raise PlanTypeError(f"{option} takes pipelines, got {given(pipe)} for {name!r}")
         whole = pipe.sharding is None and pipe.merging is None
-        found.append((name, component(option, name, pipe.source, pipe.stages, whole=whole)))
+        found.append((name, component(option, name, pipe.source, pipe.stages, whole=whole, deep=deep)))
     return tuple(found)
 
 
