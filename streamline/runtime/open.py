@@ -94,6 +94,7 @@ class OpenOptions:
         _check_types(self.backend, self.resume, self.progress)
         if self.record is not None:
             _check_record(self.record, plan)
+            plan = plan.recorded
         accepted = checked(self.accept, plan) | accepting(self.new_files, plan)
         epoch = None if self.epoch is None else check_int(".open(epoch=)", self.epoch, 0)
         if epoch is not None and self.resume is not None and self.resume.epoch != epoch:

@@ -296,7 +296,7 @@ def test_silent_and_slow_clients_lock_nobody_out(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("turns", range(4))
 def test_a_client_that_connects_while_it_is_closed_is_not_left_waiting(turns: int) -> None:
     """It is accepted, or its request has come, so many turns of the loop before the server ends."""
-    clients = []
+    clients: list[socket.socket] = []
 
     def connects(left: int) -> None:
         assert at._loop is not None

@@ -281,6 +281,34 @@ def test_a_step_that_begins_another_pass_is_given_again_unless_an_order_is_chose
                     pipe.replay_steps(tmp_path / name, 0, 2)
 
 
+@pytest.mark.parametrize("hosts", [sl.Inline(), sl.Threads(1)], ids=str)
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("group_by", {"key": lambda item: item // 10}),
+        ("batch", {"max_cost": 3, "cost": lambda item: 1 + item // 10, "collate": None}),
+    ],
+)
+def test_a_list_is_given_again_whatever_item_follows_it_this_time(
+    tmp_path: Path, method: str, options: dict[str, Any], hosts: sl.Backend
+) -> None:
+    paces = {2: 9}
+
+    async def erratic(item: int) -> int:
+        for _ in range(paces.get(item, 0)):
+            await anyio.lowlevel.checkpoint()
+        return item
+
+    numbers = sl.from_items([0, 1, 2, 10, 11, 12]).shard(1).map(erratic, concurrency=2, ordered=False)
+    for name, before in (("worker", numbers), ("after", numbers.merge())):
+        pipe = getattr(before, method)(**options)
+        paces[2] = 9  # so that 10 comes after 1
+        items = record(tmp_path / name, pipe, backend=hosts)
+        paces.clear()  # and now 2, which would be in the same list
+        again = [list(pipe.replay_steps(tmp_path / name, step, step)) for step in range(3)]
+        assert repr(again) == repr([[item] for item in items[:3]])
+
+
 def test_padding_is_not_given_again(tmp_path: Path) -> None:
     pipe = sl.from_items(range(5)).shard(2)
     items = record(tmp_path, pipe, rank=1, world_size=2, ends="pad")
