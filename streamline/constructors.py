@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import Any, Generic, TypeAlias, TypeVar, get_args, overload
 
 from streamline.core.blame import stage_name
-from streamline.core.options import check_function, check_seed, given
+from streamline.core.options import check_flag, check_function, check_seed, given
 from streamline.core.user_function import DeclaredFunction, check_call, parameters_of
 from streamline.errors import PlanError, PlanTypeError
 from streamline.pipeline import Pipeline
@@ -349,6 +349,7 @@ def zip(*pipelines: Pipeline[Any], strict: bool = False, name: str = "zip") -> P
       PlanTypeError: something else than pipelines.
       PlanError: a live one, one that is sharded or merged, or chooses an order.
     """
+    check_flag("sl.zip(strict=)", strict)
     return Pipeline(Zip(name=name, components=_components("sl.zip", pipelines), strict=strict))
 
 

@@ -258,7 +258,8 @@ def test_a_replay_by_another_plan_is_refused(tmp_path: Path) -> None:
     other = sl.from_items(range(60)).shard(3).shuffle(window=5).merge().batch(2, collate=None)
     with pytest.raises(ResumeError, match="window=5"):
         list(other.replay_steps(tmp_path, 5, 9))
-    for options in ({"world_size": 2}, {"ends": "pad"}, {"record": sl.Recorder(tmp_path)}):
+    refused: list[Any] = [{"world_size": 2}, {"ends": "pad"}, {"record": sl.Recorder(tmp_path)}]
+    for options in (*refused, {"resume": None}, {"skip_steps": [5]}):
         with pytest.raises(PlanError, match="it is as the steps were recorded"):
             PIPE.replay_steps(tmp_path, 5, 9, **options)
     with pytest.raises(PlanError, match="the first and the last step, in this order"):
@@ -290,7 +291,7 @@ def test_a_step_that_begins_another_pass_is_given_again_unless_an_order_is_chose
     ],
 )
 def test_a_list_is_given_again_whatever_item_follows_it_this_time(
-    tmp_path: Path, method: str, options: dict[str, Any], hosts: sl.Backend
+    tmp_path: Path, method: str, options: dict[str, Any], hosts: Any
 ) -> None:
     paces = {2: 9}
 
@@ -326,6 +327,10 @@ def test_what_can_not_be_recorded_is_refused(tmp_path: Path) -> None:
         PIPE.open(record="steps/")  # type: ignore[arg-type]
     with pytest.raises(PlanTypeError, match="path of a directory"):
         sl.Recorder(3)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="got an empty one"):
+        sl.Recorder("")
+    with pytest.raises(PlanTypeError, match="record of steps is the path of a directory, got NoneType"):
+        PIPE.replay_steps(None, 0, 1)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="a feed's items can't be read again"):
         sl.from_stream(feed).open(record=sl.Recorder(tmp_path))
     for path in (tmp_path, tmp_path / "none"):
