@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import Any, Generic, TypeAlias, TypeVar, get_args, overload
 
 from streamline.core.blame import stage_name
-from streamline.core.options import check_function, check_seed, given
+from streamline.core.options import check_flag, check_function, check_seed, given
 from streamline.core.user_function import DeclaredFunction, check_call, parameters_of
 from streamline.errors import PlanError, PlanTypeError
 from streamline.pipeline import Pipeline
@@ -349,6 +349,7 @@ def zip(*pipelines: Pipeline[Any], strict: bool = False, name: str = "zip") -> P
       PlanTypeError: something else than pipelines.
       PlanError: a live one, one that is sharded or merged, or chooses an order.
     """
+    check_flag("sl.zip(strict=)", strict)
     return Pipeline(Zip(name=name, components=_components("sl.zip", pipelines), strict=strict))
 
 
@@ -370,12 +371,19 @@ def concat(*pipelines: Pipeline[T], name: str = "concat") -> Pipeline[T]:
 
 
 def _components(option: str, pipelines: object) -> tuple[tuple[str, PlanComponent], ...]:
+    """Return what pipelines are as components. What nested ones are made of keeps its names, where they differ."""
+    found = _named_components(option, pipelines, deep=False)
+    names = [name for _, part in found for name in (*part.source.names, *part.names)]
+    return found if len({*names}) == len(names) else _named_components(option, pipelines, deep=True)
+
+
+def _named_components(option: str, pipelines: object, *, deep: bool) -> tuple[tuple[str, PlanComponent], ...]:
     found = []
     for name, pipe in named(option, pipelines).items():
         if not isinstance(pipe, Pipeline):
             raise PlanTypeError(f"{option} takes pipelines, got {given(pipe)} for {name!r}")
         whole = pipe.sharding is None and pipe.merging is None
-        found.append((name, component(option, name, pipe.source, pipe.stages, whole=whole)))
+        found.append((name, component(option, name, pipe.source, pipe.stages, whole=whole, deep=deep)))
     return tuple(found)
 
 

@@ -20,6 +20,7 @@ from streamline.core.error_policy import MAX_ERRORS, OnError, Policy
 from streamline.core.limits import Limit, check_limit
 from streamline.core.options import (
     OF_OTHERS,
+    check_flag,
     check_function,
     check_int,
     check_known,
@@ -155,6 +156,7 @@ class Pipeline(Openable[T]):
             raise PlanTypeError(
                 f".shard(mode=) is one of {get_args(Mode)}, or None, got {given(mode)}: {OF_OTHERS['index']}"
             )
+        check_flag(".shard(drop_remainder=)", drop_remainder)
         interleave = check_int(".shard(interleave=)", interleave, 1)
         by_file: Mode | None = "file" if mode is None and interleave > 1 else mode
         shard = Shard(num_shards=num_shards, mode=by_file, drop_remainder=drop_remainder, interleave=interleave)
@@ -309,6 +311,8 @@ class Pipeline(Openable[T]):
         """
         check_known(".map", set(retry) - set(RETRY), (*MAP_OPTIONS, *RETRY))
         check_function(".map(fn)", fn)
+        check_flag(".map(ordered=)", ordered)
+        check_flag(".map(seed_globals=)", seed_globals)
         pipe, name = self, self._name(name, stage_name(fn))
         size = None if batched is None else check_int(".map(batched=)", batched, 1)
         call = fn if size is None else OfList(fn)
@@ -443,6 +447,7 @@ class Pipeline(Openable[T]):
             size = check_int(".batch(size)", size, 1)
         if max_wait_s is not None:
             check_seconds(".batch(max_wait_s=)", max_wait_s)
+        check_flag(".batch(drop_remainder=)", drop_remainder)
         fn, name = collate_of(".batch(collate=)", collate), self._name(name, "batch")
         if by_cost:
             return self._with(cost_batch_of(size, max_cost, cost, drop_remainder, fn, max_wait_s, name=name))
@@ -588,9 +593,8 @@ class Pipeline(Openable[T]):
         size = check_int(".regenerate(size)", size, 1)
         seed = check_seed(".regenerate(seed=)", seed)
         reuse = check_int(".regenerate(reuse=)", reuse, 1)
-        for option, value in (("shuffle", shuffle), ("overlap", overlap)):
-            if not isinstance(value, bool):
-                raise PlanTypeError(f".regenerate({option}=) is True or False, got {given(value)}")
+        check_flag(".regenerate(shuffle=)", shuffle)
+        check_flag(".regenerate(overlap=)", overlap)
         if block is not None:
             block = check_int(".regenerate(block=)", block, 1)
             if size % block:
@@ -906,7 +910,7 @@ class Pipeline(Openable[T]):
         """Return a name that no other part of this pipeline has."""
         taken = {self.source.name, *RESERVED, *(stage.name for stage in self.stages)}
         if given is not None:
-            if given in taken.difference(RESERVED):  # those are refused with the plan
+            if isinstance(given, str) and given in taken.difference(RESERVED):  # others are refused with the plan
                 raise PlanError(f"there is a stage called {given!r} already: names keep states apart")
             return given
         name, number = default, 1

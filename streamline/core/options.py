@@ -26,6 +26,12 @@ def check_int(option: str, value: object, least: int | None) -> int:
     return number
 
 
+def check_flag(option: str, value: object) -> None:
+    """Insist on True or False: "False", say, which a configuration may hold, would count as true."""
+    if not isinstance(value, bool):
+        raise PlanTypeError(f"{option} is True or False, got {given(value)}")
+
+
 def check_ago(option: str, value: object) -> None:
     """Insist on 0 or 1: states further back are not kept."""
     check_int(option, value, 0)
@@ -133,8 +139,7 @@ ELSEWHERE = {
     "to": '.transfer("cuda")',
     "cuda": '.transfer("cuda")',
     "padded_batch": ".bucket_by_length(boundaries, batch_size, collate=fn)",
-    "enumerate": "sl.zip(sl.from_items(range(n)), pipe)",
-    "concatenate": "sl.mix([a, b])",
+    "concatenate": "sl.concat(a, b)",
     "with_format": '.batch(32, collate="torch")',
     "flatten": ".flat_map(list), or .unbatch()",
     "interleave": ".shard(8, interleave=4)",

@@ -19,6 +19,11 @@ SHUTDOWN_S = 0.1
 """Seconds for answers that are being sent when it is closed."""
 
 
+ACCEPT_TURNS = 3
+"""Turns of the loop until a connection that asyncio has accepted is among those of aiohttp's server. One that isn't
+when the loop ends stays open, without an answer, until it is garbage collected."""
+
+
 class WebServer:
     """Answers requests until it is closed.
 
@@ -65,7 +70,7 @@ class WebServer:
         self._socket.close()
 
     def _main(self) -> None:
-        with asyncio.Runner() as runner:
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:  # of uvloop's, no reader can be removed
             runner.run(self._serve())
 
     async def _serve(self) -> None:
@@ -85,5 +90,13 @@ class WebServer:
         server = await self._loop.create_server(connected, sock=self._socket)
         if not self._closed:
             await self._over.wait()
-        server.close()
+        self._loop.remove_reader(self._socket)  # accept no more; a server that is closed forgets those on their way
+        for _ in range(ACCEPT_TURNS):
+            await asyncio.sleep(0)
+        transports = [one.transport for one in http.connections]
         await http.shutdown(SHUTDOWN_S)
+        for transport in transports:
+            if transport is not None:
+                transport.abort()  # as above
+        server.close()
+        await asyncio.sleep(0)  # in which they close their sockets

@@ -71,12 +71,15 @@ def _leading(stages: Sequence[AnyStage], acts_on: str) -> int:
     return next((at for at, stage in enumerate(stages) if acts_on not in stage.before_shard), len(stages))
 
 
-def component(option: str, name: str, source: Source[Any], stages: Sequence[AnyStage], *, whole: bool) -> PlanComponent:
-    """Return a component, its parts named after it.
+def component(
+    option: str, name: str, source: Source[Any], stages: Sequence[AnyStage], *, whole: bool, deep: bool
+) -> PlanComponent:
+    """Return a component, its source and its stages named after it.
 
     Args:
       option: how the user wrote it: "sl.mix".
       whole: whether it has neither shard nor merge.
+      deep: what its source is made of is named after it, too.
 
     Raises:
       PlanError: it can't be a component; with the way out.
@@ -92,8 +95,9 @@ def component(option: str, name: str, source: Source[Any], stages: Sequence[AnyS
             f"{option}: {chooser} of {name!r} chooses an order that another run would choose differently: move it "
             f"after {option}"
         )
-    source = replace(source, name=f"{name}/{source.name}")
     stages = tuple(replace(stage, name=f"{name}/{stage.name}") for stage in stages)
+    flat = replace(source, name=f"{name}/{source.name}")
+    source = source.within(name) if deep or not {*flat.names}.isdisjoint(stage.name for stage in stages) else flat
     if source.default_mode != "replicated":
         return PlanComponent(compiled(source, stages, None, 0, None, 0))
     return PlanComponent(compiled(source, stages, Shard(), _leading(stages, "whole"), None, 0))

@@ -70,6 +70,14 @@ class PlanComponent:
     def with_source(self, source: Source[Any]) -> PlanComponent:
         return PlanComponent(replace(self.plan, source=source))
 
+    def within(self, component: str) -> PlanComponent:
+        plan = self.plan
+        before, worker = (
+            tuple(replace(stage, name=f"{component}/{stage.name}") for stage in section)
+            for section in (plan.before, plan.worker)
+        )
+        return PlanComponent(replace(plan, source=plan.source.within(component), before=before, worker=worker))
+
     def bound(self, bind: Callable[[Plan], Plan]) -> PlanComponent:
         return PlanComponent(bind(self.plan))
 

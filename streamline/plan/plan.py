@@ -156,6 +156,14 @@ class Plan:
         return replace(self, after=tuple(stage.settled() for stage in self.after)) if self.after else self
 
     @property
+    def recorded(self) -> Plan:
+        """This plan as it runs where steps are recorded, each to be given again by itself."""
+        if self.chooser is None:
+            return self
+        worker, after = (tuple(stage.recorded() for stage in section) for section in (self.worker, self.after))
+        return replace(self, worker=worker, after=after)
+
+    @property
     def feed_capacity(self) -> int:
         """Items of a live source that wait for each worker, while none starves."""
         usual = max(8, min(READ_AHEAD_ITEMS, ALL_WORKERS_ITEMS // self.shard.num_shards))

@@ -20,7 +20,7 @@ from streamline.backends.base import Backend
 from streamline.backends.hosts.pool import HostingBackend, HostPool
 from streamline.core.error_policy import OnError, Policy
 from streamline.core.meters import Traffic
-from streamline.core.options import check_int, check_seconds, given
+from streamline.core.options import check_flag, check_int, check_seconds, given
 from streamline.core.tasks import MEMORY_BYTES, Session
 from streamline.core.text import some
 from streamline.core.threads import hold_descriptors
@@ -94,6 +94,7 @@ class OpenOptions:
         _check_types(self.backend, self.resume, self.progress)
         if self.record is not None:
             _check_record(self.record, plan)
+            plan = plan.recorded
         accepted = checked(self.accept, plan) | accepting(self.new_files, plan)
         epoch = None if self.epoch is None else check_int(".open(epoch=)", self.epoch, 0)
         if epoch is not None and self.resume is not None and self.resume.epoch != epoch:
@@ -184,8 +185,7 @@ def _check_types(backend: object, resume: object, progress: object) -> None:
         )
     if resume is not None:
         check_snapshot(".open(resume=)", resume)
-    if not isinstance(progress, bool):
-        raise PlanTypeError(f".open(progress=) is True or False, got {given(progress)}")
+    check_flag(".open(progress=)", progress)
 
 
 def _check_record(record: object, plan: Plan) -> None:
@@ -490,7 +490,7 @@ class StepReplay(Generic[T_co]):
         return f"<StepReplay: steps {self.steps[0].number}..{self.steps[-1].number} of rank {self._options['rank']}>"
 
 
-REPLAYED_AS_RECORDED = frozenset({"world_size", "mesh", "ends", "record"})
+REPLAYED_AS_RECORDED = frozenset({"world_size", "mesh", "ends", "record", "resume", "skip_steps"})
 
 _NOTHING = object()
 

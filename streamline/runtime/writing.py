@@ -362,9 +362,9 @@ class _WriteJob:
         if self._sink is not None:
             self._sink.discard()
 
-    def _unwritable(self, error: UnwritableItemError, item: object = None) -> DataError:
+    def _unwritable(self, error: UnwritableItemError, *item: object) -> DataError:
         number = self._manifest.items + self._items - error.ago
-        kind = f", of type {type(item).__qualname__}," if item is not None and not error.ago else ""
+        kind = f", of type {type(item[0]).__qualname__}," if item and not error.ago else ""
         return DataError(f"item {number:,} of what is written{kind} can't be written as {self._format.kind}: {error}")
 
     def _how_to_go_on(self) -> str:

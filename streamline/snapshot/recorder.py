@@ -34,9 +34,10 @@ from zlib import MAX_WBITS, Z_SYNC_FLUSH, compressobj, decompressobj
 from zlib import error as ZlibError  # noqa: N812 - it is a class
 
 from streamline.core.atomic_file import make_directory, open_own, write_all
+from streamline.core.options import given
 from streamline.core.record_file import DamagedFrameError, frame, frames
 from streamline.core.state import Json, Reference, State, Tree
-from streamline.errors import PlanTypeError, RecordError, SnapshotError, printable
+from streamline.errors import PlanError, PlanTypeError, RecordError, SnapshotError, printable
 from streamline.plan.plan import Plan
 from streamline.snapshot.changes import change
 from streamline.snapshot.coordinator import SnapshotCoordinator
@@ -93,6 +94,15 @@ class RecordName(NamedTuple):
         return sorted(cls(*map(int, match.groups())) for match in found if match)
 
 
+def record_path(path: object, what: str) -> Path:
+    """Return the path of a record. Raises `PlanTypeError`: it is none; `PlanError`: it is empty."""
+    if not isinstance(path, str | os.PathLike):
+        raise PlanTypeError(f"{what} is the path of a directory, got {given(path)}")
+    if not os.fspath(path):
+        raise PlanError(f'{what} is the path of a directory, got an empty one; "." is the current directory')
+    return Path(path)
+
+
 class Recorder:
     """Where a stream records which items were in each of its steps: `pipe.open(record=sl.Recorder("steps/"))`.
 
@@ -106,9 +116,7 @@ class Recorder:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        if not isinstance(path, str | os.PathLike):
-            raise PlanTypeError(f"Recorder(path) is the path of a directory, got {type(path).__name__} {path!r}")
-        self.path = Path(path).absolute()  # a later chdir changes nothing
+        self.path = record_path(path, "Recorder(path)").absolute()  # a later chdir changes nothing
 
     def __repr__(self) -> str:
         return f"Recorder({str(self.path)!r})"

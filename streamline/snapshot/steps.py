@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from pathlib import Path
 
 from streamline.core.state import Json, Tree
 from streamline.core.text import some
 from streamline.errors import RecordError, SnapshotError
 from streamline.snapshot.changes import changed
-from streamline.snapshot.recorder import ANOTHER_PASS, LEFT_OUT, RecordName, StepBlock, blocks, failed
+from streamline.snapshot.recorder import ANOTHER_PASS, LEFT_OUT, RecordName, StepBlock, blocks, failed, record_path
 from streamline.snapshot.snapshot import Snapshot
 
 
@@ -88,7 +87,7 @@ class StepRecords:
     """
 
     def __init__(self, path: str | os.PathLike[str], epoch: int | None = None) -> None:
-        self._path = Path(path)
+        self._path = record_path(path, "the record of steps")
         try:
             names = RecordName.all_in(self._path)
         except OSError as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import msgspec
 
@@ -145,6 +145,10 @@ class Source(ABC, Generic[T]):
         super().__init_subclass__(**options)
         if "kind" not in cls.__dict__:
             cls.kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+
+    def within(self, component: str) -> Self:
+        """Return it with the names of all its parts, also of what it is made of, as those of a component."""
+        return replace(self, name=f"{component}/{self.name}")
 
     def check_run(self, epoch: int, world_size: int) -> None:
         """Check that it can be read in this epoch, on so many ranks.

@@ -115,6 +115,9 @@ class Component(Protocol):
 
     def with_source(self, source: Source[Any]) -> Self: ...
 
+    def within(self, component: str) -> Self:
+        """See `Source.within`."""
+
     def bound(self, bind: Callable[[Any], Any]) -> Self:
         """Return it with its plan changed by `bind`."""
 
@@ -163,6 +166,10 @@ class Several(Source[T], ABC):
     def names(self) -> tuple[str, ...]:
         inner = [name for _, component in self.components for name in (*component.source.names, *component.names)]
         return (*inner, self.name)
+
+    def within(self, component: str) -> Self:
+        found = tuple((name, part.within(component)) for name, part in self.components)
+        return replace(super().within(component), components=found)
 
     @property
     def in_flight(self) -> int:

@@ -201,10 +201,10 @@ def _parts(draw: st.DrawFn, most: int) -> dict[str, Composition]:
     for at in range(draw(st.integers(1, 3))):
         length = draw(st.integers(0, most // 2))
         items = range(100 * at, 100 * at + length)
-        source = (
-            Items(name="items", items=items) if draw(st.booleans()) else IterableSource(name="it", factory=_of(items))
-        )
-        part = Composition(Pipeline(source), f"{items}", length)
+        numbers, again = Items(name="items", items=items), IterableSource(name="it", factory=_of(items))
+        pipes: list[Pipeline[Any]] = [Pipeline(numbers), Pipeline(again), concat(Pipeline(numbers), Pipeline(again))]
+        whole = draw(st.integers(0, 2))
+        part = Composition(pipes[whole], f"{items}" + " twice" * (whole == 2), length * (1 + (whole == 2)))
         found["abc"[at]] = part.with_steps(draw(st.lists(steps(), max_size=2)), choosing=False)
     return found
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, 
 from streamline.backends.hosts.pool import HostingBackend, HostPool
 from streamline.core.cursor import PartIterator
 from streamline.core.forks import disowned_in_copies
-from streamline.core.options import check_int, given
+from streamline.core.options import check_flag, check_int
 from streamline.core.threads import HEAR_S, start_thread
 from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
 from streamline.observe.exporters import keep
@@ -59,8 +59,7 @@ def passes_of(
       open_at: `Pipeline.open`; `settled` returns it with what depends on the calling thread, for passes opened ahead.
       stay: whether hosts stay between passes.
     """
-    if not isinstance(stay, bool):
-        raise PlanTypeError(f".loader(persistent=) is True or False, got {given(stay)}")
+    check_flag(".loader(persistent=)", stay)
     if steps_per_epoch is not None:
         if checked_ends(options.get("ends", "allow")).policy != "allow":
             raise PlanError(
@@ -367,8 +366,7 @@ def check_begin(
         epoch = check_int(".loader(epoch=)", epoch, 0)
     if steps_per_epoch is not None:
         steps_per_epoch = check_int(".loader(steps_per_epoch=)", steps_per_epoch, 1)
-    if not isinstance(fixed_epoch, bool):
-        raise PlanTypeError(f".loader(fixed_epoch=) is True or False, got {type(fixed_epoch).__name__} {fixed_epoch!r}")
+    check_flag(".loader(fixed_epoch=)", fixed_epoch)
     if resume is not None and not isinstance(resume, Snapshot):
         raise PlanTypeError(
             f".loader(resume=) is a Snapshot, got {type(resume).__name__}; a state_dict goes to load_state_dict()"

@@ -145,6 +145,10 @@ class Stage(ABC, Generic[In, Out]):
         """Return this stage as it runs with these stages after it."""
         return self
 
+    def recorded(self) -> Stage[In, Out]:
+        """Return this stage as it runs, over a choosing upstream, where each output is to be given again by itself."""
+        return self
+
     def one_call_at_a_time(self) -> Stage[In, Out]:
         """Return this stage with the user's function called for one item after the other, for `.debug()`."""
         return self

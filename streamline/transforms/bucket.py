@@ -23,7 +23,7 @@ import msgspec
 from streamline.core.blame import blame, saved_as
 from streamline.core.counters import HoldTimer
 from streamline.core.flow import Chunk, Lists, Run
-from streamline.core.options import check_function, check_int, given, is_async
+from streamline.core.options import check_flag, check_function, check_int, given, is_async
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
 from streamline.core.state import Json, MadeStates, Over, Reference, Since, State, States
@@ -172,6 +172,7 @@ def bucket_of(
     name: str,
 ) -> BucketByLength[Any, Any]:
     method = ".bucket_by_length"
+    check_flag(f"{method}(drop_remainder=)", drop_remainder)
     bounds = _ints(f"{method}(boundaries)", boundaries, 0)
     if any(bound <= before for before, bound in pairwise(bounds)):
         raise PlanError(f"{method}(boundaries) increase from each to the next, got {list(bounds)}")

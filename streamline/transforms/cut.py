@@ -1,8 +1,8 @@
 """Lists of consecutive items, cut by what is in them: `.group_by` and `.batch(max_cost=)`.
 
 An item belongs to the current list, or begins the next one. State: the upstream's after the last item of a list that
-was delivered; a resume reads the item that ended the list again. Where a stage downstream rereads lists, their sizes
-are logged: over a choosing upstream, another item may follow the last of them then.
+was delivered; a resume reads the item that ended the list again. Where a stage downstream rereads lists, or steps are
+recorded, their sizes are logged: over a choosing upstream, another item may follow the last of them then.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, SupportsFloat, SupportsIndex, TypeVar
 
@@ -35,6 +35,9 @@ class Cut(Batch[In, Out]):
 
     What a subclass says of a list, it says of its *sum*: what `measured` returns of its first item, and `joined` then.
     """
+
+    def recorded(self) -> Cut[In, Out]:
+        return replace(self, counts=True)
 
     @property
     def logs_sizes(self) -> bool:

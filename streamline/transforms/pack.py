@@ -19,7 +19,7 @@ from streamline.core.blame import blame
 from streamline.core.counters import HoldTimer
 from streamline.core.flow import LIST_ITEMS, Chunk, Lists, Run
 from streamline.core.lazy_numpy import loaded_np, np
-from streamline.core.options import check_int, given
+from streamline.core.options import check_flag, check_int, given
 from streamline.core.pace import Pace
 from streamline.core.place import Place, lent
 from streamline.core.replay import FailedCall
@@ -149,6 +149,7 @@ def pack_of(length: int, key: str | None, eos: int | None, drop_remainder: bool,
         eos = check_int(".pack(eos=)", eos, 0)
     if key is not None and not isinstance(key, str):
         raise PlanTypeError(f".pack(key) is the name of a field, got {given(key)}")
+    check_flag(".pack(drop_remainder=)", drop_remainder)
     return Pack(name=name, length=length, key=key, eos=eos, drop_remainder=drop_remainder)
 
 

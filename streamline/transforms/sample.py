@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from streamline.core.lazy_numpy import np
-from streamline.core.options import check_int, check_seed, given
+from streamline.core.options import check_flag, check_int, check_seed, given
 from streamline.errors import PlanError, PlanTypeError
 from streamline.sharding.index import Index, Sampled, SampledOnce
 from streamline.transforms.base import Stage
@@ -81,8 +81,7 @@ class Sample(Stage[T, T]):
 
 def sample_of(count: int | None, weights: object, replacement: bool, seed: int, *, name: str) -> Sample[Any]:
     """Return the stage of `.sample`; see `Pipeline`."""
-    if not isinstance(replacement, bool):
-        raise PlanTypeError(f".sample(replacement=) is True or False, got {given(replacement)}")
+    check_flag(".sample(replacement=)", replacement)
     if weights is None and not replacement:
         raise PlanError(".sample(replacement=False) without weights= is .shuffle().take(count)")
     return Sample(

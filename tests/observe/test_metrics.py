@@ -293,6 +293,35 @@ def test_silent_and_slow_clients_lock_nobody_out(monkeypatch: pytest.MonkeyPatch
         client.close()
 
 
+@pytest.mark.parametrize("turns", range(4))
+def test_a_client_that_connects_while_it_is_closed_is_not_left_waiting(turns: int) -> None:
+    """It is accepted, or its request has come, so many turns of the loop before the server ends."""
+    clients: list[socket.socket] = []
+
+    def connects(left: int) -> None:
+        assert at._loop is not None
+        assert at._over is not None
+        if not clients:
+            clients.append(socket.create_connection(at._socket.getsockname(), timeout=60))
+            clients[0].sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        if left:
+            at._loop.call_soon(connects, left - 1)
+        else:
+            at._over.set()
+
+    with pipe().open(metrics=ADDRESS):
+        assert scraped()
+        at = server()
+        assert at._loop is not None
+        at._loop.call_soon_threadsafe(connects, turns)
+        at._thread.join()
+    (client,) = clients
+    client.setblocking(False)
+    with closing(client), suppress(ConnectionResetError):
+        while client.recv(65536):
+            continue
+
+
 def test_a_fork_does_not_hold_the_address() -> None:
     with pipe().open(metrics=ADDRESS) as stream:
         next(stream)

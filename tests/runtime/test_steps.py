@@ -258,7 +258,8 @@ def test_a_replay_by_another_plan_is_refused(tmp_path: Path) -> None:
     other = sl.from_items(range(60)).shard(3).shuffle(window=5).merge().batch(2, collate=None)
     with pytest.raises(ResumeError, match="window=5"):
         list(other.replay_steps(tmp_path, 5, 9))
-    for options in ({"world_size": 2}, {"ends": "pad"}, {"record": sl.Recorder(tmp_path)}):
+    refused: list[Any] = [{"world_size": 2}, {"ends": "pad"}, {"record": sl.Recorder(tmp_path)}]
+    for options in (*refused, {"resume": None}, {"skip_steps": [5]}):
         with pytest.raises(PlanError, match="it is as the steps were recorded"):
             PIPE.replay_steps(tmp_path, 5, 9, **options)
     with pytest.raises(PlanError, match="the first and the last step, in this order"):
@@ -281,6 +282,34 @@ def test_a_step_that_begins_another_pass_is_given_again_unless_an_order_is_chose
                     pipe.replay_steps(tmp_path / name, 0, 2)
 
 
+@pytest.mark.parametrize("hosts", [sl.Inline(), sl.Threads(1)], ids=str)
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("group_by", {"key": lambda item: item // 10}),
+        ("batch", {"max_cost": 3, "cost": lambda item: 1 + item // 10, "collate": None}),
+    ],
+)
+def test_a_list_is_given_again_whatever_item_follows_it_this_time(
+    tmp_path: Path, method: str, options: dict[str, Any], hosts: Any
+) -> None:
+    paces = {2: 9}
+
+    async def erratic(item: int) -> int:
+        for _ in range(paces.get(item, 0)):
+            await anyio.lowlevel.checkpoint()
+        return item
+
+    numbers = sl.from_items([0, 1, 2, 10, 11, 12]).shard(1).map(erratic, concurrency=2, ordered=False)
+    for name, before in (("worker", numbers), ("after", numbers.merge())):
+        pipe = getattr(before, method)(**options)
+        paces[2] = 9  # so that 10 comes after 1
+        items = record(tmp_path / name, pipe, backend=hosts)
+        paces.clear()  # and now 2, which would be in the same list
+        again = [list(pipe.replay_steps(tmp_path / name, step, step)) for step in range(3)]
+        assert repr(again) == repr([[item] for item in items[:3]])
+
+
 def test_padding_is_not_given_again(tmp_path: Path) -> None:
     pipe = sl.from_items(range(5)).shard(2)
     items = record(tmp_path, pipe, rank=1, world_size=2, ends="pad")
@@ -298,6 +327,10 @@ def test_what_can_not_be_recorded_is_refused(tmp_path: Path) -> None:
         PIPE.open(record="steps/")  # type: ignore[arg-type]
     with pytest.raises(PlanTypeError, match="path of a directory"):
         sl.Recorder(3)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="got an empty one"):
+        sl.Recorder("")
+    with pytest.raises(PlanTypeError, match="record of steps is the path of a directory, got NoneType"):
+        PIPE.replay_steps(None, 0, 1)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="a feed's items can't be read again"):
         sl.from_stream(feed).open(record=sl.Recorder(tmp_path))
     for path in (tmp_path, tmp_path / "none"):

@@ -53,6 +53,23 @@ def test_an_error_says_in_which_of_them_it_is() -> None:
     assert "at 1: item 2 of" in failure.value.__notes__[0]
 
 
+def test_pipelines_of_several_are_parts_of_others_without_names_of_their_own() -> None:
+    def numbers(first: int) -> sl.Pipeline[int]:
+        return sl.from_items(range(first, first + 3)).map(abs).shuffle(window=2)
+
+    both = sl.concat(numbers(10), numbers(20)).map(abs).shuffle(window=2)
+    nested = sl.concat(both, sl.zip(both, sl.mix([numbers(30), both])).map(max), numbers(40))
+    assert len(list(nested)) == 6 + 6 + 3
+    assert len(set(nested.plan.names)) == len(nested.plan.names)
+    check_resume(nested)
+
+
+def test_names_of_nested_parts_that_differ_stay_as_snapshots_have_them() -> None:
+    inner = sl.mix({"a": sl.from_items("ab"), "b": sl.from_items("cd")})
+    pipe = sl.mix({"x": inner, "y": sl.from_items("ef")})
+    assert pipe.plan.names == ["a/items", "b/items", "x/mix", "y/items", "mix", "shard", "merge"]
+
+
 def test_what_is_no_pipeline_or_has_shards_of_its_own_is_refused() -> None:
     with pytest.raises(PlanTypeError, match=r"sl\.concat takes pipelines, got"):
         sl.concat(sl.from_items("ab"), "cd")  # type: ignore[arg-type]
