@@ -154,7 +154,13 @@ def run(
     it gets on. Exits with 1 if it fails, and with 130 after Ctrl-C: the whole shards stay, and --resume goes on.
     """
     from streamline.pipeline import Pipeline  # imports what a run needs: not for the other commands
+    from streamline.runtime.writing import output_format
 
+    try:
+        if compression is not None:
+            output_format(format).compressed(compression)
+    except PlanError as error:
+        raise click.BadParameter(str(error), param_hint="--compression") from error
     try:
         pipeline = named(target, Pipeline)
         found = pipeline.write(

@@ -264,6 +264,8 @@ def test_a_failure_of_the_job_is_shown_with_how_to_go_on(job: Path, capfd: pytes
         (["--backend", "processes"], "expected inline, threads:N or processes:N"),
         (["--backend", "gpus:2"], "expected inline, threads:N or processes:N"),
         (["--format", "csv"], "'csv' is not one of"),
+        (["--compression", "foo"], "is None or one of 'gzip', 'zstd', got 'foo'"),
+        (["--format", "npy", "--compression", "gzip"], "compression"),
     ],
 )
 def test_a_wrong_option_of_a_job_is_told_what_is_right(job: Path, options: list[str], said: str) -> None:

@@ -9,6 +9,7 @@ The convention:
   prints, in this order.
 - A line `<!-- not run: REASON -->` right above a ```python block switches it off; `<!-- not compared: REASON -->` right
   above an output (it differs from run to run, say) keeps that from being compared. The reason is for readers.
+- A port of 127.0.0.1 is a free one: another program may have the one that the page names.
 - Warnings are errors, as in all tests.
 
 Not for the README, which tells of programs that run elsewhere, but for its first program: with data, it runs.
@@ -19,6 +20,8 @@ from __future__ import annotations
 import asyncio
 import builtins
 import re
+import socket
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +38,7 @@ LINK = re.compile(r"\]\((?!https?:)([^()#\s]*)(?:#([^()\s]*))?\)")
 
 FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,})(?P<language>[\w+-]*)[^`\n]*$")
 COMMENT = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
+LOOPBACK = re.compile(r"127\.0\.0\.1:(\d+)")
 SWITCH = re.compile(r"<!-- (?P<what>not run|not compared): (?P<reason>\S.*?) -->$")
 
 
@@ -89,16 +93,25 @@ def agree(printed: str, page: str) -> bool:
     return re.fullmatch(pattern, "".join(f"{line}\n" for line in lines)) is not None
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
 def check_page(name: str, page: str, capture: pytest.CaptureFixture[str]) -> None:
     """Run the blocks of a page, here."""
     namespace: dict[str, Any] = {"__name__": "__docs__", "__builtins__": builtins}
     printed: str | None = None
+    ports = defaultdict[str, int](free_port)
     for block in blocks(page):
         if block.language == "python":
             printed = None
             if block.switch == "not run":
                 continue
-            code = compile("\n" * (block.line - 1) + block.text, name, "exec", dont_inherit=True)
+            text = LOOPBACK.sub(lambda found: f"127.0.0.1:{ports[found[1]]}", block.text)
+            code = compile("\n" * (block.line - 1) + text, name, "exec", dont_inherit=True)
             exec(code, namespace)
             printed = capture.readouterr().out
             lines = iter(printed.splitlines())

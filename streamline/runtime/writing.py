@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, get_args
 
 import msgspec
 
-from streamline.core.options import check_installed, check_int, given
+from streamline.core.options import check_installed, check_int, check_known, given
 from streamline.core.text import counted, in_bytes
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.errors import DataError, PlanError, PlanTypeError, WriteError, printable
@@ -197,6 +197,8 @@ def write(
         raise PlanTypeError(
             f"write_{format.kind}(resume=) is True or False, got {given(resume)}: the folder has the state"
         )
+    known = JobOptions.__annotations__
+    check_known(f"write_{format.kind}", options.keys() - known.keys(), known)
     check_int(f"write_{format.kind}(shard_bytes=)", shard_bytes, 1)
     format = format if compression is None else format.compressed(compression)
     if options.setdefault("ends", "allow") != "allow":

@@ -389,7 +389,12 @@ def test_where_there_are_no_locks_a_warning_says_so(
         (lambda pipe, out: pipe.write(out, shard_bytes=0), PlanError, "shard_bytes"),
         (lambda pipe, out: pipe.write(out, resume="yes"), PlanTypeError, "True or False"),
         (lambda pipe, out: pipe.write(out, ends="pad"), PlanError, "leave it out"),
-        (lambda pipe, out: pipe.write(out, shards=3), PlanTypeError, "shards"),
+        (
+            lambda pipe, out: pipe.write(out, shard_byte=3),
+            PlanTypeError,
+            "write_jsonl has no shard_byte=: did you mean shard_bytes=",
+        ),
+        (lambda pipe, out: pipe.write(out, skip_steps=[1]), PlanTypeError, "write_jsonl has no skip_steps="),
         (lambda pipe, out: pipe.write(out, compression="xz"), PlanError, "None or one of 'gzip', 'zstd', got 'xz'"),
         (lambda pipe, out: pipe.write(out, "tar", compression=True), PlanTypeError, "'zstd', got bool"),
         (lambda pipe, out: pipe.write(out, "parquet", compression="bz2"), PlanError, "'snappy', 'zstd', got 'bz2'"),
