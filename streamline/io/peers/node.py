@@ -16,7 +16,7 @@ import threading
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 from aiohttp import web
@@ -71,6 +71,7 @@ class PeerNode:
         self._ended: Future[None] = Future()
         self._server = ObjectServer()
         self._sockets: set[socket.socket] = set()
+        self._connecting: list[Future[Any]] = []
         self._lock: int | None = None
         self._listener: Listener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -140,6 +141,7 @@ class PeerNode:
                 self._listener.close()
                 self._listener = None
             with anyio.CancelScope(shield=True):
+                await asyncio.gather(*map(asyncio.wrap_future, self._connecting), return_exceptions=True)
                 await http.shutdown(SHUTDOWN_S)
                 await self._server.aclose()
             if self._lock is not None:
@@ -182,7 +184,8 @@ class PeerNode:
             return
         self._sockets = {one for one in self._sockets if one.fileno() >= 0} | {sock}
         sock.setblocking(False)
-        asyncio.run_coroutine_threadsafe(self._loop.connect_accepted_socket(http, sock), self._loop)
+        taken = asyncio.run_coroutine_threadsafe(self._loop.connect_accepted_socket(http, sock), self._loop)
+        self._connecting = [*(one for one in self._connecting if not one.done()), taken]
 
     def _say(self, line: str) -> None:
         if not self._said:

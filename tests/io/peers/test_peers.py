@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from streamline.core.handshake import MISFIT
+from streamline.core.handshake import MISFIT, PeerHello
 from streamline.core.listener import Listener
 from streamline.core.tls import Certificates
 from streamline.errors import ReadError
@@ -492,3 +492,22 @@ async def test_no_machine_asks_another_one_for_what_it_was_asked_for(
     clients = [machine.client() for machine in group]
     assert await asyncio.gather(*map(content, clients)) == [DATA] * 3
     assert set(asked) == {threading.current_thread().name}
+
+
+async def test_a_connection_that_comes_while_a_machine_leaves_is_closed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = socket.socketpair()
+    close, hello = Listener.close, PeerHello(role="objects", node="near", pid=1)
+
+    def late(listener: Listener) -> None:
+        listener._on_peer(there, hello, "near")
+        close(listener)
+
+    monkeypatch.setattr(Listener, "close", late)
+    machine = Machine(store, tmp_path, addresses(1))
+    async with serving(machine):
+        pass
+    with here:
+        here.settimeout(LONGEST_S)
+        assert here.recv(1) == b""
