@@ -545,7 +545,7 @@ class HostTuner:
         loads, used = Loads(window), max(0.0, last.cpu_s - first.cpu_s) / window.elapsed_s
         computed = (last.hosts_cpu_s - first.hosts_cpu_s) / (window.elapsed_s * max(1, len(window.hosts)))
         busy = min(1.0, max(loads.hosted_hold, computed))  # stages don't count what it takes to send items
-        if self._trial is not None and (judged := self._judged(self._trial, loads.waits)) is not None:
+        if self._trial is not None and (judged := self._judged(self._trial, loads.waits, most)) is not None:
             return judged
         if self._trial is not None:
             return None
@@ -590,8 +590,8 @@ class HostTuner:
         self._trial = _HostTrial(self.value, self._rates, eases)
         return self._turned(after, why)
 
-    def _judged(self, trial: _HostTrial, waits: float) -> TuningStep | None:
-        """Keep or undo a step, once it can be told what it has brought; return the step back."""
+    def _judged(self, trial: _HostTrial, waits: float, most: int) -> TuningStep | None:
+        """Keep or undo a step, once it can be told what it has brought; return the step back, if there is room."""
         gain = fmean(self._rates) / (fmean(trial.rates) or math.inf) - 1
         wanted = -GAIN if trial.eases else GAIN
         done = waits < (WAITS if trial.eases else CALM)  # the consumer has what it can take
@@ -601,13 +601,13 @@ class HostTuner:
         self._trial = None
         self._noise.learn(trial.rates)
         self._noise.learn(self._rates)
-        if done or gain >= wanted:
+        if done or gain >= wanted or (trial.eases and most <= self.value):
             self._rest(f"{self.value} have brought {gain:+.0%}")
             return None
         up, after = not trial.eases, self.value
         self._rests[up] = min(MOST_REST_PASSES, max(REST_PASSES, 2 * self._rests.get(up, 0)))
         self._barred[up] = self._passes + self._rests[up]
-        step = self._turned(trial.before, f"undone: {after} brought {gain:+.0%}")
+        step = self._turned(min(trial.before, most), f"undone: {after} brought {gain:+.0%}")
         self._rates, self._seconds = trial.rates, PASS_S
         return step
 

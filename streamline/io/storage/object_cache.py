@@ -58,20 +58,23 @@ class ObjectCache:
         self._reads = OneThread("streamline cache reads")
         self._writes = OneThread("streamline cache writes")
         self._parts: dict[str, CachePart] = {}
-        self._keeping: dict[str, asyncio.Future[None]] = {}
+        self._keeping: dict[str, asyncio.Future[None]] = {}  # the last ones are over
         self._said = False
         self._making = threading.Lock()
 
     async def open(self, name: str) -> CachedObject | None:
         """Return what is kept under a name, open; `close` it."""
-        if (keeping := self._keeping.get(name)) is not None:
-            await asyncio.wait([keeping])
-        opening = asyncio.wrap_future(self._reads.submit(lambda: self._made().open(name)))
-        try:
-            kept = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_close_result)
-            raise
+        while True:
+            if (keeping := self._keeping.get(name)) is not None:
+                await asyncio.wait([keeping])
+            opening = asyncio.wrap_future(self._reads.submit(lambda: self._made().open(name)))
+            try:
+                kept = await asyncio.shield(opening)
+            except asyncio.CancelledError:
+                opening.add_done_callback(_close_result)
+                raise
+            if kept is not None or self._keeping.get(name) is keeping:
+                break  # else it was kept just after that look, and would be read once more
         self.traffic.hits += kept is not None
         self.traffic.misses += kept is None
         return kept
@@ -100,9 +103,12 @@ class ObjectCache:
 
     def _tidy(self, name: str, part: CachePart) -> None:
         """Forget a part that is done, and idle ones beyond some."""
-        if part.keeping is not None and not part.keeping.done():
+        if part.keeping is not None and self._keeping.get(name) is not part.keeping:
+            self._keeping.pop(name, None)
             self._keeping[name] = part.keeping
-            part.keeping.add_done_callback(lambda _: self._keeping.pop(name, None))
+            over = [name for name, keeping in self._keeping.items() if keeping.done()]
+            for old in over[: max(0, len(self._keeping) - IDLE_PARTS)]:
+                del self._keeping[old]
         if part.done and not part.users:
             self._parts.pop(name, None)
         idle = [name for name, part in self._parts.items() if not part.users]

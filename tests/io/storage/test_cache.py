@@ -9,6 +9,7 @@ import io
 import os
 import pickle
 import random
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
@@ -26,9 +27,11 @@ from streamline.io.storage import object_cache as cache_module
 from streamline.io.storage import registry as storages
 from streamline.io.storage.base import FoundObject, Storage
 from streamline.io.storage.object_cache import CachedStorage, ObjectCache, Spans
+from streamline.io.storage.object_cache_folder import CacheFolder
 from streamline.io.storage.options import Access
 from streamline.io.storage.registry import Storages
 from streamline.testing.checks import check_resume
+from tests.kit import LONGEST_S
 from tests.servers.s3 import Bucket
 from tests.serving import serving_objects
 
@@ -170,6 +173,30 @@ async def test_ranges_at_once_keep_it_too(storage: CachedStorage, remote: Remote
     remote.asked()
     assert await storage.read(URL, 0, None, etag) == DATA
     assert remote.asked() == []
+
+
+async def test_an_object_that_is_kept_just_after_a_look_is_not_fetched_again(
+    storage: CachedStorage, remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, looked, go_on = CacheFolder.open, threading.Event(), threading.Event()
+
+    def held(folder: CacheFolder, name: str) -> Any:
+        found = look(folder, name)
+        looked.set()
+        assert go_on.wait(LONGEST_S)
+        return found
+
+    async with aclosing(storage.blocks(URL)) as first:
+        began = await anext(first)
+        monkeypatch.setattr(CacheFolder, "open", held)
+        second = asyncio.create_task(blocks_of(storage))
+        await asyncio.to_thread(looked.wait, LONGEST_S)
+        assert began + b"".join([block async for block in first]) == DATA
+    while not objects(tmp_path):  # noqa: ASYNC110 - a thread keeps it
+        await asyncio.sleep(0.001)
+    go_on.set()
+    assert await second == DATA
+    assert remote.asked() == ["blocks"]
 
 
 async def test_a_range_is_not_made_larger_and_not_kept(storage: CachedStorage, remote: Remote, tmp_path: Path) -> None:
