@@ -173,15 +173,16 @@ def _threads() -> set[object]:
 
 
 def _files() -> set[object]:
-    """Return each descriptor, and what it is of; that of an event loop, say, has no number of its own, but a name."""
+    """Return each descriptor, and what it is of, by kind and number; an event loop's has a name instead."""
     found: set[object] = set()
     for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - twice for each test: paths take most of the time
         try:
             of = os.fstat(fd)
-            name = "" if stat.S_IFMT(of.st_mode) else os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
+            kind = stat.S_IFMT(of.st_mode)
+            name = "" if kind else os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
         except OSError:
             continue  # the one that the listing itself used
-        found.add((fd, of.st_dev, of.st_ino, name))
+        found.add((fd, kind, of.st_dev, of.st_ino, name))
     return found
 
 

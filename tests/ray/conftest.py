@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,8 +37,8 @@ FILES = LOOKS["files"]
 def _files() -> set[object]:
     """Return what is open but for Ray's own sockets: those to actors that have ended stay open for a while."""
     ours = [one for one in gc.get_objects() if isinstance(one, socket.socket) and one.fileno() >= 0]
-    numbers = {str(one.fileno()) for one in ours}
-    return {file for file in FILES() if not file[1].startswith("socket:") or file[0] in numbers}  # type: ignore[index]
+    numbers = {one.fileno() for one in ours}
+    return {file for file in FILES() if file[1] != stat.S_IFSOCK or file[0] in numbers}  # type: ignore[index]
 
 
 @pytest.fixture(scope="session", autouse=True)
