@@ -190,14 +190,16 @@ def test_hosts_that_are_not_needed_go_down_as_far_as_written_and_stay() -> None:
     assert run.tuner.settled == 2
 
 
-def test_a_step_down_that_costs_items_is_undone() -> None:
+@pytest.mark.parametrize(("shards", "back"), [(64, 8), (6, 6), (5, None), (3, None)])
+def test_a_step_down_that_costs_items_is_undone_as_far_as_there_is_room(shards: int, back: int | None) -> None:
     run = Passes(SimulatedHosts(written=2)).run(10)
     run.hosts = replace(run.hosts, server=250)  # the hosts have time now
     run.run(1)
     assert run.steps[-1].after == 5
-    run.hosts = replace(run.hosts, server=math.inf, each=40)
+    run.hosts = replace(run.hosts, server=math.inf, each=20, shards=shards)
+    steps = len(run.steps)
     run.run(1)
-    assert (run.steps[-1].before, run.steps[-1].after) == (5, 8), run.steps
+    assert [(step.before, step.after) for step in run.steps[steps:]] == ([] if back is None else [(5, back)]), run.steps
 
 
 def test_short_passes_count_together() -> None:

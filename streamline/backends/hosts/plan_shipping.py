@@ -325,7 +325,8 @@ def _module_objects() -> Iterator[tuple[object, tuple[types.ModuleType, str]]]:
             for name, thing in list(vars(module).items()):
                 kind = type(thing)
                 if kind not in kinds:
-                    kinds[kind] = kind in (*EXACT, loaded_np.ufunc) or any(base in DERIVED for base in kind.__mro__)
+                    derived = any(base in DERIVED for base in kind.__mro__)
+                    kinds[kind] = derived or kind in EXACT or kind is loaded_np.ufunc
                 if kinds[kind]:
                     yield thing, (module, name)
 

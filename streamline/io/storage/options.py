@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
-from streamline.core.options import check_int, check_seconds, given
+from streamline.core.options import check_flag, check_int, check_seconds, given
 from streamline.errors import PlanError, PlanTypeError
 from streamline.io.peers.peer import check_peers
 from streamline.io.storage.base import ADDED, Storage
@@ -181,8 +181,7 @@ class HttpOptions:
         if hedge_after_s is not None:
             text = "HttpOptions(hedge_after_s=) has no effect: leave it out. A lower timeout_s= asks again earlier"
             warnings.warn(text, DeprecationWarning, stacklevel=3)
-        if not isinstance(flag := self.require_validator, bool):
-            raise PlanTypeError(f"HttpOptions(require_validator=) is True or False, got {type(flag).__name__}")
+        check_flag("HttpOptions(require_validator=)", self.require_validator)
         if self.headers is not None:
             _check_headers(self.headers)
         if self.auth is not None:
