@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat, starmap
+from queue import Empty, SimpleQueue
 from threading import get_ident
 from typing import Any, Literal
 
@@ -88,12 +90,17 @@ class Notifier:
             self.waiter = None
 
     def wait_in_thread(self, ready: Callable[[], bool]) -> None:
-        """Likewise, in a thread that has no event loop."""
-        event = threading.Event()
+        """Likewise, in a thread that has no event loop.
+
+        A wait in C: in that of a `threading.Event`, Ctrl-C may come out as a RuntimeError about a lock.
+        """
+        rings: SimpleQueue[None] = SimpleQueue()
         try:
-            self.waiter = _Waiter(event.set, thread=get_ident())
-            while not ready() and not event.wait(HEAR_S):
-                pass
+            self.waiter = _Waiter(partial(rings.put, None), thread=get_ident())
+            while not ready():
+                with suppress(Empty):
+                    rings.get(timeout=HEAR_S)
+                    break
         finally:
             self.waiter = None
 

@@ -30,6 +30,8 @@ import streamline as sl
 from streamline.core import forks
 from streamline.core.forks import ForkSafeLock
 from streamline.errors import ReplicaStalled
+from streamline.training import replica_shares
+from streamline.training.replica_shares import Notifier
 
 Trace: TypeAlias = "Callable[[FrameType, str, Any], Any]"
 
@@ -67,10 +69,12 @@ class Strikes:
 
     Args:
       functions: the names of those in which it does; none: in all.
+      also: a file outside streamline in which it does, too.
     """
 
-    def __init__(self, *functions: str, opcodes: bool = False, times: int = 2) -> None:
+    def __init__(self, *functions: str, opcodes: bool = False, times: int = 2, also: str = FOLDER) -> None:
         self._functions = functions
+        self._files = FOLDER, also
         self._event = "opcode" if opcodes else "line"
         self._times = times
         self._hits = Counter[tuple[CodeType, int]]()
@@ -101,7 +105,7 @@ class Strikes:
 
     def _begins(self, frame: FrameType, event: str, arg: object) -> Trace | None:
         code = frame.f_code
-        if not code.co_filename.startswith(FOLDER) or (self._functions and code.co_name not in self._functions):
+        if not code.co_filename.startswith(self._files) or (self._functions and code.co_name not in self._functions):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = self._event == "opcode", self._event == "line"
         return self._each
@@ -287,6 +291,19 @@ def test_a_replica_that_makes_room_for_others() -> None:
         struck_until_its_end(strikes, replica, got, by_for, lambda: None)
     assert got == list(range(60))
     assert "made_room" in strikes.struck
+
+
+def test_a_replica_that_waits_for_its_next_item_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in Python's own waits, out of which a RuntimeError may come: that an unlocked lock was released."""
+    monkeypatch.setattr(replica_shares, "HEAR_S", 0.001)
+    strikes, notifier, got = Strikes(opcodes=True, also=threading.__file__), Notifier(), list[int]()
+
+    def take(_: Iterator[int], __: list[int]) -> None:
+        looks = iter([False, True])
+        notifier.wait_in_thread(lambda: next(looks))
+
+    struck_until_its_end(strikes, iter([]), got, take, lambda: None)
+    assert "wait_in_thread" in strikes.struck
 
 
 def test_entering_and_leaving_a_pause() -> None:
