@@ -1,8 +1,9 @@
 """What changes in a tree of JSON from one moment to the next, as JSON that compresses well. Pure.
 
-`change(old, new)` is what `changed(old, change)` makes `new` of. Of two states that follow one another, most is the
-same object: only what is another one is looked at. Numbers are written as differences. Of a list whose items change
-alike, as workers do, each field is a column: `{"line": [1, 1, 1], "byte": [61, 58, 73]}` in place of three objects.
+`change(old, new)` is what `changed(old, change)` makes `new` of; `packed` writes it in few bytes. Of two states that
+follow one another, most is the same object: only what is another one is looked at. Numbers are written as differences.
+Of a list whose items change alike, as workers do, each field is a column: `{"line": [1, 1, 1], "byte": [61, 58, 73]}`
+in place of three objects.
 
 | written | means |
 |---|---|
@@ -18,10 +19,13 @@ Places are lengths: so many items to pass over, so many that have changed, and s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from itertools import compress, count
 from operator import is_, is_not
 from typing import Any, TypeAlias, cast
+
+from msgspec import msgpack
 
 from streamline.core.state import Json, Tree
 
@@ -72,6 +76,22 @@ def changed(old: Json, found: Change | None) -> Json:
     for place, one in zip(places, _rows(args[1], len(places)), strict=True):
         new[place] = changed(new[place], one)
     return new
+
+
+def packed(changes: list[Change]) -> bytes:
+    """Return changes as MessagePack, whose small numbers are one byte; as JSON, what that doesn't have.
+
+    The largest integers, and names of files that are not UTF-8.
+    """
+    try:
+        return msgpack.encode(changes)
+    except (OverflowError, UnicodeEncodeError):
+        return json.dumps(changes, separators=(",", ":")).encode()
+
+
+def unpacked(data: bytes) -> list[Change]:
+    """Return what was packed. Raises `ValueError`: nothing was."""
+    return cast("list[Change]", json.loads(data) if data[:1] == b"[" else msgpack.decode(data, type=list))
 
 
 def _of_objects(old: Tree, new: Tree) -> Change | None:

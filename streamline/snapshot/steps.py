@@ -6,7 +6,6 @@ another number of ranks counts for all ranks. What is damaged, cut short or was 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from itertools import groupby
 from streamline.core.state import Json, Tree
 from streamline.core.text import some
 from streamline.errors import RecordError, SnapshotError
-from streamline.snapshot.changes import changed
+from streamline.snapshot.changes import changed, unpacked
 from streamline.snapshot.recorder import ANOTHER_PASS, LEFT_OUT, RecordName, StepBlock, blocks, failed, record_path
 from streamline.snapshot.snapshot import Snapshot
 
@@ -175,11 +174,11 @@ def _decoded(stretch: _Stretch, first: int, stop: int) -> Iterator[RecordedStep]
     """Yield steps first … stop - 1 of a stretch; none from one on that is not what was written."""
     block = stretch.block
     try:
-        found = block.decoded()
-        head = Snapshot.from_json(next(found))
+        found = block.inflated()
+        head = Snapshot.from_json(next(found).decode())
         before = head.flow_state
-        for number, (kind, _), text in zip(range(block.first, stop), block.steps, found, strict=False):
-            changes = json.loads(text)
+        for number, (kind, _), data in zip(range(block.first, stop), block.steps, found, strict=False):
+            changes = unpacked(data)
             after = changed(before, changes[0])
             again = _again(before, *changes[1:])
             if number >= first:

@@ -9,16 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamline.snapshot.changes import change, changed
+from streamline.snapshot.changes import change, changed, packed, unpacked
 
 numbers = st.integers() | st.sampled_from([0, 1, True, False, 0.0, -0.0, 1.0, 2**70])
-leaves = numbers | st.none() | st.text(max_size=2) | st.sampled_from(["=", "-", "+", "*"])
+leaves = numbers | st.none() | st.text(max_size=2) | st.sampled_from(["=", "-", "+", "*", "\udc80"])
 trees = st.recursive(
     leaves,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from("ab-="), inner, max_size=3),
     max_leaves=12,
 )
 rows = st.lists(st.fixed_dictionaries({"line": numbers, "byte": st.integers()}), min_size=3, max_size=6)
+
+
+def test_changes_that_an_earlier_version_packed_can_be_read() -> None:
+    assert unpacked(b'[{"line":1},null]') == [{"line": 1}, None]
+    assert unpacked(packed([{"line": 1}, None])) == [{"line": 1}, None]
+
+
+@pytest.mark.parametrize("data", [b"", b"[", b"\x81\xa1a\x01", b"\x92\x01", b"\xc1", b"\x91\x01\x02"])
+def test_what_was_not_packed_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"Expect|truncated|malformed"):
+        unpacked(data)
 
 
 def text(tree: Any) -> str:
@@ -28,7 +39,7 @@ def text(tree: Any) -> str:
 @given(st.tuples(trees, trees) | st.tuples(rows, rows))
 def test_a_change_makes_the_new_tree_of_the_old_one(both: tuple[Any, Any]) -> None:
     old, new = both
-    written = json.loads(json.dumps(change(old, new)))
+    (written,) = unpacked(packed([change(old, new)]))
     before = text(old)
     assert text(changed(old, written)) == text(new)
     assert text(old) == before, "the old tree stays as it is"
