@@ -16,7 +16,9 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
 
@@ -29,7 +31,7 @@ from streamline.core.gate import Gate
 from streamline.core.pace import SLICE_S
 from streamline.core.state import Reference, Since
 from streamline.core.tasks import spawn
-from streamline.core.threads import hold_quietly, start_thread, waker
+from streamline.core.threads import hold_quietly, interruptible, start_thread, waker
 from streamline.errors import ClosedError, PlanError, PlanTypeError, ReplicaStalled
 from streamline.runtime.open import Openable, RunOptions
 from streamline.runtime.stream import Stream
@@ -170,7 +172,10 @@ class Dispatcher:
         """Read no more, and wait until the stream is closed, but not for user code that is stuck."""
         self.stop()
         if self.begun and self._thread_id != threading.get_ident():
-            wait([self._over], EXIT_S)
+            over: SimpleQueue[object] = SimpleQueue()  # `futures.wait` may leave its lock taken, if Ctrl-C comes in it
+            self._over.add_done_callback(over.put)
+            with suppress(Empty):
+                interruptible(lambda slice_s: over.get(timeout=slice_s), EXIT_S)
 
     # The task --------------------------------------------------------------------------------------------------------
 
