@@ -50,7 +50,7 @@ format: $(READY)
 
 laws: $(READY)  ## the law kit, deep: thousands of random pipelines; then whole products and every death, at length
 	STREAMLINE_EXAMPLES=50 $(BIN)/python -m pytest -q --timeout 3600 tests/laws
-	STREAMLINE_EXAMPLES=2 $(BIN)/python -m pytest -q --timeout 3600 $$(grep -rl "laws.profile import.*\(FACTOR\|covering\|sampled\|in_turn\)" tests --include "test_*.py" --exclude-dir laws --exclude-dir ray)
+	STREAMLINE_EXAMPLES=2 $(BIN)/python -m pytest -q --timeout 3600 $$(grep -rl "laws.profile import.*\(FACTOR\|SEEDS\|GENERATIONS\|covering\|sampled\|in_turn\)" tests --include "test_*.py" --exclude-dir laws --exclude-dir ray)
 
 bench-smoke: $(READY)
 	$(BIN)/python -m bench --smoke

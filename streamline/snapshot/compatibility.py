@@ -43,7 +43,7 @@ def checked(accept: Collection[str], plan: Plan) -> frozenset[str]:
     """Return the entries, each of which must name something that this plan has; whether it is needed is no matter."""
     if isinstance(accept, str) or not isinstance(accept, Iterable):
         raise PlanTypeError(f'open(accept=) is a list of strings, accept=["batch.size"]; got {accept!r}')
-    known, uncounted = _known(plan)
+    known, uncounted = _known(plan) if accept else (set(), set())
     for entry in accept:
         if not isinstance(entry, str):
             raise PlanTypeError(f'open(accept=) is a list of strings, accept=["batch.size"]; got {entry!r} in it')
@@ -154,9 +154,8 @@ def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = 
       now: today's listing of the source.
       accept: as `streamline.snapshot.compatibility` has checked it.
     """
-    pairs = tuple(paired(snapshot.fingerprint, fingerprint(plan)))
-    if pairs[0].its is None or pairs[0].its["kind"] != plan.source.kind:
-        return _of_another_source(plan, snapshot, pairs)
+    if not snapshot.fingerprint or snapshot.fingerprint[0]["kind"] != plan.source.kind:
+        return _of_another_source(plan, snapshot, tuple(paired(snapshot.fingerprint, fingerprint(plan))))
     plan.source.check_listing(snapshot.listing)
     going_on = replace(plan, source=plan.source.resumed(snapshot.listing))
     ours = fingerprint(going_on)
@@ -538,7 +537,11 @@ def _aligned(theirs: list[Entry], ours: list[Entry], *keys: Callable[[Entry], An
         yield from ((None, mine) for mine in ours)
         return
     key, *others = keys
-    matcher = SequenceMatcher(None, list(map(key, theirs)), list(map(key, ours)), autojunk=False)
+    of_theirs, of_ours = list(map(key, theirs)), list(map(key, ours))
+    if of_theirs == of_ours:
+        yield from zip(theirs, ours, strict=True)
+        return
+    matcher = SequenceMatcher(None, of_theirs, of_ours, autojunk=False)
     for tag, first, stop, our_first, our_stop in matcher.get_opcodes():
         if tag == "equal":
             yield from zip(theirs[first:stop], ours[our_first:our_stop], strict=True)

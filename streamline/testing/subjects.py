@@ -27,6 +27,7 @@ from streamline.merge.base import Merge
 from streamline.merge.best_effort import BestEffort
 from streamline.merge.strict import Strict
 from streamline.pipeline import Pipeline
+from streamline.plan.plan import Plan
 from streamline.plan.worker import SourceOpener, StageOpener
 from streamline.runtime.open import OpenOptions, prepare
 from streamline.runtime.run import ResolvedRun
@@ -125,7 +126,11 @@ class PipelineSubject(Subject):
         return self._opening(None)
 
     def _opening(self, resume: Snapshot | None) -> ResolvedRun:
-        return prepare(self.pipeline.plan, OpenOptions(self.backend, resume=resume, rank=0, world_size=1))
+        return prepare(self._plan, OpenOptions(self.backend, resume=resume, rank=0, world_size=1))
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return self.pipeline.plan
 
     def __str__(self) -> str:
         return self._text

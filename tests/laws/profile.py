@@ -20,7 +20,10 @@ SHARE = 0.12
 """Of the counts that tests are written with, so that the whole suite takes six minutes: `make laws` searches deeper."""
 
 SEEDS = range(max(2, int(2 * FACTOR)))
-"""For tests that are run with several seeds."""
+"""For tests that are run with several seeds, and of what is killed several times."""
+
+GENERATIONS = 5 if FACTOR > 1 else 3
+"""Resumes in a row, of tests whose pipelines are resumed at each item anyway."""
 
 
 def in_turn(names: Iterable[S], values: Sequence[T]) -> list[tuple[S, T]]:

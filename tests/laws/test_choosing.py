@@ -22,29 +22,29 @@ from streamline.testing.checks import check_resume
 from streamline.testing.laws import atoms
 from streamline.testing.scripted import PAUSE, YIELD, Script, scripted
 from streamline.testing.subjects import LOOPS, ChainSubject, PipelineSubject, read, run
-from tests.laws.profile import SEEDS, in_turn
+from tests.laws.profile import GENERATIONS, SEEDS, in_turn
 from tests.laws.stages import REWINDING, best_effort, fan, unordered
 
 
 @pytest.mark.parametrize(("name", "seed"), in_turn(REWINDING, SEEDS))
 def test_behind_an_unordered_map(name: str, seed: int) -> None:
-    check_resume(REWINDING[name](unordered(sl.from_items(range(21)))), seed=seed)
+    check_resume(REWINDING[name](unordered(sl.from_items(range(21)))), seed=seed, generations=GENERATIONS)
 
 
 @pytest.mark.parametrize(("name", "seed"), in_turn(REWINDING, SEEDS))
 def test_behind_a_best_effort_merge(name: str, seed: int) -> None:
-    check_resume(REWINDING[name](best_effort(_uneven(seed))), seed=seed)
+    check_resume(REWINDING[name](best_effort(_uneven(seed))), seed=seed, generations=GENERATIONS)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_behind_a_best_effort_merge_batches_into_an_unordered_map(seed: int) -> None:
-    check_resume(unordered(best_effort(_uneven(seed)).batch(3, collate=None)), seed=seed)
+    check_resume(unordered(best_effort(_uneven(seed)).batch(3, collate=None)), seed=seed, generations=GENERATIONS)
 
 
-@pytest.mark.parametrize(("seed", "loop"), list(enumerate([*LOOPS, *("asyncio" for _ in SEEDS)])))
+@pytest.mark.parametrize(("seed", "loop"), in_turn(range(max(len(LOOPS), len(SEEDS))), LOOPS))
 def test_choices_in_choices(seed: int, loop: str) -> None:
     pipe = unordered(_uneven(seed)).shuffle(window=3).flat_map(fan)
-    check_resume(best_effort(pipe).shuffle(window=4), seed=seed, loop=loop)
+    check_resume(best_effort(pipe).shuffle(window=4), seed=seed, loop=loop, generations=GENERATIONS)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -52,7 +52,7 @@ def test_many_choices_in_a_row_while_segments_turn(seed: int, monkeypatch: pytes
     monkeypatch.setattr(streamline.transforms.completion_order, "SEGMENT_ITEMS", 3)
     monkeypatch.setattr(streamline.transforms.map, "AHEAD", 1)
     pipe = unordered(unordered(_uneven(seed)).filter(lambda item: item % 2 == 0), 2)
-    check_resume(unordered(best_effort(pipe)).shuffle(window=3), seed=seed)
+    check_resume(unordered(best_effort(pipe)).shuffle(window=3), seed=seed, generations=GENERATIONS)
 
 
 @pytest.mark.parametrize("concurrency", [1, 2, 5, 40])

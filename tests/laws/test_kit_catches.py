@@ -114,6 +114,24 @@ class ForgetsFailure(Sound):
         return flow
 
 
+class LosesAtFailure(Sound):
+    """Holds an item back, and stands behind it once what comes after it has failed: only that one state is wrong."""
+
+    async def lists(self, run: Run[Any]) -> Lists[Any]:
+        held: Chunk[Any] | None = None
+        try:
+            while (chunk := await run.upstream.pull(1)) is not None:
+                if held is not None:
+                    yield Chunk(held.items, [Over(self.name, 0, held.end)])
+                held = chunk
+        except ValueError:
+            if held is not None:
+                yield Chunk([], [], Over(self.name, 0, held.end))
+            raise
+        if held is not None:
+            yield Chunk(held.items, [Over(self.name, 0, held.end)])
+
+
 class ReadsAhead(Sound):
     """Reads all there is before it gives the first item."""
 
@@ -262,6 +280,12 @@ def test_a_broken_stage_breaks_its_law(stage: type[AnyStage], law: str, named: s
     with pytest.raises(AssertionError, match=f"^{named}: ") as caught:
         check_stage(stage(name="broken"), laws=[law])
     assert re.search("expected .* got|stands at", str(caught.value), re.DOTALL)
+
+
+def test_a_state_that_only_a_failure_brings_is_resumed_from_behind_the_other_laws() -> None:
+    """What Resume has read on from is not read again; a failure's own state is."""
+    with pytest.raises(AssertionError, match=r"^Failure: mended, from the state after item .* expected \["):
+        check_stage(LosesAtFailure(name="broken"), range(7), laws=["resume", "failure"])
 
 
 @pytest.mark.parametrize("stage", [PlainMark, ForgetsOffset, ReshufflesWindow])

@@ -13,6 +13,7 @@ from streamline.testing.checks import check_stage
 from streamline.transfer import pinned_memory
 from streamline.transfer.pinned_memory import PinnedMemory, _Block
 from streamline.transforms import pack
+from tests.laws.profile import GENERATIONS
 from tests.laws.stages import ORDERED, STAGES
 
 POISON = 0xDB
@@ -58,5 +59,5 @@ def heap(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heap]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stage_keeps_the_laws_in_lent_memory(name: str, heap: Heap) -> None:
-    check_stage((STAGES | ORDERED)[name], range(12), behind_choices=False)
+    check_stage((STAGES | ORDERED)[name], range(12), behind_choices=False, generations=GENERATIONS)
     assert 0 < heap.nbytes < 1 << 20, "lent, and used again"

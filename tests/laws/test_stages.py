@@ -20,7 +20,7 @@ from streamline.testing.checks import check_failure, check_stage
 from streamline.testing.scripted import PAUSE, Script, scripted
 from streamline.testing.subjects import LOOPS, PipelineSubject, run, settle
 from streamline.transforms.base import Stage
-from tests.laws.profile import FACTOR, in_turn
+from tests.laws.profile import FACTOR, GENERATIONS, in_turn
 from tests.laws.stages import ORDERED, STAGES, THREADS, erratic
 
 ITEMS = range(17 if FACTOR > 1 else 7)
@@ -29,17 +29,17 @@ ITEMS = range(17 if FACTOR > 1 else 7)
 
 @pytest.mark.parametrize(("name", "loop"), in_turn(STAGES, LOOPS))
 def test_a_stage_keeps_the_laws(name: str, loop: str) -> None:
-    check_stage(STAGES[name], ITEMS, behind_choices=name != "repeat", loop=loop)
+    check_stage(STAGES[name], ITEMS, behind_choices=name != "repeat", generations=GENERATIONS, loop=loop)
 
 
 @pytest.mark.parametrize(("name", "loop"), in_turn(ORDERED, LOOPS))
 def test_a_stage_that_depends_on_order_keeps_the_laws(name: str, loop: str) -> None:
-    check_stage(ORDERED[name], ITEMS, behind_choices=False, loop=loop)
+    check_stage(ORDERED[name], ITEMS, behind_choices=False, generations=GENERATIONS, loop=loop)
 
 
 @pytest.mark.parametrize(("name", "loop"), in_turn(THREADS, LOOPS))
 def test_threads_keep_the_laws(name: str, loop: str) -> None:
-    check_stage(THREADS[name], range(13), loop=loop)
+    check_stage(THREADS[name], range(13), generations=GENERATIONS, loop=loop)
 
 
 @pytest.mark.parametrize(("name", "items"), in_turn(STAGES, [[], [7]]))
@@ -52,7 +52,9 @@ def test_a_stage_keeps_the_laws_while_segments_turn(name: str, monkeypatch: pyte
     monkeypatch.setattr(streamline.transforms.completion_order, "SEGMENT_ITEMS", 3)
     monkeypatch.setattr(streamline.transforms.map, "AHEAD", 2)
     check_stage(
-        lambda pipe: STAGES[name](pipe.map(erratic, concurrency=3, ordered=False)), range(17 if FACTOR > 1 else 11)
+        lambda pipe: STAGES[name](pipe.map(erratic, concurrency=3, ordered=False)),
+        range(17 if FACTOR > 1 else 11),
+        generations=GENERATIONS,
     )
 
 

@@ -52,8 +52,8 @@ class Jitters:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("skips", "lead"), [(1, 1), (1, 3), (2, 8), (7, 2), (7, 20)])
 def test_no_worker_is_ever_further_ahead_than_max_lead(skips: int, lead: int, seed: int, run: Run) -> None:
-    lengths = {0: 200, 1: 200, 2: 90, 3: 200, 4: 7}  # of shards: their spread counts while they are active
-    pipe = sl.from_items(range(1000)).shard(5).filter(lambda item: item // 5 < lengths[item % 5])
+    lengths = {0: 90, 1: 90, 2: 40, 3: 90, 4: 7}  # of shards: their spread counts while they are active
+    pipe = sl.from_items(range(450)).shard(5).filter(lambda item: item // 5 < lengths[item % 5])
     pipe = pipe.map(Jitters(seed), concurrency=2).merge("best_effort", max_skips_per_round=skips, max_lead=lead)
 
     async def test() -> None:
@@ -250,15 +250,15 @@ def test_a_snapshot_while_the_consumer_waits_after_a_selective_filter_rereads_li
 
 @pytest.mark.parametrize("shape", SELECTIVE)
 def test_a_snapshot_after_an_item_of_a_selective_filter_reads_almost_nothing_again(shape: str) -> None:
-    source = Counting(4 * RARE)
+    source = Counting(2 * RARE)
     pipe = SELECTIVE[shape](sl.from_items(source))
     with pipe.open() as stream:
         first = next(stream)
         snapshot = stream.snapshot()
-    source.lowest = 4 * RARE
+    source.lowest = 2 * RARE
     with pipe.open(resume=snapshot) as stream:
         rest = list(stream)
-    assert sorted([first, *rest]) == [RARE - 1, 2 * RARE - 1, 3 * RARE - 1, 4 * RARE - 1]
+    assert sorted([first, *rest]) == [RARE - 1, 2 * RARE - 1]
     assert source.lowest >= (0 if "workers" in shape else RARE - 1000)
 
 

@@ -49,7 +49,7 @@ async def test_the_page_shows_a_stream_that_runs(tmp_path: Path) -> None:
 
         def consume() -> None:
             for _ in stream:
-                if over.wait(0.002):
+                if over.wait(0.1):
                     return
 
         next(stream)

@@ -106,18 +106,15 @@ def exactly(snapshot: Snapshot) -> str:
 
 @settings(max_examples=60, deadline=None)
 @given(snapshots())
-def test_it_comes_back_from_json_as_it_was(snapshot: Snapshot) -> None:
+def test_it_comes_back_from_json_and_from_a_file_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory, snapshot: Snapshot
+) -> None:
     text = snapshot.to_json()
     assert "\n" not in text
     text.encode("ascii")
     again = Snapshot.from_json(text)
     assert again == snapshot
     assert exactly(again) == exactly(snapshot)
-
-
-@settings(max_examples=60, deadline=None)
-@given(snapshots())
-def test_it_comes_back_from_a_file_as_it_was(tmp_path_factory: pytest.TempPathFactory, snapshot: Snapshot) -> None:
     path = tmp_path_factory.mktemp("saved") / "snapshot.json"
     snapshot.save(path)
     assert exactly(Snapshot.load(path)) == exactly(snapshot)

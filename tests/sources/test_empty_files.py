@@ -22,6 +22,7 @@ import streamline as sl
 from streamline.io.formats.mds import MdsFormat
 from streamline.readers import pipeline_of
 from tests.io.formats.records import array_record_file, lance_dataset, mds_file, put, record_file
+from tests.laws.profile import in_turn
 
 Dump = Callable[[Sequence[int]], bytes]
 
@@ -139,9 +140,8 @@ def test_empty_files_at_the_ends_of_shards_and_among_others(read: Callable[..., 
 
 
 def test_nothing_but_empty_files(read: Callable[..., Any]) -> None:
-    for shards, how in ((1, {}), (2, {}), (7, {}), (2, {"interleave": 2})):
-        for passes in (1, 3, None):
-            assert list(read([[], [], []], shards, passes=passes, **how)) == []
+    for (shards, how), passes in in_turn([(1, {}), (2, {}), (7, {}), (2, {"interleave": 2})], [1, 3, None]):
+        assert list(read([[], [], []], shards, passes=passes, **how)) == []
     with read([[], []], 2).open() as stream:
         assert list(stream) == []
         snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())

@@ -22,6 +22,7 @@ from streamline.errors import CodeChangedWarning, PlanError, PlanTypeError, Resu
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_failure, check_resume
 from streamline.testing.subjects import LOOPS
+from tests.laws.profile import in_turn
 
 DRAWN: list[int] = []
 """What stand-ins were asked for, over all of them."""
@@ -188,12 +189,17 @@ def test_it_resumes_exactly_at_every_length(name: str, length: int) -> None:
     check_resume(pipeline(KINDS[name], length), expected=range(length))
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_it_resumes_exactly_in_compositions(name: str) -> None:
-    pipe = pipeline(KINDS[name], 35)
-    check_resume(pipe.shard(3), expected=range(35))
-    check_resume(pipe.repeat(2).shard(2).shuffle(window=4).batch(4, collate=None))
-    check_resume(pipe.take(25).shard(2).map(lambda n: -n).merge("best_effort").batch(3, collate=None))
+COMPOSITIONS: dict[str, Callable[[Pipeline[int]], Pipeline[Any]]] = {
+    "shards": lambda pipe: pipe.shard(3),
+    "passes": lambda pipe: pipe.repeat(2).shard(2).shuffle(window=4).batch(4, collate=None),
+    "choices": lambda pipe: pipe.take(25).shard(2).map(lambda n: -n).merge("best_effort").batch(3, collate=None),
+}
+
+
+@pytest.mark.parametrize(("name", "composition"), in_turn(KINDS, [*COMPOSITIONS]))
+def test_it_resumes_exactly_in_compositions(name: str, composition: str) -> None:
+    compose = COMPOSITIONS[composition]
+    check_resume(compose(pipeline(KINDS[name], 35)), expected=compose(sl.from_items(range(35))))
 
 
 @pytest.mark.parametrize("name", KINDS)

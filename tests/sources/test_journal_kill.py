@@ -13,6 +13,8 @@ from random import Random
 
 import pytest
 
+from tests.laws.profile import SEEDS
+
 CHILD = """
 import asyncio, json, sys
 from pathlib import Path
@@ -93,7 +95,7 @@ def test_killed_again_and_again_every_item_that_was_kept_comes_out_exactly_once(
     command = [sys.executable, str(script), str(feed.port), str(tmp_path), kind, shape]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with feed.server:
-        for _ in range(3):
+        for _ in SEEDS:
             with (
                 subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as child,
                 feed.serve(random.choice((0, 1, 3, 20, 50, 90))) as connection,

@@ -257,7 +257,7 @@ async def test_a_reader_whose_consumer_stops_stops_too() -> None:
 
 
 @pytest.mark.parametrize("kind", ["strict", "best_effort"])
-@pytest.mark.parametrize("dropped", [300, 10_000])
+@pytest.mark.parametrize("dropped", [300, 3_000])
 async def test_a_worker_that_drops_many_in_a_row_holds_no_other_up(kind: Any, dropped: int) -> None:
     length = 4 * dropped
     pipe = sl.from_stream(Tape(length, pause=100)).shard(2).filter(lambda x: x % 2 or x >= 2 * dropped).merge(kind)

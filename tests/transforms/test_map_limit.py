@@ -26,7 +26,7 @@ from streamline.runtime.pause import QUIESCE_S
 from streamline.transforms import retry
 from tests.copying_backend import Copying
 
-LENGTH = 120
+LENGTH = 60
 
 BACKENDS: dict[str, Any] = {
     "inline": sl.Inline(),

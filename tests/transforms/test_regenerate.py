@@ -22,6 +22,7 @@ from streamline.core.item_codec import Buffer, bytes_of, pack, unpack
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError, ResumeError
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_resume, check_stage
+from tests.laws.profile import SEEDS
 from tests.laws.stages import erratic
 
 
@@ -514,7 +515,7 @@ with pipe.open(resume=snapshot) as stream:
 
 def test_a_run_that_is_killed_anywhere_goes_on_from_its_last_snapshot(tmp_path: Path) -> None:
     dice, runs = random.Random(), list[dict[int, list[str]]]()
-    for _ in range(4):
+    for _ in range(1 + len(SEEDS)):
         with (tmp_path / "log").open("w") as log:
             command = [sys.executable, "-c", KILLED, str(tmp_path)]
             child = subprocess.Popen(command, stdout=log, stderr=subprocess.PIPE)

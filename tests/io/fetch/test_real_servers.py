@@ -117,8 +117,8 @@ def test_a_worker_killed_while_it_fetches_loses_nothing(
 
 @pytest.mark.parametrize(
     ("path", "objects", "size", "memory", "fewest", "most"),
-    [("slow/many/one", 3000, 1000, 64 * 2**20, 150, 200), ("many/one", 2000, 10_000, 2 * 2**20, 4, 20)],
-    ids=["3,000 with 200 in flight", "2,000 with little memory"],
+    [("slow/many/one", 1000, 1000, 64 * 2**20, 150, 200), ("many/one", 800, 10_000, 2 * 2**20, 4, 20)],
+    ids=["1,000 with 200 in flight", "800 with little memory"],
 )
 async def test_many_objects_hold_no_more_than_they_may(
     nginx: Nginx,

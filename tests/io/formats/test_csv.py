@@ -53,7 +53,7 @@ async def test_rows_without_a_header_resume_anywhere(put: Put, read: Read, slice
     expected = [row for row in rows if row]
     await check_every_resume(read, named(read_csv(paths, header=False)).resolved(), expected)
     as_dicts = [dict(zip("xy", row, strict=True)) for row in expected]
-    await check_every_resume(read, named(read_csv(paths, header=["x", "y"])).resolved(), as_dicts)
+    assert (await read(read_csv(paths, header=["x", "y"]))).items == as_dicts
 
 
 async def test_a_state_names_the_line_and_the_byte_after_a_record(tmp_path: Path, read: Read) -> None:
@@ -81,7 +81,7 @@ async def test_other_delimiters_and_quotes(tmp_path: Path, read: Read) -> None:
 
 
 async def test_long_fields_are_read_and_the_limit_of_the_process_stays(put: Put, read: Read) -> None:
-    text = "x\n" * 300_000
+    text = "x\n" * 70_000  # more than the 131,072 characters that the csv module allows
     before = csv.field_size_limit()
     path = put("x", f'a,b\n1,"{text}"\n2,3\n'.encode())
     await check_every_resume(read, named(read_csv(path)).resolved(), [{"a": "1", "b": text}, {"a": "2", "b": "3"}])

@@ -22,7 +22,7 @@ from streamline.errors import DataError, PlanError, PlanTypeError, ReadError, St
 from streamline.io.formats import npy as npy_format
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_resume
-from tests.laws.profile import examples, sampled
+from tests.laws.profile import examples, in_turn, sampled
 from tests.serving import Request, Server
 
 Array = np.ndarray[Any, Any]
@@ -133,8 +133,10 @@ def reprs(arrays: dict[str, Array], rows: int) -> list[Any]:
     return [{name: array[row] for name, array in arrays.items()} for row in range(rows)]
 
 
-@pytest.mark.parametrize("shape", ["npy", "stored", "deflated", "files"])
-def test_resumed_at_every_row_in_every_split(tmp_path: Path, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("shape", "shards"), [*in_turn(["npy", "stored", "deflated"], [3, 13]), ("files", 1)])
+def test_resumed_at_every_row_in_every_split(
+    tmp_path: Path, shape: str, shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(npy_format, "BLOCK_BYTES", 30)
     monkeypatch.setattr(npy_format, "BLOCK_ROWS", 4)
     arrays = repeated(11)
@@ -155,14 +157,13 @@ def test_resumed_at_every_row_in_every_split(tmp_path: Path, shape: str, monkeyp
     check_resume(pipe, expected=expected)
     if shape == "files":
         return
-    for shards in (3, 13):
-        split = pipe.shard(shards)
-        whole = []
-        for shard in range(shards):
-            with split.open(rank=shard, world_size=shards, ends="allow") as stream:
-                whole += list(stream)
-        assert repr(whole) == repr(expected)
-        check_resume(split.merge())
+    split = pipe.shard(shards)
+    whole = []
+    for shard in range(shards):
+        with split.open(rank=shard, world_size=shards, ends="allow") as stream:
+            whole += list(stream)
+    assert repr(whole) == repr(expected)
+    check_resume(split.merge())
 
 
 def test_the_same_rows_on_every_backend(tmp_path: Path, backend: Backend) -> None:

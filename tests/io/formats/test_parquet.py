@@ -73,16 +73,16 @@ def ids_of(pipe: Any, **options: Any) -> list[int]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """Three files of 12, 0 and 11 rows in groups of 5."""
+    """Three files of 7, 0 and 6 rows in groups of 3."""
     return [
-        write(tmp_path / "a.parquet", 12, 0, 5),
-        write(tmp_path / "b.parquet", 0, 12, 5),
-        write(tmp_path / "c.parquet", 11, 12, 5),
+        write(tmp_path / "a.parquet", 7, 0, 3),
+        write(tmp_path / "b.parquet", 0, 7, 3),
+        write(tmp_path / "c.parquet", 6, 7, 3),
     ]
 
 
-SOME = pc.field("id") > 8
-FEW = (pc.field("id") == 3) | (pc.field("id") == 21)
+SOME = pc.field("id") > 4
+FEW = (pc.field("id") == 3) | (pc.field("id") == 11)
 ODD = pc.bit_wise_and(pc.field("id"), 1) == 1
 
 WAYS: dict[str, dict[str, Any]] = {
