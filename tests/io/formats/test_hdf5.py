@@ -114,7 +114,7 @@ async def test_a_resume_at_every_row(
 ) -> None:
     monkeypatch.setattr("streamline.io.formats.hdf5.BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(hdf5, "OBJECT_ROWS", 4)
-    path = made(saved(partial(filled, rows=9)))
+    path = made(saved(partial(filled, rows=13)))
     pipe = sl.read_hdf5(path, datasets=["images", "labels"]).shard(shards) if shards > 1 else sl.read_hdf5(path)
     await anyio.to_thread.run_sync(check_resume, pipe)
 
