@@ -282,7 +282,7 @@ def test_nothing_is_left_lost_after_s_after_the_trainers_death(how: str, tmp_pat
         while any(node.pids for node in running.nodes) and agents_s < 1.5 * lost_after_s:
             agents_s = time.monotonic() - died
             hosts_s = agents_s if any(node.hosts for node in running.nodes) else hosts_s
-            pause(0.02)
+            pause(0.05)
         print(f"{how}: no host after {hosts_s:.1f} s, no agent after {agents_s:.1f} s")
         assert [node.pids for node in running.nodes] == [[]] * NODES
         assert [agent.wait() for agent in running.agents] == [1] * NODES
