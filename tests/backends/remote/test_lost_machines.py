@@ -268,8 +268,9 @@ def test_nothing_is_left_lost_after_s_after_the_trainers_death(how: str, tmp_pat
     lost_after_s = sl.Remote(1).lost_after_s
     with job(tmp_path, "strict", random.Random(how), lost_after_s) as running:
         running.wait_for_more()
+        before = [node.pids for node in running.nodes]
+        assert all(before)
         if "silent" in how:
-            before = [node.pids for node in running.nodes]
             running.machine.cut("nomaster")
             pause(0.2 * lost_after_s)
             running.machine.join()
