@@ -1,4 +1,4 @@
-"""Thousands of shards: what is made before the first item, and for each of them, is counted."""
+"""A thousand shards: what is made before the first item, and for each of them, is counted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamline.core.state import Tree
 from streamline.merge.base import FIRST_WORKERS
 from streamline.plan.plan import Plan
 
-MANY = 2000
+MANY = 1000
 
 
 class Counting:

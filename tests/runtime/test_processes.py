@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from itertools import cycle
 
 import pytest
 
@@ -72,64 +71,66 @@ def alone():
 
 SHAPES = ["running", "stuck", "source", "workers", "stage", "threads", "blocked threads"]
 LOOPS = ["asyncio", "uvloop"]
+TURNS = [SHAPES[::2], SHAPES[1::2]]
+"""Which go one after the other in one interpreter. The threads that are blocked are daemons: they can't be stopped, and
+stop nobody; so they come last."""
 
 
-def interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Send Ctrl-C when the script says that it is ready, and return what it says then."""
+def interrupt(process: subprocess.Popen[str]) -> None:
+    """Send Ctrl-C when the script says that it is ready."""
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.05)  # not for anything to happen: so that it is most likely to be waiting when it is struck
     process.send_signal(signal.SIGINT)
+
+
+def interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Send Ctrl-C when the script says that it is ready, and return what it says then."""
+    interrupt(process)
     return process.communicate(timeout=LONGEST_S)
 
 
-@pytest.mark.parametrize(("shape", "bare"), list(zip(SHAPES[1:], cycle([True, False]), strict=False)))
-def test_ctrl_c_in_a_waiting_plain_loop_ends_it_and_leaves_nothing(shape: str, bare: bool, start_python: Start) -> None:
-    script = PRELUDE % shape + (
-        """
-def loop():
-    for item in pipe:
-        if item == 4:
-            print("ready", flush=True)
-"""
-        if bare
-        else """
-def loop():
-    with pipe.open() as stream:
-        for item in stream:
-            if item == 4:
-                print("ready", flush=True)
-"""
-    )
-    blocked = shape == "blocked threads"  # daemons, which nobody can stop, and which stop nobody
-    script += f"""
-try:
-    loop()
-except KeyboardInterrupt:
-    print("interrupted")
-print({blocked} or alone())  # the traceback, which holds the iterator, is gone now
-"""
-    with start_python(script) as process:
-        assert interrupted(process) == ("interrupted\nTrue\n", "")
-        assert process.returncode == 0
+def check_each_is_interrupted(process: subprocess.Popen[str], shapes: list[str]) -> None:
+    """Interrupt the loops of a script in turn; each says whether nothing is left of it."""
+    assert process.stdout is not None
+    for shape in shapes[:-1]:
+        interrupt(process)
+        assert process.stdout.readline() == f"{shape} True\n"
+    assert interrupted(process) == (f"{shapes[-1]} True\n", "")
+    assert process.returncode == 0
 
 
-def test_ctrl_c_in_the_body_of_a_plain_loop_ends_it_and_leaves_nothing(start_python: Start) -> None:
+@pytest.mark.parametrize("shapes", TURNS, ids=", ".join)
+def test_ctrl_c_in_a_plain_loop_ends_it_and_leaves_nothing(shapes: list[str], start_python: Start) -> None:
+    """With `open` and without; "running" is struck in the loop's body, the others while they wait."""
     script = (
         PRELUDE % "running"
-        + """
-try:
+        + f"""
+def bare(pipe):
     for item in pipe:
-        if item == 1000:
-            print("ready", flush=True)
-            while True:
-                pass
-except KeyboardInterrupt:
-    print("interrupted", alone())
+        ready(item)
+
+def opened(pipe):
+    with pipe.open() as stream:
+        for item in stream:
+            ready(item)
+
+def ready(item):
+    if item == 4:
+        print("ready", flush=True)
+        while shape == "running":
+            pass
+
+for number, shape in enumerate({shapes}):
+    try:
+        (bare if number % 2 else opened)(PIPES[shape])
+    except KeyboardInterrupt:
+        print(shape, end=" ")
+    print(shape == "blocked threads" or alone(), flush=True)  # the traceback, which holds the iterator, is gone now
 """
     )
     with start_python(script) as process:
-        assert interrupted(process) == ("interrupted True\n", "")
+        check_each_is_interrupted(process, shapes)
 
 
 def test_a_plain_loop_goes_on_where_ctrl_c_was_caught(start_python: Start) -> None:
@@ -153,26 +154,27 @@ print(got)
     assert (output, errors) == ("interrupted\n[0, 1, 2, 3, 4, 5, 6, 7, 8]\n", "")
 
 
-@pytest.mark.parametrize(("shape", "loop"), list(zip(SHAPES, cycle(LOOPS), strict=False)))
+@pytest.mark.parametrize(("shapes", "loop"), list(zip(TURNS, LOOPS, strict=True)), ids=LOOPS)
 def test_ctrl_c_in_an_async_loop_is_a_keyboard_interrupt_and_nothing_else(
-    shape: str, loop: str, start_python: Start
+    shapes: list[str], loop: str, start_python: Start
 ) -> None:
     script = (
-        PRELUDE % shape
+        PRELUDE % "running"
         + f"""
 async def main():
-    async for item in pipe:
+    async for item in PIPES[shape]:
         if item == 4:
             print("ready", flush=True)
 
-try:
-    run(main, {loop!r})
-except KeyboardInterrupt:
-    print("interrupted", {shape == "blocked threads"} or alone())
+for shape in {shapes}:
+    try:
+        run(main, {loop!r})
+    except KeyboardInterrupt:
+        print(shape, shape == "blocked threads" or alone(), flush=True)
 """
     )
     with start_python(script) as process:
-        assert interrupted(process) == ("interrupted True\n", "")
+        check_each_is_interrupted(process, shapes)
 
 
 OPTIONS = [(), ("-X", "dev")]
@@ -254,15 +256,11 @@ print(next(stream))
     assert python(script) == "0\n"
 
 
-@pytest.mark.parametrize("how", ["sys.exit(3)", "raise SystemExit(3)"])
-def test_an_exit_inside_the_loop_body_keeps_its_code(how: str, python: Python) -> None:
-    python(PRELUDE % "running" + f"for item in pipe:\n    {how}\n", code=3)
+def test_an_exit_inside_the_loop_body_keeps_its_code(python: Python) -> None:
+    python(PRELUDE % "running" + "for item in pipe:\n    sys.exit(3)\n", code=3)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["", "dev"])
-def test_a_loop_closed_without_cancelling_its_tasks_hears_of_nothing_of_ours(
-    options: tuple[str, ...], python: Python
-) -> None:
+def test_a_loop_closed_without_cancelling_its_tasks_hears_of_nothing_of_ours(python: Python) -> None:
     script = (
         PRELUDE % "stuck"
         + """
@@ -272,7 +270,7 @@ print(loop.run_until_complete(anext(stream)))
 loop.close()
 """
     )
-    assert python(script, *options) == "0\n"
+    assert python(script, "-X", "dev") == "0\n"
 
 
 def test_a_plain_loop_in_a_thread_ends_with_the_interpreter(python: Python) -> None:

@@ -409,10 +409,10 @@ def test_processes_stay_between_epochs_and_are_replaced_if_they_die_there() -> N
         assert {pid for _, pid in loader}.isdisjoint(pids)
 
 
-def test_a_hundred_epochs_leave_nothing() -> None:
-    whole = flat(epochs_of(PIPE.loader(), 100))
+def test_thirty_epochs_leave_nothing() -> None:
+    whole = flat(epochs_of(PIPE.loader(), 30))
     with PIPE.loader(backend=sl.Threads(2)) as loader:
-        assert flat(epochs_of(loader, 100)) == whole
+        assert flat(epochs_of(loader, 30)) == whole
         assert len(threads()) <= 5, "two hosts, and the threads of the epoch ahead"
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import streamline as sl
+from streamline.backends.base import Backend
 from tests.backends.hosts.disturbing import children, leaves_nothing_shared, quiet
 from tests.laws.profile import covering
 from tests.transfer.fake_torch import FakeTorch
@@ -27,7 +28,7 @@ SIZE = 4
 BATCHES = 12
 NBYTES = SIZE * ROW * 4
 
-BACKENDS: dict[str, Any] = {"inline": sl.Inline(), "threads": sl.Threads(2), "processes": sl.Processes(1)}
+BACKENDS = ["inline", "threads", "processes"]
 
 KEPT: list[Any] = []
 
@@ -44,6 +45,12 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTorch]:
     gc.collect()  # a failure may hold its batch
     assert not module.cuda.faults
     assert not module.cuda.registered, "registered for ever"
+
+
+@pytest.fixture
+def on(processes: Backend) -> dict[str, Backend]:
+    """The backends by name; the processes are those of all tests."""
+    return {"inline": sl.Inline(), "threads": sl.Threads(2), "processes": processes}
 
 
 def row(number: int) -> Any:
@@ -80,8 +87,10 @@ def figures(stream: Any) -> dict[str, float]:
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["", "the loop keeps all"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_no_byte_is_copied_between_collate_and_the_device(torch: FakeTorch, backend: str, keeps: bool) -> None:
-    with batches().transfer("cuda").open(backend=BACKENDS[backend]) as stream:
+def test_no_byte_is_copied_between_collate_and_the_device(
+    torch: FakeTorch, on: dict[str, Backend], backend: str, keeps: bool
+) -> None:
+    with batches().transfer("cuda").open(backend=on[backend]) as stream:
         found = [numbers(batch) for batch in (list(stream) if keeps else stream)]
         counted = figures(stream)
     assert found == whole()
@@ -95,9 +104,11 @@ def parts(number: int) -> Any:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_parts_are_where_they_were_written_and_small_ones_staged(torch: FakeTorch, backend: str) -> None:
+def test_parts_are_where_they_were_written_and_small_ones_staged(
+    torch: FakeTorch, on: dict[str, Backend], backend: str
+) -> None:
     pipe = sl.from_items(range(SIZE * BATCHES)).shard(1).map(parts).batch(SIZE).transfer("cuda")
-    with pipe.open(backend=BACKENDS[backend]) as stream:
+    with pipe.open(backend=on[backend]) as stream:
         for number, batch in enumerate(stream):
             assert numbers(batch["x"]) == numbers(batch["y"][0]) == batch["y"][1].tolist() == whole()[number]
             assert batch["name"] == ["a"] * SIZE
@@ -107,10 +118,11 @@ def test_parts_are_where_they_were_written_and_small_ones_staged(torch: FakeTorc
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("after_merge", [False, True])
 def test_a_stage_that_keeps_its_batches_keeps_them_as_they_are(
-    torch: FakeTorch, backend: str, after_merge: bool
+    torch: FakeTorch, on: dict[str, Backend], backend: str, after_merge: bool
 ) -> None:
     pipe = batches().merge().map(keep) if after_merge else batches().map(keep)
-    with pipe.transfer("cuda").open(backend=BACKENDS[backend]) as stream:
+    own = sl.Processes(1) if backend == "processes" else on[backend]  # what it keeps ends with it
+    with pipe.transfer("cuda").open(backend=own) as stream:
         assert [numbers(batch) for batch in stream] == whole()
     if backend != "processes" or after_merge:
         assert len(KEPT) == BATCHES
@@ -145,9 +157,11 @@ OTHERS: dict[str, Callable[[], sl.Pipeline[Any]]] = {
 
 
 @pytest.mark.parametrize(("backend", "name", "keeps"), covering(BACKENDS, OTHERS, ["", "the loop keeps all"]))
-def test_no_byte_of_other_stages_is_staged(torch: FakeTorch, backend: str, name: str, keeps: str) -> None:
+def test_no_byte_of_other_stages_is_staged(
+    torch: FakeTorch, on: dict[str, Backend], backend: str, name: str, keeps: str
+) -> None:
     pipe, nbytes = OTHERS[name](), 0
-    with pipe.transfer("cuda").open(backend=BACKENDS[backend]) as stream:
+    with pipe.transfer("cuda").open(backend=on[backend]) as stream:
         for item, plain in zip(list(stream) if keeps else stream, pipe, strict=True):
             for piece, twin in zip(pieces(item), pieces(plain), strict=True):
                 assert (piece == twin).all()
@@ -178,10 +192,12 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("backend", ["inline", "processes"])
-def test_whatever_of_a_batch_is_passed_on_arrives_as_it_was(torch: FakeTorch, backend: str, change: str) -> None:
+def test_whatever_of_a_batch_is_passed_on_arrives_as_it_was(
+    torch: FakeTorch, on: dict[str, Backend], backend: str, change: str
+) -> None:
     changed = CHANGES[change]
     plain = [np.stack([row(number) for number in rows]) for rows in whole()]
-    with batches().merge().map(changed).transfer("cuda").open(backend=BACKENDS[backend]) as stream:
+    with batches().merge().map(changed).transfer("cuda").open(backend=on[backend]) as stream:
         found = list(stream)
         for batch, expected in zip(found, map(changed, plain), strict=True):
             pairs = zip(batch, expected, strict=True) if change == "twice" else [(batch, expected)]
@@ -194,12 +210,14 @@ def test_whatever_of_a_batch_is_passed_on_arrives_as_it_was(torch: FakeTorch, ba
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_batches_that_are_left_out_give_their_memory_back(torch: FakeTorch, backend: str) -> None:
+def test_batches_that_are_left_out_give_their_memory_back(
+    torch: FakeTorch, on: dict[str, Backend], backend: str
+) -> None:
     def seldom(batch: Any) -> bool:
         return bool(batch[0, 0] % (4 * SIZE) == 0)
 
     pipe = batches().filter(seldom).transfer("cuda")
-    with pipe.open(backend=BACKENDS[backend]) as stream:
+    with pipe.open(backend=on[backend]) as stream:
         assert [numbers(batch) for batch in stream] == whole()[::4]
         assert figures(stream)["staged_bytes"] == 0
     assert len(torch.cuda.pinned_on) <= BATCHES // 2, "blocks aren't used again"
@@ -217,28 +235,28 @@ def test_batches_that_fail_give_their_memory_back(torch: FakeTorch) -> None:
         assert figures(stream)["staged_bytes"] == 0
 
 
-def test_a_gpu_without_memory_fails_at_its_batch_and_goes_on_after_it(torch: FakeTorch) -> None:
+def test_a_gpu_without_memory_fails_at_its_batch_and_goes_on_after_it(torch: FakeTorch, processes: Backend) -> None:
     torch.left = 3 * NBYTES
-    with batches().transfer("cuda").open(backend=sl.Processes(1)) as stream:
+    with batches().transfer("cuda").open(backend=processes) as stream:
         assert [numbers(next(stream)) for _ in range(3)] == whole(3)
         with pytest.raises(torch.OutOfMemoryError):
             next(stream)
         snapshot = stream.snapshot()
     torch.left = torch.memory
-    with batches().transfer("cuda").open(backend=sl.Processes(1), resume=snapshot) as stream:
+    with batches().transfer("cuda").open(backend=processes, resume=snapshot) as stream:
         assert [numbers(batch) for batch in stream] == whole()[3:]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_loop_may_be_left_and_resumed_at_any_batch(torch: FakeTorch, backend: str) -> None:
+def test_a_loop_may_be_left_and_resumed_at_any_batch(torch: FakeTorch, on: dict[str, Backend], backend: str) -> None:
     pipe = batches(2).transfer("cuda", depth=3)
     plain = [numbers(batch) for batch in pipe]
     for taken in range(0, BATCHES, 1 if backend == "inline" else 4):
-        with pipe.open(backend=BACKENDS[backend]) as stream:
+        with pipe.open(backend=on[backend]) as stream:
             assert [numbers(next(stream)) for _ in range(taken)] == plain[:taken]
             snapshot = stream.snapshot()
         assert not torch.cuda.registered
-        with pipe.open(backend=BACKENDS[backend], resume=snapshot) as stream:
+        with pipe.open(backend=on[backend], resume=snapshot) as stream:
             assert [numbers(batch) for batch in stream] == plain[taken:]
 
 
@@ -256,19 +274,19 @@ def test_hosts_may_be_killed_while_their_slabs_are_copied_from(
 
 
 def test_slabs_that_the_driver_refuses_are_staged_and_that_is_said_once(
-    torch: FakeTorch, caplog: pytest.LogCaptureFixture
+    torch: FakeTorch, processes: Backend, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.cuda.refusing = "register"
     caplog.set_level(logging.WARNING, "streamline.transfer")
-    with batches().transfer("cuda").open(backend=sl.Processes(1)) as stream:
+    with batches().transfer("cuda").open(backend=processes) as stream:
         assert [numbers(batch) for batch in stream] == whole()
         assert figures(stream)["staged_bytes"] == figures(stream)["copied_bytes"] == NBYTES * BATCHES
     (record,) = [record for record in caplog.records if record.name == "streamline.transfer"]
     assert record.getMessage().startswith("transfer: the driver doesn't register the memory shared with a process (Ru")
 
 
-def test_to_the_cpu_nothing_is_pinned_registered_or_copied(torch: FakeTorch) -> None:
-    with batches().transfer("cpu").open(backend=sl.Processes(1)) as stream:
+def test_to_the_cpu_nothing_is_pinned_registered_or_copied(torch: FakeTorch, processes: Backend) -> None:
+    with batches().transfer("cpu").open(backend=processes) as stream:
         assert [int(batch.data[0, 0]) for batch in stream] == [rows[0] for rows in whole()]
         assert figures(stream) == {"copied_bytes": 0}, "arrays of a process are other arrays than those of this one"
     assert not torch.cuda.pinned_on

@@ -1,4 +1,4 @@
-"""What ends the host process in which it runs, at one item."""
+"""What ends the host process in which it runs, at one item. Imported by many: NumPy would be half of their start."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import os
 import resource
 from collections.abc import AsyncIterator, Iterator
 from random import SystemRandom
+from typing import TYPE_CHECKING
 
 import anyio
-import numpy as np
 
 import streamline as sl
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LENGTH, POISON = 24, 13
 """Items, of two shards in one process: the poison is item 7 of shard 1, counted from 1."""
@@ -92,7 +95,7 @@ def greedy(item: int) -> int:
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (2 << 30, hard))
         try:
-            return np.ones(1 << 32, np.uint8).size
+            return len(bytearray(1 << 32))
         finally:
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     return item

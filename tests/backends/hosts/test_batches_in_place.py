@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.backends.ipc.messages import PackedItems
 from streamline.backends.ipc.shared_memory import SlabLease
 from streamline.backends.ipc.socket_link import ReceivedItems, SocketLink
 from streamline.errors import HostError
 from tests.backends.hosts.disturbing import children, leaves_nothing_shared
+from tests.kit import STANDING
 from tests.laws.profile import FACTOR
 
 FLOATS = 1 << 15
@@ -89,6 +91,15 @@ PIPES: dict[str, Callable[[], sl.Pipeline[Any]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def process() -> Iterator[Backend]:
+    """One that is up before a test begins; for all that leave it as it was."""
+    with sl.Processes(1, env={STANDING: "1"}) as opened:
+        with rows().take(1).open(backend=opened) as stream:
+            list(stream)
+        yield opened
+
+
 @pytest.fixture
 def arrived(monkeypatch: pytest.MonkeyPatch) -> list[ReceivedItems]:
     """What comes out of hosts."""
@@ -105,8 +116,8 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> list[ReceivedItems]:
 
 
 @pytest.mark.parametrize("name", PIPES)
-def test_batches_leave_a_process_without_a_copy(name: str, arrived: list[ReceivedItems]) -> None:
-    with PIPES[name]().open(backend=sl.Processes(1)) as stream:
+def test_batches_leave_a_process_without_a_copy(name: str, process: Backend, arrived: list[ReceivedItems]) -> None:
+    with PIPES[name]().open(backend=process) as stream:
         for batch in stream:
             del batch
         (host,) = stream.stats().hosts
@@ -118,10 +129,10 @@ def test_batches_leave_a_process_without_a_copy(name: str, arrived: list[Receive
 
 
 @pytest.mark.parametrize("stage", [keep, None], ids=["a stage keeps all", "none does"])
-def test_what_is_held_is_never_overwritten(stage: Callable[[Any], Any] | None) -> None:
+def test_what_is_held_is_never_overwritten(process: Backend, stage: Callable[[Any], Any] | None) -> None:
     pipe = batches() if stage is None else batches().map(stage)
     held = []
-    with pipe.open(backend=sl.Processes(1)) as stream:
+    with pipe.open(backend=sl.Processes(1) if stage else process) as stream:
         for number, batch in enumerate(stream):
             assert (batch == expected(number)).all()
             batch[:] = -number  # the consumer's own: the host doesn't see it
@@ -173,10 +184,10 @@ HELD = [
 
 
 @pytest.mark.parametrize(("name", "keeper"), HELD)
-def test_what_is_held_of_other_stages_is_never_overwritten(name: str, keeper: str) -> None:
+def test_what_is_held_of_other_stages_is_never_overwritten(process: Backend, name: str, keeper: str) -> None:
     """At either end; the consumer writes to what it gets."""
     pipe, held = KEEPERS[keeper](PIPES[name]()), []
-    with pipe.open(backend=sl.Processes(1)) as stream:
+    with pipe.open(backend=sl.Processes(1) if keeper == "a map" else process) as stream:
         for number, (item, plain) in enumerate(zip(stream, pipe, strict=True)):
             assert same(item, plain), number
             for array in arrays(item):
@@ -204,8 +215,8 @@ def test_what_came_from_a_host_that_is_killed_stays_as_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["batch", *MADE])
-def test_memory_is_given_back(name: str) -> None:
-    with leaves_nothing_shared(), PIPES[name]().open(backend=sl.Processes(1)) as stream:
+def test_memory_is_given_back(process: Backend, name: str) -> None:
+    with leaves_nothing_shared(), PIPES[name]().open(backend=process) as stream:
         kept = [array[1:] for item in stream for array in arrays(item)]
         del kept
 
@@ -219,8 +230,8 @@ def resized(batch: Any) -> str:
     return str(batch.flags.writeable)
 
 
-def test_such_an_array_cannot_be_resized_and_its_base_leads_nowhere() -> None:
-    with batches().map(resized).open(backend=sl.Processes(1)) as stream:
+def test_such_an_array_cannot_be_resized_and_its_base_leads_nowhere(process: Backend) -> None:
+    with batches().map(resized).open(backend=process) as stream:
         assert set(stream) == {"True"}
 
 

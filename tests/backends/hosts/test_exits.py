@@ -212,13 +212,14 @@ KINDS = ["Processes", "Threads"]
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind"),
-    [("running", "Processes"), ("stuck", "Processes"), ("slow", "Processes"), ("slow", "Threads")],
+    ("kind", "shapes"), [("Processes", ["running", "stuck", "slow"]), ("Threads", ["slow"])], ids=KINDS
 )
-def test_ctrl_c_in_a_plain_loop_ends_it_and_leaves_nothing(shape: str, kind: str, start_python: Start) -> None:
-    """As a terminal does it: the whole group of processes is struck."""
-    script = PRELUDE % (shape, kind) + (
-        """
+def test_ctrl_c_in_a_plain_or_async_loop_is_an_interrupt_and_leaves_nothing(
+    kind: str, shapes: list[str], start_python: Start
+) -> None:
+    """As a terminal does it: the whole group of processes is struck; one loop after the other in one interpreter."""
+    script = PRELUDE % ("stuck", kind) + (
+        f"""
 import signal
 os.setpgrp()
 
@@ -226,44 +227,29 @@ def press():
     time.sleep(0.1)
     os.killpg(0, signal.SIGINT)
 
-try:
-    with pipe.open(backend=backend) as stream:
+def plain():
+    with PIPES[shape].open(backend=backend) as stream:
         for item in stream:
             if item == 4:
                 threading.Thread(target=press).start()
-except KeyboardInterrupt:
-    print("interrupted")
-print(alone())
-"""
-    )
-    with start_python(script) as process:
-        output, errors = process.communicate(timeout=200)
-    assert (output, errors) == ("interrupted\nTrue\n", "")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_ctrl_c_in_an_async_loop_is_a_keyboard_interrupt_and_nothing_else(kind: str, start_python: Start) -> None:
-    script = PRELUDE % ("stuck", kind) + (
-        """
-import signal
-os.setpgrp()
 
 async def main():
     async with pipe.open(backend=backend) as stream:
         async for item in stream:
             if item == 4:
-                threading.Timer(0.1, os.killpg, (0, signal.SIGINT)).start()
+                threading.Thread(target=press).start()
 
-try:
-    asyncio.run(main())
-except KeyboardInterrupt:
-    print("interrupted")
-print(alone())
+for shape in [*{shapes}, "async"]:
+    try:
+        asyncio.run(main()) if shape == "async" else plain()
+    except KeyboardInterrupt:
+        print(shape, end=" ")
+    print(alone())
 """
     )
     with start_python(script) as process:
         output, errors = process.communicate(timeout=200)
-    assert (output, errors) == ("interrupted\nTrue\n", "")
+    assert (output, errors) == ("".join(f"{shape} True\n" for shape in [*shapes, "async"]), "")
 
 
 @pytest.mark.parametrize(("kind", "options"), [("Processes", ()), ("Threads", ("-X", "dev"))])

@@ -60,7 +60,8 @@ async def test_workers_move_to_hosts_that_come_and_the_order_stays() -> None:
         got = []
         async for item in stream:
             got.append(item)
-            seen.add(tuple(map(len, shards_of(stream))))
+            if len(got) % 10 == 1:
+                seen.add(tuple(map(len, shards_of(stream))))
             await anyio.lowlevel.checkpoint()
         stats = stream.stats()
     assert got == list(pipe)

@@ -25,7 +25,7 @@ from streamline.core.tasks import Session
 from streamline.observe.figures import ReadStats
 from streamline.observe.stats import Stats, stats_of
 from streamline.testing.subjects import settle
-from tests.backends.hosts.kit import on_each
+from tests.backends.hosts.kit import odd, on_each
 from tests.copying_backend import Copying, HostDeath
 
 BACKENDS: list[Backend] = [sl.Threads(2), Copying(2)]
@@ -34,10 +34,6 @@ BACKENDS: list[Backend] = [sl.Threads(2), Copying(2)]
 async def double(item: int) -> int:
     await anyio.lowlevel.checkpoint()
     return 2 * item
-
-
-def odd(item: int) -> bool:
-    return item % 4 != 0
 
 
 async def arriving() -> AsyncIterator[int]:

@@ -268,8 +268,9 @@ def test_nothing_is_left_lost_after_s_after_the_trainers_death(how: str, tmp_pat
     lost_after_s = sl.Remote(1).lost_after_s
     with job(tmp_path, "strict", random.Random(how), lost_after_s) as running:
         running.wait_for_more()
+        before = [node.pids for node in running.nodes]
+        assert all(before)
         if "silent" in how:
-            before = [node.pids for node in running.nodes]
             running.machine.cut("nomaster")
             pause(0.2 * lost_after_s)
             running.machine.join()
@@ -282,7 +283,7 @@ def test_nothing_is_left_lost_after_s_after_the_trainers_death(how: str, tmp_pat
         while any(node.pids for node in running.nodes) and agents_s < 1.5 * lost_after_s:
             agents_s = time.monotonic() - died
             hosts_s = agents_s if any(node.hosts for node in running.nodes) else hosts_s
-            pause(0.02)
+            pause(0.05)
         print(f"{how}: no host after {hosts_s:.1f} s, no agent after {agents_s:.1f} s")
         assert [node.pids for node in running.nodes] == [[]] * NODES
         assert [agent.wait() for agent in running.agents] == [1] * NODES
