@@ -40,10 +40,10 @@ def azure_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         absent("Azurite needs Node.js, which isn't here: install it, then run .ci/servers")
     if not PROGRAM.exists():
         absent(f"Azurite isn't in {HOME}: run .ci/servers, which installs it")
-    memory = ["--inMemoryPersistence", "--skipApiVersionCheck", "--silent"]
+    options = ["--inMemoryPersistence", "--skipApiVersionCheck", "--silent", "--disableTelemetry"]
 
     def program(port: int) -> list[str]:
-        return [node, str(PROGRAM), "--blobHost", "127.0.0.1", "--blobPort", str(port), *memory]
+        return [node, str(PROGRAM), "--blobHost", "127.0.0.1", "--blobPort", str(port), *options]
 
     with shared(for_session(tmp_path_factory, "azurite"), program) as port:
         yield f"http://127.0.0.1:{port}/{ACCOUNT}"
