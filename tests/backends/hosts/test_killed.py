@@ -103,7 +103,7 @@ def test_a_snapshot_is_taken_while_a_process_dies(at: int) -> None:
         with stream.paused():
             assert stream.snapshot().to_json() == snapshot.to_json()
         assert found + list(stream) == whole
-    with pipe.open(resume=sl.Snapshot.from_json(snapshot.to_json())) as stream:
+    with pipe.open(backend=sl.Processes(2), resume=sl.Snapshot.from_json(snapshot.to_json())) as stream:
         assert found + list(stream) == whole
 
 
