@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -133,6 +134,26 @@ def test_an_async_stream_is_tuned_and_leaves_no_task() -> None:
 
     expected = list(untuned())
     anyio.run(main)
+
+
+@pytest.mark.parametrize(("again_after_s", "seen"), [(1e9, {1.0}), (0.0, set(map(float, range(1, 31))))])
+def test_memory_is_asked_for_now_and_then(
+    again_after_s: float, seen: set[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    class Looking(RestlessTuner):
+        def look(self, look: Measurement) -> TuningStep:
+            found.append(look.free_bytes)
+            return super().look(look)
+
+    RestlessTuner.turns = 0
+    _looks_at_once(monkeypatch, Looking)
+    monkeypatch.setattr(tuning, "free_bytes", iter(map(float, range(1, 10**9))).__next__)
+    monkeypatch.setattr(tuning, "FREE_S", again_after_s)
+    with pipe().open(tune=True) as stream:
+        deque(stream, 0)
+    assert set(found[:30]) == seen
 
 
 def test_without_tune_nothing_runs_and_there_is_nothing_to_ask() -> None:
