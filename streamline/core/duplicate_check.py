@@ -79,8 +79,9 @@ class DuplicateCheck:
         warnings.warn(
             f"{printable(one.source)}: the first {FIRST_ITEMS} items of {one} and of {other} are the same. Where each "
             "shard reads everything, every item comes as often as there are shards. A source splits itself: use its "
-            "shard and num_shards (for n in range(shard, len(rows), num_shards), say), or leave out .shard. If these "
-            'data are right, warnings.filterwarnings("ignore", category=streamline.errors.DuplicateWarning)',
+            "shard and num_shards (for n in range(shard, len(rows), num_shards), say; a dataset of torch's has "
+            "get_worker_info()), or leave out .shard. If these data are right, "
+            'warnings.filterwarnings("ignore", category=streamline.errors.DuplicateWarning)',
             DuplicateWarning,
             stacklevel=users_level(),
         )

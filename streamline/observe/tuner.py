@@ -37,6 +37,9 @@ CALM = WAITS / 2
 IDLE = 0.5
 """A stage with a smaller load has calls to spare: with a step down it is still below `LOADED`."""
 
+AWAITED = 0.25
+"""A stage with a larger load is worth a try where none limits and the consumer waits."""
+
 RELIEVED = 0.85
 """A stage with a smaller load doesn't limit."""
 
@@ -233,7 +236,9 @@ class Tuner:
             self._usual = None
             return self._rest(f"the consumer waits {loads.waits:.0%} of its time: nothing is to be gained")
         rule, stage = _limiting(window)
-        knob = self._knobs.get(stage.name) if stage is not None else self._buffer(rule)
+        knob = self._buffer() if not rule else None if stage is None else self._knobs.get(stage.name)
+        if not rule and knob is None:
+            knob, stage = self._most_awaited(loads)
         if knob is None:
             return self._rest("nothing with a knob limits" if stage is None else f"{stage} limits, and has no knob")
         rates = self._rates(stage)
@@ -245,7 +250,10 @@ class Tuner:
         value, name = self.values[knob.stage], knob.stage if stage is None else str(stage)
         after, budget = self._affordable(knob, stage, min(knob.most, math.ceil(value * STEP)))
         if after > value and not self._bars((knob.stage, value, True), now):
-            return self._begin(knob, after, rates, f"the consumer waits {loads.waits:.0%}, and {name} limits", now)
+            most = f"{name} limits" if rule else f"no stage limits alone; {name} may help"
+            return self._begin(knob, after, rates, f"the consumer waits {loads.waits:.0%}, and {most}", now)
+        if not rule and stage is not None:
+            return self._rest(f"no stage limits alone, and more of {name} gain nothing")
         fewer = math.floor(value / STEP)
         if self._busy(knob) and stage is not None and value * stage.workers <= self._looks[-1].figures.cpus:
             return self._rest(f"{name} limits: {budget}")  # each computes on a core of its own
@@ -257,10 +265,11 @@ class Tuner:
     def _down(self, window: Figures, now: float) -> TuningStep | None:
         """Begin a step down of a knob that has not been needed for a while, if there is one."""
         loads = Loads(window)
+        idle = IDLE if _limiting(window)[0] else AWAITED  # what has gone up because no stage limits alone stays
         for name, knob in self._knobs.items():
             stage = next((one for one in window.stages if one.name == name), None)
             value = self.values[name]
-            calm = loads.waits < CALM if stage is None else loads.waits < CALM or loads.awaited(stage) < IDLE
+            calm = loads.waits < CALM or (stage is not None and loads.awaited(stage) < idle)
             after = max(knob.written, math.floor(value / STEP))
             if not calm or after >= value:
                 self._calm_since.pop(name, None)
@@ -365,9 +374,15 @@ class Tuner:
             self._rests.clear()
         self._usual = (stage, rates)
 
-    def _buffer(self, rule: str) -> Knob | None:
-        """Return a buffer's knob, where no stage limits all of the time, and yet the consumer waits: by turns."""
-        return None if rule else next((knob for knob in self._knobs.values() if knob.kind == "prefetch"), None)
+    def _buffer(self) -> Knob | None:
+        """Return a buffer's knob: where no stage limits all of the time, and yet the consumer waits, it is by turns."""
+        return next((knob for knob in self._knobs.values() if knob.kind == "prefetch"), None)
+
+    def _most_awaited(self, loads: Loads) -> tuple[Knob | None, StageStats | None]:
+        """Return the stage with a knob that is waited for most, if much: requests, that cost the loop time, too."""
+        stages = [stage for stage in loads.stages if stage.name in self._knobs and loads.awaited(stage) >= AWAITED]
+        stage = max(stages, key=loads.awaited, default=None)
+        return (None, None) if stage is None else (self._knobs[stage.name], stage)
 
     def _affordable(self, knob: Knob, stage: StageStats | None, after: int) -> tuple[int, str]:
         """Return up to which value a knob may go in one step to `after`, and what bounds it."""

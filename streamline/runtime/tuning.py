@@ -181,7 +181,7 @@ class StreamTuning:
 
     async def _tune(self, tasks: Tasks, widths: Widths, knobs: Sequence[Knob], seen: PassLooks) -> None:
         """Look, and turn, until the run ends. A failure of this ends the tuning, not the stream."""
-        session, tuner, memory = tasks.session, None, _Memory()
+        session, tuner, memory = tasks.session, None, _FreeMemory()
         pause_s = LOOK_S
         while True:
             await anyio.sleep(pause_s)
@@ -222,7 +222,7 @@ Tune: TypeAlias = bool | str | PathLike[str] | StreamTuning
 NO_KNOB = "no stage has a knob: .map(concurrency=) of more than 1, .map(executor='thread'), .prefetch, remote files"
 
 
-class _Memory:
+class _FreeMemory:
     """How much of it is free, as asked now and then."""
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ class _Memory:
 
 
 def _look(
-    tuner: Tuner, seen: PassLooks, session: Session, memory: _Memory
+    tuner: Tuner, seen: PassLooks, session: Session, memory: _FreeMemory
 ) -> tuple[TuningStep | Exception | None, float]:
     """Return what a tuner says to the present figures, and how many seconds of a core that took. In any thread."""
     began = thread_time()

@@ -23,6 +23,7 @@ class SimulatedStage:
     Attributes:
       call_s: that a call takes when there are few at once.
       cpu_s: of that, on a core.
+      loop_s: that a call takes of the event loop besides, one after the other.
       gil: calls compute in Python, so only one at a time does.
       crowds_at: calls at once, in all shards, from which on each takes longer, with their number to the power of 1.5.
       most_per_s: that what it calls gives.
@@ -36,6 +37,7 @@ class SimulatedStage:
     kind: KnobKind = "concurrency"
     call_s: float = 0.0
     cpu_s: float = 0.0
+    loop_s: float = 0.0
     gil: bool = False
     crowds_at: float = math.inf
     most_per_s: float = math.inf
@@ -80,7 +82,8 @@ class SimulatedPipeline:
 
     def rate_of(self, one: SimulatedStage, at_once: float) -> float:
         """Return the items per second that a stage could do with so many calls at once."""
-        rates = [at_once / self.call_s(one, at_once) if one.call_s else math.inf, one.most_per_s]
+        each_s = self.call_s(one, at_once) / at_once + one.loop_s
+        rates = [1 / each_s if each_s else math.inf, one.most_per_s]
         rates += [self.cpus / self.cpu_s] if one.cpu_s else []
         rates += [1 / sum(each.cpu_s for each in self.stages if each.gil)] if one.gil else []
         return min(rates)
@@ -169,7 +172,7 @@ class Simulation:
         pipeline, width = self.pipeline, self.tuner.values.get(one.name, 1)
         slots = width * pipeline.workers
         at_once = min(one.limited, slots)
-        limits = pipeline.rate_of(one, at_once) <= 1.001 * full
+        limits = not one.loop_s and pipeline.rate_of(one, at_once) <= 1.001 * full
         self.busy_s[one.name] += seconds * (at_once if limits else min(at_once, rate * pipeline.call_s(one, at_once)))
         self.limited_s[one.name] += seconds * (slots - at_once)
         stats = StageStats(
