@@ -4,7 +4,8 @@ While the consumer waits more than a tenth of its time, the knob of the stage th
 goes up by half; where that gains less than 5 %, it goes back. Rates are those of the stage that is turned, as in
 Plumber: its items stand in a fixed ratio to the consumer's, and there are more of them. A step is judged as soon as the
 noise between samples allows it. One that was undone isn't tried again for a while, or until costs have changed. A knob
-that isn't needed goes down again, to what the plan says; below that only where it makes the stage faster.
+that isn't needed goes down again, to what the plan says; below that only where it makes the stage faster. Where no
+stage limits alone, a buffer is tried, then what is waited for most.
 
 tf.data's tuners model every stage and turn by one. Here a step is measured, since calls of APIs, threads under a GIL
 and disks follow no model; and a step of one doesn't stand out of the noise, and takes too long from 1 to 64.
@@ -236,9 +237,10 @@ class Tuner:
             self._usual = None
             return self._rest(f"the consumer waits {loads.waits:.0%} of its time: nothing is to be gained")
         rule, stage = _limiting(window)
-        knob = self._buffer() if not rule else None if stage is None else self._knobs.get(stage.name)
-        if not rule and knob is None:
-            knob, stage = self._most_awaited(loads)
+        if not rule:
+            knob, stage = self._likely(loads, now)
+        else:
+            knob = None if stage is None else self._knobs.get(stage.name)
         if knob is None:
             return self._rest("nothing with a knob limits" if stage is None else f"{stage} limits, and has no knob")
         rates = self._rates(stage)
@@ -374,15 +376,18 @@ class Tuner:
             self._rests.clear()
         self._usual = (stage, rates)
 
-    def _buffer(self) -> Knob | None:
-        """Return a buffer's knob: where no stage limits all of the time, and yet the consumer waits, it is by turns."""
-        return next((knob for knob in self._knobs.values() if knob.kind == "prefetch"), None)
+    def _likely(self, loads: Loads, now: float) -> tuple[Knob | None, StageStats | None]:
+        """Return what may help where no stage limits all of the time, and yet the consumer waits; None: nothing.
 
-    def _most_awaited(self, loads: Loads) -> tuple[Knob | None, StageStats | None]:
-        """Return the stage with a knob that is waited for most, if much: requests, that cost the loop time, too."""
+        That is by turns, for which there are buffers; or a stage costs the loop about as much time as it is awaited.
+        """
+        buffer = next((knob for knob in self._knobs.values() if knob.kind == "prefetch"), None)
+        held = 0 if buffer is None else self.values[buffer.stage]
+        if buffer is not None and held < buffer.most and not self._bars((buffer.stage, held, True), now):
+            return buffer, None
         stages = [stage for stage in loads.stages if stage.name in self._knobs and loads.awaited(stage) >= AWAITED]
         stage = max(stages, key=loads.awaited, default=None)
-        return (None, None) if stage is None else (self._knobs[stage.name], stage)
+        return (buffer, None) if stage is None else (self._knobs[stage.name], stage)
 
     def _affordable(self, knob: Knob, stage: StageStats | None, after: int) -> tuple[int, str]:
         """Return up to which value a knob may go in one step to `after`, and what bounds it."""
