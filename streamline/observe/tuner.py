@@ -1,4 +1,4 @@
-"""Which knob is turned next, and why: figures in, a step out. No I/O, and no clock: figures say how long they took.
+"""Which knob is turned next, and why: figures in, a step out. No clock: figures say how long they took.
 
 While the consumer waits more than a tenth of its time, the knob of the stage that limits, as the verdict finds it,
 goes up by half; where that gains less than 5 %, it goes back. Rates are those of the stage that is turned, as in
@@ -18,7 +18,7 @@ Source: Plumber (Kuchnik et al., MLSys 2022), tf.data's STAGE_BASED.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeAlias
@@ -72,6 +72,10 @@ BUSY_CPUS = 0.9
 """The share of the cores from which on more calls at once only wait for each other."""
 
 
+def _endless() -> float:
+    return math.inf
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """What is known at one moment.
@@ -80,13 +84,14 @@ class Measurement:
       figures: since the stream was opened.
       cpu_s: of CPU that its processes have used by then.
       hosts_cpu_s: of that, its host processes.
-      free_bytes: of memory that may still be used.
+      free_bytes: says how much memory may still be used. It is asked only where a step would take some, and then anew:
+        that takes longer than all else of a look, and what the step before has taken counts.
     """
 
     figures: Figures
     cpu_s: float = 0.0
     hosts_cpu_s: float = 0.0
-    free_bytes: float = math.inf
+    free_bytes: Callable[[], float] = _endless
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,18 +255,19 @@ class Tuner:
         if rule == "limit":
             return self._rest(f"the limit= of {stage} bounds it")
         value, name = self.values[knob.stage], knob.stage if stage is None else str(stage)
-        after, budget = self._affordable(knob, stage, min(knob.most, math.ceil(value * STEP)))
-        if after > value and not self._bars((knob.stage, value, True), now):
+        after, bounded = value, f"neither more nor fewer than {value} gain anything"
+        if not self._bars((knob.stage, value, True), now):
+            after, bounded = self._affordable(knob, stage, min(knob.most, math.ceil(value * STEP)))
+        if after > value:
             most = f"{name} limits" if rule else f"no stage limits alone; {name} may help"
             return self._begin(knob, after, rates, f"the consumer waits {loads.waits:.0%}, and {most}", now)
         if not rule and stage is not None:
             return self._rest(f"no stage limits alone, and more of {name} gain nothing")
         fewer = math.floor(value / STEP)
         if self._busy(knob) and stage is not None and value * stage.workers <= self._looks[-1].figures.cpus:
-            return self._rest(f"{name} limits: {budget}")  # each computes on a core of its own
+            return self._rest(f"{name} limits: {self._all_busy}")  # each computes on a core of its own
         if fewer and not self._bars((knob.stage, value, False), now):
             return self._begin(knob, fewer, rates, f"{name} limits, and more gain nothing; are fewer faster?", now)
-        bounded = budget if after <= value else f"neither more nor fewer than {value} gain anything"
         return self._rest(f"{name} limits: {bounded}")
 
     def _down(self, window: Figures, now: float) -> TuningStep | None:
@@ -394,13 +400,18 @@ class Tuner:
         value = self.values[knob.stage]
         last = self._looks[-1]
         if self._busy(knob):
-            return value, f"all CPUs ({last.figures.cpus}) are busy"
+            return value, self._all_busy
         each = self._bytes_each(knob, last.figures)
-        left = min(last.free_bytes / 2, self._memory_bytes - self._taken_bytes(last.figures))
-        if each and each * (after - value) > left:
+        if not each or after <= value:
+            return after, f"{value} is the most"
+        left = min(last.free_bytes() / 2, self._memory_bytes - self._taken_bytes(last.figures))
+        if each * (after - value) > left:
             after = max(value, value + math.floor(left / each))
-            return after, f"{value} take the memory that there is for them"
-        return after, f"{value} is the most"
+        return after, f"{value} take the memory that there is for them"
+
+    @property
+    def _all_busy(self) -> str:
+        return f"all CPUs ({self._looks[-1].figures.cpus}) are busy"
 
     def _busy(self, knob: Knob) -> bool:
         """Whether all CPUs are at work, so that more calls at once would only wait for each other."""
@@ -572,7 +583,9 @@ class HostTuner:
         step = self._down(busy)
         return self._up(loads, busy, used, last.free_bytes, most) if step is None else step
 
-    def _up(self, loads: Loads, busy: float, used: float, free_bytes: float, most: int) -> TuningStep | None:
+    def _up(
+        self, loads: Loads, busy: float, used: float, free_bytes: Callable[[], float], most: int
+    ) -> TuningStep | None:
         """Begin a step up, if the consumer waits for what the hosts compute."""
         figures, value = loads.figures, self.value
         if loads.waits < WAITS:
@@ -590,7 +603,7 @@ class HostTuner:
         if after <= value:
             return self._rest(f"{value} are as many as there are shards or CPUs for")
         if each := max(host.resident_bytes for host in figures.hosts):
-            after = min(after, value + math.floor(free_bytes / 2 / each))
+            after = min(after, value + math.floor(free_bytes() / 2 / each))
         if after <= value:
             return self._rest(f"another one would take {each / 1e6:,.0f} MB, more than half of what is free")
         if self._barred.get(True, 0) > self._passes:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,9 +45,6 @@ LOOK_S = 0.1
 
 SHARE = 0.01
 """Of a core's time that looks may take: those at hundreds of shards are farther apart."""
-
-FREE_S = 1.0
-"""For so long what was free of the memory is taken to be free still: to ask takes longer than all else of a look."""
 
 MOST_THREADS = 64
 """Of one stage, in all shards of a process: as many as its pool has."""
@@ -181,7 +177,7 @@ class StreamTuning:
 
     async def _tune(self, tasks: Tasks, widths: Widths, knobs: Sequence[Knob], seen: PassLooks) -> None:
         """Look, and turn, until the run ends. A failure of this ends the tuning, not the stream."""
-        session, tuner, memory = tasks.session, None, _FreeMemory()
+        session, tuner = tasks.session, None
         pause_s = LOOK_S
         while True:
             await anyio.sleep(pause_s)
@@ -195,7 +191,7 @@ class StreamTuning:
                 tuner.forget()
                 seen.pause()
                 continue
-            step, took_s = await tasks.threads.run(partial(_look, tuner, seen, session, memory))
+            step, took_s = await tasks.threads.run(partial(_look, tuner, seen, session))
             if isinstance(step, Exception):
                 logger.error("tuning has ended: it has failed", exc_info=step)
                 return
@@ -222,21 +218,7 @@ Tune: TypeAlias = bool | str | PathLike[str] | StreamTuning
 NO_KNOB = "no stage has a knob: .map(concurrency=) of more than 1, .map(executor='thread'), .prefetch, remote files"
 
 
-class _FreeMemory:
-    """How much of it is free, as asked now and then."""
-
-    def __init__(self) -> None:
-        self._asked_s, self._free = -math.inf, math.inf
-
-    def free_bytes(self) -> float:
-        if (now := time.monotonic()) - self._asked_s >= FREE_S:
-            self._asked_s, self._free = now, free_bytes()
-        return self._free
-
-
-def _look(
-    tuner: Tuner, seen: PassLooks, session: Session, memory: _FreeMemory
-) -> tuple[TuningStep | Exception | None, float]:
+def _look(tuner: Tuner, seen: PassLooks, session: Session) -> tuple[TuningStep | Exception | None, float]:
     """Return what a tuner says to the present figures, and how many seconds of a core that took. In any thread."""
     began = thread_time()
     try:
@@ -244,7 +226,7 @@ def _look(
         pids = [host.pid for host in figures.hosts if host.kind == "process" and host.alive and not host.node]
         hosts_s = sum(cpu_s(pid) or 0.0 for pid in pids if pid is not None)
         used_s = time.process_time() + hosts_s
-        look = Measurement(figures=figures, cpu_s=used_s, hosts_cpu_s=hosts_s, free_bytes=memory.free_bytes())
+        look = Measurement(figures=figures, cpu_s=used_s, hosts_cpu_s=hosts_s, free_bytes=free_bytes)
         seen.look(look)
         step = tuner.look(look)
     except Exception as failure:

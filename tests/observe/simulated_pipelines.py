@@ -130,7 +130,7 @@ class Simulation:
         self.figures = Figures(elapsed_s=0.0, items=0, consumer_wait_s=0.0, cpus=self.pipeline.cpus)
         self.given = self.cpu_s = 0.0
         self.told: dict[str, StageStats] = {}
-        self.ticked = 0
+        self.ticked = self.asked = 0
         self.busy_s = {one.name: 0.0 for one in self.pipeline.stages}
         self.limited_s = {one.name: 0.0 for one in self.pipeline.stages}
 
@@ -144,9 +144,13 @@ class Simulation:
         """Likewise; yield what the tuner says after each tick."""
         for _ in range(round(seconds / TICK_S)):
             self._pass(TICK_S)
-            step = self.tuner.look(Measurement(figures=self.figures, cpu_s=self.cpu_s, free_bytes=self.free_bytes))
+            step = self.tuner.look(Measurement(figures=self.figures, cpu_s=self.cpu_s, free_bytes=self._free))
             self.steps += [] if step is None else [step]
             yield step
+
+    def _free(self) -> float:
+        self.asked += 1
+        return self.free_bytes
 
     def _pass(self, seconds: float) -> None:
         pipeline, before = self.pipeline, self.figures

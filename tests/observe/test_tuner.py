@@ -179,6 +179,22 @@ def test_free_memory_as_it_stands_bounds_a_step_too() -> None:
     assert "take the memory" in run.tuner.resting
 
 
+@pytest.mark.parametrize("total", [2e9, 1e12])
+def test_memory_is_asked_for_at_steps_up_only_and_counts_what_the_step_before_has_taken(total: float) -> None:
+    pipeline = replace(PIPELINES["little memory"], memory=float("inf"))
+    run = Simulation(pipeline)
+    before, asked = pipeline.written, 0
+    run.free_bytes = total
+    for step in run.ticks(10):
+        values = dict(run.tuner.values)
+        taken = pipeline.taken_bytes(values) - pipeline.taken_bytes(before)
+        assert taken <= run.free_bytes / 2
+        if total > 1e10:  # there is room for all
+            assert run.asked - asked == (step is not None and taken > 0)
+        before, asked, run.free_bytes = values, run.asked, total - pipeline.taken_bytes(values)
+    assert len(run.steps) > 4
+
+
 def test_values_to_begin_with_are_kept() -> None:
     knob = Knob(stage="fetch", kind="concurrency", written=8)
     tuner = Tuner([knob], {"fetch": 40})

@@ -101,7 +101,7 @@ class Passes:
             cpus=hosts.cpus,
         )  # fmt: skip
         used_s = min(hosts.cpus * elapsed_s, held_s + hosts.others * elapsed_s)
-        return Measurement(figures=figures, cpu_s=used_s, hosts_cpu_s=held_s, free_bytes=hosts.free_bytes)
+        return Measurement(figures=figures, cpu_s=used_s, hosts_cpu_s=held_s, free_bytes=lambda: hosts.free_bytes)
 
 
 HOSTS = {
