@@ -180,7 +180,7 @@ def test_free_memory_as_it_stands_bounds_a_step_too() -> None:
 
 
 @pytest.mark.parametrize("total", [2e9, 1e12])
-def test_memory_is_asked_for_at_steps_up_only_and_counts_what_the_step_before_has_taken(total: float) -> None:
+def test_memory_is_asked_for_anew_at_each_step_up_and_at_no_other_look(total: float) -> None:
     pipeline = replace(PIPELINES["little memory"], memory=float("inf"))
     run = Simulation(pipeline)
     before, asked = pipeline.written, 0
