@@ -56,6 +56,8 @@ class Ray(AgentsBackend):
       env: environment variables to change in the hosts.
       start_timeout_s: seconds to wait for a place, for each host; of (8, 64), while there are fewer than 8.
       lost_after_s: seconds of silence after which a machine counts as lost, at least 2.
+      shared: "node": the processes of one job on this machine use the same hosts (docs/ranks.md). None: each has its
+        own.
     """
 
     num_cpus: float = field(default=1, kw_only=True)
@@ -70,6 +72,11 @@ class Ray(AgentsBackend):
                 f"Ray(scheduling_strategy=) is {' or '.join(map(repr, STRATEGIES))}, or an object of "
                 f"ray.util.scheduling_strategies, got {self.scheduling_strategy!r}"
             )
+
+    @property
+    def sharing_kind(self) -> str:
+        asked = self.num_cpus, self.resources, self.scheduling_strategy, self.runtime_env
+        return f"{super().sharing_kind}, {_described(asked)}"
 
     def check(self, plan: Plan) -> None:
         super().check(plan)
@@ -117,6 +124,18 @@ class Ray(AgentsBackend):
             "Add nodes, ask for less (num_cpus=, resources=, scheduling_strategy=), or begin with fewer hosts: "
             f"Ray((1, {self.most}))"
         )
+
+
+def _described(value: Any) -> str:
+    """Return what an option says, in the same words in all processes: objects of Ray's say nothing of themselves."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(sorted(f'{name!r}: {_described(one)}' for name, one in value.items()))}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_described, value))}]"
+    if hasattr(value, "__dict__"):
+        said = {"id": value.id} if hasattr(value, "id") else vars(value)  # a placement group also has a cache
+        return f"{type(value).__name__}{_described(said)}"
+    return repr(value)
 
 
 _hosts: weakref.WeakSet[RayHost] = weakref.WeakSet()

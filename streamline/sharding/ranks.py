@@ -127,7 +127,8 @@ def _of_jax() -> Rank | None:
     return Rank(jax.process_index(), jax.process_count(), "jax.distributed")
 
 
-def _of_ray_train() -> Rank | None:
+def ray_train_context() -> Any | None:
+    """Return Ray Train's context of this process, if that is a worker of a trainer."""
     train: Any = sys.modules.get("ray.train")
     if train is None:
         return None
@@ -139,7 +140,12 @@ def _of_ray_train() -> Rank | None:
         session: Any = train._internal.session.get_session()
         if session is None or session.world_rank is None:
             return None
-    return Rank(context.get_world_rank(), context.get_world_size(), "Ray Train")
+    return context
+
+
+def _of_ray_train() -> Rank | None:
+    context = ray_train_context()
+    return None if context is None else Rank(context.get_world_rank(), context.get_world_size(), "Ray Train")
 
 
 def _of_environment(rank: str, world_size: str) -> Rank | None:

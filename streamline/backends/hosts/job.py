@@ -3,9 +3,10 @@
 A job is, in this order:
 
 1. what `STREAMLINE_JOB` says; with a "/" in it, it is the directory itself;
-2. a run of torchrun, by its id and its master's address;
-3. a SLURM step;
-4. the processes of one `MASTER_ADDR` and `MASTER_PORT`.
+2. a run of Ray Train, by its name and its driver;
+3. a run of torchrun, by its id and its master's address;
+4. a SLURM step, unless Ray was started in it, whose processes may be of several jobs;
+5. the processes of one `MASTER_ADDR` and `MASTER_PORT`.
 
 Else nothing says which processes belong together, and this one shares with none.
 
@@ -33,6 +34,7 @@ from pathlib import Path
 from streamline.core.atomic_file import is_open_as, open_own
 from streamline.core.handshake import read_key
 from streamline.errors import HostError
+from streamline.sharding.ranks import ray_train_context
 
 logger = logging.getLogger("streamline.hosts")
 
@@ -59,18 +61,32 @@ def in_a_job(environ: Mapping[str, str]) -> bool:
 def _say_alone() -> None:
     logger.info(
         'shared="node": nothing says which processes are of one job, so this one shares with none: start them with '
-        "torchrun or srun, or set STREAMLINE_JOB to the same name in each"
+        "torchrun, srun or Ray Train, or set STREAMLINE_JOB to the same name in each"
     )
 
 
 def _launched_as(environ: Mapping[str, str]) -> list[str]:
     """Return the variables of the launcher, and what they say; none, if there is none."""
-    found: Sequence[str] = next((names for names in NAMES if all(environ.get(name) for name in names)), ())
+    if run := _ray_train_run():
+        return run
+    started_by_ray = "RAY_RAYLET_PID" in environ
+    known = [names for names in NAMES if not (started_by_ray and names[0].startswith("SLURM"))]
+    found: Sequence[str] = next((names for names in known if all(environ.get(name) for name in names)), ())
     return [part for name in found for part in (name, environ[name])]
 
 
+def _ray_train_run() -> list[str]:
+    """Return what all workers of a trainer have in common; nothing, if this process is none of them."""
+    context = ray_train_context()
+    if context is None:
+        return []
+    import ray
+
+    return ["Ray Train", str(context.get_experiment_name()), str(ray.get_runtime_context().get_job_id())]
+
+
 def job_directory(environ: Mapping[str, str]) -> tuple[Path, bool]:
-    """Return the directory of this process's job, and whether the user has named it. Pure.
+    """Return the directory of this process's job, and whether the user has named it.
 
     Raises:
       HostError: `STREAMLINE_JOB` is a path, but not from the root on.

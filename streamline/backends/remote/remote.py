@@ -44,6 +44,7 @@ class AgentsBackend(HostingBackend):
       env: environment variables to change in the hosts.
       start_timeout_s: seconds to wait for a place for a host.
       lost_after_s: seconds of silence after which a machine counts as lost.
+      shared: "node", or None.
     """
 
     isolates: ClassVar[bool] = False  # agents offer so many places
@@ -52,6 +53,7 @@ class AgentsBackend(HostingBackend):
     env: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     start_timeout_s: float = field(default=300.0, kw_only=True)
     lost_after_s: float = field(default=LOST_AFTER_S, kw_only=True)
+    shared: Literal["node"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -62,6 +64,17 @@ class AgentsBackend(HostingBackend):
         ):
             if not value >= least:
                 raise PlanError(f"{name}({option}=) is at least {least:g} seconds, got {value!r}")
+        check_shared(name, self.shared)
+        if self.shared is not None and isinstance(self.hosts, tuple):
+            raise PlanError(
+                f'{name}({self.hosts}, shared="node"): shared hosts are as many all the time, since each rank has to '
+                f"know which of them runs a shard: write {name}({self.hosts[1]}), or leave shared= out"
+            )
+
+    @property
+    def sharing_kind(self) -> str:
+        times = self.start_timeout_s, self.lost_after_s
+        return f"{type(self).__name__}, env {sorted(self.env.items())}, {times}"
 
     @property
     def most(self) -> int:
@@ -135,17 +148,10 @@ class Remote(AgentsBackend):
     listen: str = field(default="0.0.0.0:7077", kw_only=True)
     key_file: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     tls: str | os.PathLike[str] | None = field(default=None, kw_only=True)
-    shared: Literal["node"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         parse_address("Remote(listen=)", self.listen)
-        check_shared("Remote", self.shared)
-        if self.shared is not None and isinstance(self.hosts, tuple):
-            raise PlanError(
-                f'Remote({self.hosts}, shared="node"): shared hosts are as many all the time, since each rank has to '
-                f"know which of them runs a shard: write Remote({self.hosts[1]}), or leave shared= out"
-            )
         if self.shared is not None and self.tls is not None:
             raise PlanError(
                 'Remote(tls=, shared="node"): an encrypted connection can\'t be passed on to another process: leave '
@@ -154,9 +160,7 @@ class Remote(AgentsBackend):
 
     @property
     def sharing_kind(self) -> str:
-        key_file = self.key_file and os.fspath(self.key_file)
-        times = self.start_timeout_s, self.lost_after_s
-        return f"{type(self).__name__}, {self.listen}, {key_file}, env {sorted(self.env.items())}, {times}"
+        return f"{super().sharing_kind}, {self.listen}, {self.key_file and os.fspath(self.key_file)}"
 
     def host(self, number: int) -> RemoteHost:
         return RemoteHost(number, self)

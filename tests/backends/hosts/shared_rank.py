@@ -158,6 +158,8 @@ def forked(orders: socket.socket) -> None:
 
 def main() -> None:
     forked(socket.socket(fileno=int(sys.argv[1])))
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Ray prints what happens in its cluster
     program = RankProgram()
     for line in sys.stdin:
         method, arguments = json.loads(line)
@@ -166,7 +168,7 @@ def main() -> None:
         except Exception as error:
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=sys.__stdout__, flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
     for name in list(program.streams):
         program.close(name)
 

@@ -53,6 +53,7 @@ def test_without_a_job_a_process_shares_with_none(caplog: pytest.LogCaptureFixtu
     job._say_alone.cache_clear()
     with caplog.at_level("INFO", "streamline.hosts"):
         assert not in_a_job({"RANK": "0", "MASTER_ADDR": "node0", "SLURM_JOB_ID": "7"})
+        assert not in_a_job({**SLURM, "RAY_RAYLET_PID": "9"})  # Ray was started in that step
         assert not in_a_job({})
     assert [record.getMessage().partition(", so")[0] for record in caplog.records] == [
         'shared="node": nothing says which processes are of one job'
