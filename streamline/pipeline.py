@@ -41,7 +41,7 @@ from streamline.observe.watchdog import STALL_S
 from streamline.plan.compile import compiled
 from streamline.plan.describe import describe, max_in_flight
 from streamline.plan.draw import Drawing
-from streamline.plan.plan import Plan, Shard
+from streamline.plan.plan import MOST_SHARDS, Plan, Shard
 from streamline.plan.rules import RESERVED
 from streamline.runtime.check_report import DEADLINE_S, Report
 from streamline.runtime.debug import DebugStream
@@ -138,7 +138,7 @@ class Pipeline(Openable[T]):
         """Split the source into `num_shards` shards in the whole job, each read by one worker.
 
         Args:
-          num_shards: at least 1; may exceed the number of items or files.
+          num_shards: 1 to a million; may exceed the number of items or files.
           mode: "interleaved" (item i to shard i mod n), "contiguous" (one block each), "file" (file f to shard f mod
             n) or "replicated" (every worker reads all and keeps its stride); None: the source's default. A custom
             source splits itself ("custom"), a live one is handed out in turn ("shared").
@@ -151,7 +151,7 @@ class Pipeline(Openable[T]):
             that acts on items.
         """
         check_known(".shard", unknown, ("mode", "drop_remainder", "interleave"))
-        num_shards = check_int(".shard(num_shards)", num_shards, 1)
+        num_shards = check_int(".shard(num_shards)", num_shards, 1, MOST_SHARDS)
         if mode is not None and not isinstance(mode, str):
             raise PlanTypeError(
                 f".shard(mode=) is one of {get_args(Mode)}, or None, got {given(mode)}: {OF_OTHERS['index']}"

@@ -41,6 +41,7 @@ def iterable() -> sl.Pipeline[Any]:
 
 BAD_VALUES: dict[str, tuple[Callable[[], object], str]] = {
     "shard(0)": (lambda: source().shard(0), "at least 1, got 0"),
+    "shard(10**9)": (lambda: source().shard(10**9), "at most 1,000,000, got 1,000,000,000"),
     "shard(-3)": (lambda: source().shard(-3), "at least 1, got -3"),
     "unknown mode": (lambda: source().shard(2, "random"), "interleaved, contiguous"),  # type: ignore[arg-type]
     "mode of another source": (lambda: iterable().shard(2, "contiguous"), "replicated"),

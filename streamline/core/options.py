@@ -13,8 +13,8 @@ from typing import Any
 from streamline.errors import PlanError, PlanTypeError
 
 
-def check_int(option: str, value: object, least: int | None) -> int:
-    """Return an integer of at least `least`; None: any. Integers of NumPy's are some, too."""
+def check_int(option: str, value: object, least: int | None, most: int | None = None) -> int:
+    """Return an integer of at least `least` and at most `most`; None: any. Integers of NumPy's are some, too."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -23,6 +23,8 @@ def check_int(option: str, value: object, least: int | None) -> int:
         raise PlanTypeError(f"{option} is an integer, got {type(value).__name__} {value!r}") from None
     if least is not None and number < least:
         raise PlanError(f"{option} is at least {least}, got {number}")
+    if most is not None and number > most:
+        raise PlanError(f"{option} is at most {most:,}, got {number:,}")
     return number
 
 

@@ -31,6 +31,9 @@ BORDER_ITEMS = 4096
 ALL_WORKERS_ITEMS = 1024
 """Items that the channels of all workers of the job hold together; at least 8 each."""
 
+MOST_SHARDS = 1_000_000
+"""Each is a worker of its own, with a state of its own in every snapshot: a few for each host are enough."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:

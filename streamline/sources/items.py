@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from time import perf_counter
@@ -232,6 +233,11 @@ def positions_of(index: Index, shard: int, num_shards: int, part: Part) -> range
     """Return a shard's positions in the index; None if the index is endless: then every `num_shards`-th."""
     if index.length is None:
         return None  # a plan refuses contiguous blocks of it
+    if index.length > sys.maxsize:
+        raise PlanError(
+            f"there are {index.length:,} items, with those that are repeated or sampled, more than can be counted: "
+            ".repeat() without a number repeats for ever"
+        )
     split = sharding.contiguous if part.mode == "contiguous" else sharding.interleaved
     return split(index.length, num_shards, shard, drop_remainder=part.drop_remainder)
 

@@ -54,6 +54,13 @@ def test_it_is_asked_for_nothing_where_there_is_nothing() -> None:
     assert table.lists == []
 
 
+@pytest.mark.parametrize("pipe", [sl.from_items(range(10)).repeat(10**30), sl.from_items(range(10)).sample(10**30)])
+def test_more_items_than_can_be_counted_are_refused(pipe: Pipeline[int]) -> None:
+    for many in (pipe, pipe.shard(3).merge()):
+        with pytest.raises(PlanError, match=r"more than can be counted: \.repeat\(\) without a number"):
+            next(iter(many))
+
+
 @pytest.mark.parametrize("shards", [1, 3])
 def test_it_resumes_exactly(shards: int) -> None:
     check_resume(sl.from_items(Table()).shuffle(seed=1).shard(shards))

@@ -186,6 +186,13 @@ class HostingBackend(ABC):
     def begin(self, plan: Plan, site: Site, workers: int) -> HostedWorkers:
         """Return what opens the workers of a run, in hosts that end with it."""
         self.hint(plan, site, workers)
+        if self._pools and (hint := (self.short, "pool")) not in _hinted:
+            _hinted.add(hint)
+            logger.warning(
+                "%s has an open pool, but backend= is not the pool, so hosts are started for this run alone: "
+                "`with %s as pool:`, and then open(backend=pool)",
+                *(self.short,) * 2,
+            )
         hosts = [self.run_host(number) for number in self.numbers(plan, site, workers)]
         return self.assigned(plan, site, workers, hosts, own=True)
 

@@ -213,6 +213,23 @@ def test_pools_of_one_backend_are_apart() -> None:
 # How many -------------------------------------------------------------------------------------------------------------
 
 
+def test_hosts_of_a_run_alone_beside_an_open_pool_are_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("streamline.backends.hosts.pool._hinted", set())
+    pipe, backend = sl.from_items(range(4)).shard(2).merge(), sl.Threads(2)
+    with backend as pool:
+        for where in (pool, backend, backend):
+            with pipe.open(backend=where) as stream:
+                assert list(stream) == list(range(4))
+    with pipe.open(backend=backend) as stream:
+        assert list(stream) == list(range(4))
+    assert [record.getMessage() for record in caplog.records] == [
+        "Threads(2) has an open pool, but backend= is not the pool, so hosts are started for this run alone: `with "
+        "Threads(2) as pool:`, and then open(backend=pool)"
+    ]
+
+
 @pytest.mark.parametrize("cores", [1, 3, 9])
 def test_without_a_number_there_are_as_many_as_cores_and_workers(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
     monkeypatch.setattr("streamline.backends.hosts.pool.cpus_here", lambda: cores)
