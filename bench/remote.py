@@ -148,7 +148,7 @@ def machines(
 @cache
 def cluster() -> None:
     """Start a Ray cluster of this machine, for the life of the process."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
     peer("ray").init(
         address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20
     )
@@ -229,6 +229,8 @@ AGENTS = 16
 NO_DELAY = "a proxy between"
 ROUND_TRIP_S = 0.03
 
+PRIORITY = "Ray's workers have the priority of other processes (RAY_worker_niceness=0), as those beside them do."
+
 SUITES = (
     Suite(
         question="Batches of 1 MiB from another machine: what is lost beside the network?",
@@ -239,7 +241,8 @@ SUITES = (
         note=(
             "float32 arrays of 1 MiB over loopback TCP from one process, each a copy of a template; the consumer reads "
             "one float of each page. 1,000 items/s are 1.05 GB/s. Counted from the first delivery on. By hand, each "
-            "array lies in the memory of the one before, which is cached; of 64 arrays ahead, each is in new memory."
+            "array lies in the memory of the one before, which is cached; of 64 arrays ahead, each is in new memory. "
+            f"{PRIORITY}"
         ),
         cases=(
             Case(FLOOR, by_hand, 3000),
@@ -333,7 +336,9 @@ SUITES = (
         unit="items/s",
         expected=tiny_items.expected,
         smoke_items=2_000,
-        note="range → x + 1 in one process, here and over loopback TCP. Counted from the first delivery on.",
+        note=(
+            f"range → x + 1 in one process, here and over loopback TCP. Counted from the first delivery on. {PRIORITY}"
+        ),
         cases=(
             Case(PROCESS, one_process, tiny_items.MANY),
             Case(
