@@ -249,12 +249,20 @@ def _on_screen() -> Iterator[Callable[[str], object]]:
 @click.option(
     "--wait", type=click.FloatRange(0), default=300.0, show_default=True, help="Seconds for the trainer to listen."
 )
-def worker(connect: str, key_file: str | None, tls: str | None, hosts: int | None, wait: float) -> None:
+@click.option(
+    "--rejoin",
+    type=click.FloatRange(0),
+    default=5.0,
+    show_default=True,
+    help="Seconds for it to listen again after it has ended a stream.",
+)
+def worker(connect: str, key_file: str | None, tls: str | None, hosts: int | None, wait: float, rejoin: float) -> None:
     """Run workers on this machine for the trainer at HOST:PORT, whose pipeline is opened with backend=sl.Remote(n).
 
-    Ends some seconds after the trainer. Exits with 1 if that was lost, can't be reached, or refuses this machine.
+    Ends some seconds after the trainer (--rejoin). Exits with 1 if that was lost, can't be reached, or refuses this
+    machine.
     """
-    from streamline.backends.remote.agent import run_agent  # for this command only
+    from streamline.backends.remote.agent import ended_by_sigterm, run_agent  # for this command only
     from streamline.core.cpus import cpus_here
     from streamline.core.handshake import read_key
     from streamline.core.options import parse_address
@@ -263,7 +271,8 @@ def worker(connect: str, key_file: str | None, tls: str | None, hosts: int | Non
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         address, key, certificates = parse_address("--connect", connect), read_key(key_file), Certificates.of(tls)
-        lost = run_agent(address, key, hosts or cpus_here(), tls=certificates, wait_s=wait)
+        with ended_by_sigterm():
+            lost = run_agent(address, key, hosts or cpus_here(), tls=certificates, wait_s=wait, rejoin_s=rejoin)
     except StreamlineError as error:
         raise click.ClickException(_shown(error)) from error
     sys.exit(0 if lost is None else 1)

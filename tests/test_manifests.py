@@ -92,8 +92,17 @@ def test_agents_run_the_command_and_dial_the_trainer(path: Path) -> None:
         (service,) = [document for document in documents(path) if document["kind"] == "Service"]
         assert host == service["metadata"]["name"]
         assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": trainer["metadata"]["name"]}
+    # An exception ends the trainer's stream, as its last item does: agents are to be there when its next pod is.
+    assert context.params["rejoin"] >= 600
     assert context.params["tls"] in [mount["mountPath"] for mount in container["volumeMounts"]]
     keys = [
         [variable for variable in one["env"] if variable["name"] == "STREAMLINE_KEY"] for one in (container, serving)
     ]
     assert keys[0] == keys[1] != []
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_no_two_trainers_run_at_once(path: Path) -> None:
+    """Without such a policy, a Job replaces a pod as soon as it is told to end, which may take its grace period."""
+    trainer, _ = jobs(path)
+    assert "podFailurePolicy" in trainer["spec"] or trainer["spec"]["backoffLimit"] == 0

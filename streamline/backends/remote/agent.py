@@ -354,6 +354,22 @@ def run_agent(
 
 
 @contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end an agent that dials, too: process 1 of a container ignores it where nothing else is said.
+
+    Not where a thread of a program is the agent.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def _on_sigterm(agent: Agent) -> Iterator[None]:
     """Let a preemption of this machine be no surprise to the trainer; not where a thread of a program is the agent.
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -280,6 +281,43 @@ def test_an_agent_ends_well_some_time_after_its_trainer_has(tmp_path: Path) -> N
             with squares().open(backend=sl.Remote(2, listen=address, key_file=key)) as stream:
                 assert len(list(stream)) == LENGTH
     assert codes == [0]
+
+
+def test_an_agent_that_is_to_rejoin_serves_a_run_that_begins_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patience: list[float] = []
+    reached = agents_side._reached
+
+    def noting(dialler: Dialler, patience_s: float) -> socket.socket:
+        patience.append(patience_s)
+        return reached(dialler, patience_s if len(patience) == 1 else 0.0)
+
+    monkeypatch.setattr(agents_side, "_reached", noting)
+    address, key = free_address(), key_file(tmp_path)
+    options = ["--connect", address, "--key-file", str(key), "--hosts", "2", "--wait", "120", "--rejoin", "600"]
+    with ThreadPoolExecutor(1) as pool:
+        agent = pool.submit(CliRunner().invoke, main, ["worker", *options])
+        with squares().open(backend=sl.Remote(2, listen=address, key_file=key)) as stream:
+            assert len(list(stream)) == LENGTH
+        assert agent.result().exit_code == 0
+    assert patience == [120, 600]
+
+
+def test_an_agent_that_dials_ends_at_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also as process 1 of a container, which ignores it by default."""
+    handled: list[object] = []
+
+    def strike(_: float) -> None:
+        handled.append(signal.getsignal(signal.SIGTERM))
+        assert handled[0] is not signal.SIG_DFL
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(agents_side, "time", SimpleNamespace(monotonic=time.monotonic, sleep=strike))
+    before = signal.getsignal(signal.SIGTERM)
+    result = CliRunner().invoke(main, ["worker", "--connect", free_address(), "--key-file", str(key_file(tmp_path))])
+    assert (result.exit_code, type(result.exception), len(handled)) == (1, SystemExit, 1)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(
