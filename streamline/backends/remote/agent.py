@@ -407,11 +407,14 @@ LEAST_CONNECT_S = 0.5
 def _reached(dialler: Dialler, patience_s: float) -> socket.socket:
     """Dial until the trainer listens; no attempt outlasts the patience where nothing answers at all."""
     deadline = time.monotonic() + patience_s
+    said = ""
     while True:
         left_s = deadline - time.monotonic()
         try:
             return dialler.control(min(CONNECT_S, max(LEAST_CONNECT_S, left_s)))
-        except UnreachableError:
+        except UnreachableError as error:
             if time.monotonic() + RETRY_S > deadline:
                 raise
+            if said != (said := str(error)):
+                logger.info("%s; dialling again, for up to %.0f s", said, left_s)
             time.sleep(RETRY_S)

@@ -37,7 +37,7 @@ from streamline.backends.remote.agent import Agent, Dialler
 from streamline.backends.remote.agents import Agents, AttachedAgent, CarriedPlan
 from streamline.backends.remote.control import Alive, Leave, Offer, Payload
 from streamline.cli import main
-from streamline.core.dial import dial
+from streamline.core.dial import UnreachableError, dial
 from streamline.core.handshake import PeerHello, read_key
 from streamline.core.options import parse_address
 from streamline.core.tls import Certificates
@@ -318,6 +318,21 @@ def test_an_agent_that_dials_ends_at_sigterm(tmp_path: Path, monkeypatch: pytest
     result = CliRunner().invoke(main, ["worker", "--connect", free_address(), "--key-file", str(key_file(tmp_path))])
     assert (result.exit_code, type(result.exception), len(handled)) == (1, SystemExit, 1)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_agent_says_once_why_it_dials_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    troubles, now = iter(["name not known"] * 3 + ["refused"] * 4), itertools.count(0.0, 0.5)
+
+    def control(_: float) -> socket.socket:
+        raise UnreachableError(next(troubles))
+
+    monkeypatch.setattr(agents_side, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda _: None))
+    with caplog.at_level("INFO", "streamline.agent"), pytest.raises(UnreachableError, match="refused"):
+        agents_side._reached(SimpleNamespace(control=control), 6.0)  # type: ignore[arg-type]
+    assert [record.getMessage() for record in caplog.records] == [
+        "name not known; dialling again, for up to 6 s",
+        "refused; dialling again, for up to 2 s",
+    ]
 
 
 @pytest.mark.parametrize(
