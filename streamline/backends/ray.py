@@ -2,9 +2,10 @@
 
 For each host Ray is asked for an actor, which runs an agent for that host alone: the agent dials this process, as
 `streamline worker` does, and all else goes as with `Remote`. A host process that dies is started again by its agent.
-When an agent is lost, because its actor, its node or the network failed, another actor is asked for; Ray restarts and
-retries nothing, since it does not know which items have arrived. Actors end with their hosts, and by themselves without
-the trainer.
+When an agent is lost, because its actor, its node or the network failed, another actor is asked for, on another node if
+there is room: it takes Ray 10 s to see that a node has died, and a minute for one that is silent, and until then it
+places actors there. Ray restarts and retries nothing, since it does not know which items have arrived. Actors end with
+their hosts, and by themselves without the trainer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import time
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -100,6 +102,7 @@ class Ray(AgentsBackend):
                 runtime_env=self.runtime_env,
                 max_restarts=0,
                 max_task_retries=0,
+                **(_lost_nodes.last() if self.scheduling_strategy in (*STRATEGIES, None) else {}),
             )
         except (TypeError, ValueError) as error:
             raise PlanError(f"Ray refuses the options of {self.short}: {error}") from error
@@ -122,6 +125,34 @@ class Ray(AgentsBackend):
 _hosts: weakref.WeakSet[RayHost] = weakref.WeakSet()
 """Those of this process, for messages that count them."""
 
+LOST_S = 90.0
+"""Seconds for which a node is taken last. Ray places actors on a silent one until five checks of 13 s have failed."""
+
+NODE = "ray.io/node-id"
+"""The label that Ray gives each node."""
+
+
+class _LostNodes:
+    """The nodes on which this process has lost agents of late, whether or not Ray has noticed."""
+
+    def __init__(self) -> None:
+        self._lost: dict[str, float] = {}  # when
+
+    def add(self, node: str) -> None:
+        self._lost[node] = time.monotonic()
+
+    def last(self) -> dict[str, Any]:
+        """Return options of an actor, by which Ray places it there only if no other node has room."""
+        since = time.monotonic() - LOST_S
+        nodes = ",".join(node for node, at in list(self._lost.items()) if at > since)
+        if not nodes:
+            return {}
+        others, these = {NODE: f"!in({nodes})"}, {NODE: f"in({nodes})"}
+        return {"label_selector": others, "fallback_strategy": [{"label_selector": these}]}
+
+
+_lost_nodes = _LostNodes()
+
 
 class RayHost(RemoteHost):
     """A host process under an actor, or the ones that replaced them."""
@@ -143,6 +174,8 @@ class RayHost(RemoteHost):
         self._last = last = self._running or self._last
         if self._actor is None or self._actor.failure is not None or (last is not None and last.agent.lost):
             self._end_actor()
+            if self._actor is not None and (node := self._actor.node):
+                _lost_nodes.add(node)
             self._actor = _AskedActor(agents, replaces=last is not None)
         placed = agents.place(self.number, self.backend.env, self._actor.ticket)
         self._actor.serve(self.backend, placed)
@@ -175,7 +208,13 @@ class _AskedActor:
         self._agents = agents
         self._replaces = replaces
         self._actor: Any = None
+        self._node: Future[str] = Future()
         self._placed: Future[RemoteProcess] = Future()
+
+    @property
+    def node(self) -> str:
+        """The node it runs on, as Ray numbers it; "": it has not said."""
+        return self._node.result() if self._node.done() and self._node.exception() is None else ""
 
     def serve(self, backend: Ray, placed: Future[RemoteProcess]) -> None:
         """Let it run the agent, unless it does; what is `placed` fails with it."""
@@ -183,6 +222,7 @@ class _AskedActor:
         try:
             if self._actor is None:
                 self._actor = backend.actor_class().remote()
+                self._node = self._actor.node.remote().future()
                 address = node_address(), self._agents.port
                 served = self._actor.serve.remote(address, process_key(), self.ticket, CONNECT_S)
                 served.future().add_done_callback(self._ended)
@@ -244,6 +284,12 @@ CONNECT_S = 30.0
 
 class RayAgent:
     """The actor: it runs an agent for one host."""
+
+    def node(self) -> str:
+        """Return Ray's number of its node."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
 
     def serve(self, address: tuple[str, int], key: bytes, ticket: str, wait_s: float) -> None:
         """Serve the trainer until it lets this go, or is lost; then end."""

@@ -30,6 +30,14 @@ def where(item: int) -> Item:
     return item, os.getpid(), os.getppid()
 
 
+def parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def raylet_of(node: Any) -> int:
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
 class Nodes:
     """Nodes on which the hosts run; one that is killed is followed by another."""
 
@@ -42,8 +50,8 @@ class Nodes:
 
     def kill(self, actor: int) -> None:
         """Kill the raylet under which an actor runs."""
-        raylet = int(Path(f"/proc/{actor}/stat").read_text().rpartition(")")[2].split()[1])
-        (node,) = (node for node in self.nodes if node.all_processes["raylet"][0].process.pid == raylet)
+        raylet = parent(actor)
+        (node,) = (node for node in self.nodes if raylet_of(node) == raylet)
         self.nodes.remove(node)
         self.nodes.append(self._add())
         self._cluster.remove_node(node, allow_graceful=False)
@@ -113,6 +121,30 @@ def check_each_shard(items: list[int]) -> None:
         got = [item for item in items if item % 4 == shard]
         with pipe.open(rank=shard, world_size=4, ends="allow") as stream:
             assert got == [next(stream) for _ in got]
+
+
+def test_successors_are_not_placed_on_the_node_that_is_silent(cluster: Cluster) -> None:
+    """Ray itself takes it for a good one for a minute."""
+    silent, other = [cluster.add_node(num_cpus=4, resources={"far": 4}, **SMALL) for _ in range(2)]
+    got: list[Item] = []
+    try:
+        with pipeline("strict", where).open(backend=sl.Ray(4, resources={"far": 1}, lost_after_s=2.0)) as stream:
+            while len({host for _, host, _ in got}) < 4:
+                got.append(next(stream))
+            there = {one for _, *both in got if parent(both[1]) == raylet_of(silent) for one in both}
+            assert there
+            for process in (raylet_of(silent), *there):
+                os.kill(process, signal.SIGSTOP)
+            begun = time.monotonic()
+            while len({host for _, host, _ in got}) < 4 + len(there) // 2:
+                got.append(next(stream))
+            took_s = time.monotonic() - begun
+    finally:
+        for node in (silent, other):
+            cluster.remove_node(node, allow_graceful=False)
+    assert took_s < 40
+    with pipeline("strict", abs).open() as stream:
+        assert [item for item, _, _ in got] == [next(stream) for _ in got]
 
 
 def test_actors_that_end_count_against_no_worker(cluster: Cluster) -> None:
