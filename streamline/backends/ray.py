@@ -2,9 +2,10 @@
 
 For each host Ray is asked for an actor, which runs an agent for that host alone: the agent dials this process, as
 `streamline worker` does, and all else goes as with `Remote`. A host process that dies is started again by its agent.
-When an agent is lost, because its actor, its node or the network failed, another actor is asked for; Ray restarts and
-retries nothing, since it does not know which items have arrived. Actors end with their hosts, and by themselves without
-the trainer.
+When an agent is lost, because its actor, its node or the network failed, another actor is asked for, on another node if
+there is room: it takes Ray 10 s to see that a node has died, and a minute for one that is silent, and until then it
+places actors there. Ray restarts and retries nothing, since it does not know which items have arrived. Actors end with
+their hosts, and by themselves without the trainer.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import threading
+import time
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -26,7 +29,7 @@ from streamline.backends.remote.agents import Agents, HostGone, RemoteProcess, a
 from streamline.backends.remote.remote import AgentsBackend, RemoteHost
 from streamline.core.dial import UnreachableError
 from streamline.core.forks import ForkSafeLock
-from streamline.core.threads import bring
+from streamline.core.threads import bring, start_thread
 from streamline.errors import HostError, PlanError
 from streamline.plan.plan import Plan
 
@@ -81,6 +84,7 @@ class Ray(AgentsBackend):
     def check(self, plan: Plan) -> None:
         super().check(plan)
         self.actor_class()
+        check_own_node()
 
     def pool(self, *, hints: bool = False) -> HostPool:
         self.actor_class()
@@ -107,22 +111,27 @@ class Ray(AgentsBackend):
                 runtime_env=self.runtime_env,
                 max_restarts=0,
                 max_task_retries=0,
+                **(_lost_nodes.last() if self.scheduling_strategy in (*STRATEGIES, None) else {}),
             )
         except (TypeError, ValueError) as error:
             raise PlanError(f"Ray refuses the options of {self.short}: {error}") from error
 
+    @property
+    def there(self) -> int:
+        """How many of its hosts run."""
+        return sum(host.backend is self and host.there for host in list(_hosts))
+
     def way_out(self, agents: Agents) -> str:
         ray = connected_ray()
-        there = sum(host.backend is self and host.there for host in list(_hosts))
         needs = {"CPU": self.num_cpus, **(self.resources or {})}
         asked = ", ".join(f"{name} {number:g}" for name, number in needs.items())
         total, free = ray.cluster_resources(), ray.available_resources()
         has = ", ".join(f"{name} {total.get(name, 0):g} ({free.get(name, 0):g} free)" for name in needs)
         nodes = sum(node["Alive"] for node in ray.nodes())
         return (
-            f"{there} of its {self.most} hosts have come. Each needs {asked}; the cluster's {nodes} nodes have {has}. "
-            "Add nodes, ask for less (num_cpus=, resources=, scheduling_strategy=), or begin with fewer hosts: "
-            f"Ray((1, {self.most}))"
+            f"{self.there} of its {self.most} hosts have come. Each needs {asked}; the cluster's {nodes} nodes "
+            f"have {has}. Add nodes, ask for less (num_cpus=, resources=, scheduling_strategy=), or begin with fewer "
+            f"hosts: Ray((1, {self.most}))"
         )
 
 
@@ -140,6 +149,34 @@ def _described(value: Any) -> str:
 
 _hosts: weakref.WeakSet[RayHost] = weakref.WeakSet()
 """Those of this process, for messages that count them."""
+
+LOST_S = 90.0
+"""Seconds for which a node is taken last. Ray places actors on a silent one until five checks of 13 s have failed."""
+
+NODE = "ray.io/node-id"
+"""The label that Ray gives each node."""
+
+
+class _LostNodes:
+    """The nodes on which this process has lost agents of late, whether or not Ray has noticed."""
+
+    def __init__(self) -> None:
+        self._lost: dict[str, tuple[float, bool]] = {}  # when, and whether it is fit to run agents
+
+    def add(self, node: str, *, fit: bool) -> None:
+        self._lost[node] = time.monotonic(), fit
+
+    def last(self) -> dict[str, Any]:
+        """Return options of an actor, by which Ray places it there only if no other node has room, if it is fit."""
+        since = time.monotonic() - LOST_S
+        lost = {node: fit for node, (at, fit) in list(self._lost.items()) if at > since}
+        if not lost:
+            return {}
+        fallback = [{"label_selector": {NODE: f"in({','.join(filter(lost.get, lost))})"}}] if any(lost.values()) else []
+        return {"label_selector": {NODE: f"!in({','.join(lost)})"}, "fallback_strategy": fallback}
+
+
+_lost_nodes = _LostNodes()
 
 
 class RayHost(RemoteHost):
@@ -162,10 +199,18 @@ class RayHost(RemoteHost):
         self._last = last = self._running or self._last
         if self._actor is None or self._actor.failure is not None or (last is not None and last.agent.lost):
             self._end_actor()
+            if self._actor is not None:
+                self._note_end(self._actor)
             self._actor = _AskedActor(agents, replaces=last is not None)
         placed = agents.place(self.number, self.backend.env, self._actor.ticket)
         self._actor.serve(self.backend, placed)
         return placed
+
+    def _note_end(self, actor: _AskedActor) -> None:
+        if not actor.fit:  # not said before: a thread of Ray's that logs stays known to Python
+            logger.warning("%s", actor.failure)
+        if actor.node:
+            _lost_nodes.add(actor.node, fit=actor.fit)
 
     def _end_actor(self) -> None:
         if self._actor is not None:
@@ -186,25 +231,38 @@ class _AskedActor:
     Attributes:
       ticket: of its agent.
       failure: why it doesn't run, or runs no longer.
+      fit: whether its node may run it as well as another one.
     """
 
     def __init__(self, agents: Agents, *, replaces: bool) -> None:
         self.ticket = secrets.token_hex(16)
         self.failure: HostGone | HostError | None = None
+        self.fit = True
         self._agents = agents
         self._replaces = replaces
+        self._backend: Ray
         self._actor: Any = None
+        self._node: Future[str] = Future()
         self._placed: Future[RemoteProcess] = Future()
+
+    @property
+    def node(self) -> str:
+        """The node it runs on, as Ray numbers it; "": it has not said."""
+        return self._node.result() if self._node.done() and self._node.exception() is None else ""
 
     def serve(self, backend: Ray, placed: Future[RemoteProcess]) -> None:
         """Let it run the agent, unless it does; what is `placed` fails with it."""
+        self._backend = backend
         self._placed = placed
         try:
             if self._actor is None:
                 self._actor = backend.actor_class().remote()
+                self._node = self._actor.node.remote().future()
                 address = node_address(), self._agents.port
                 served = self._actor.serve.remote(address, process_key(), self.ticket, CONNECT_S)
                 served.future().add_done_callback(self._ended)
+                if self._replaces:
+                    start_thread(threading.Thread(target=self._check_own_node, name="streamline Ray node", daemon=True))
         except Exception as error:  # Ray has errors of many kinds, where a cluster has just gone
             self.failure = HostGone(f"Ray can't be asked for an actor: {_told(error)}")
         if self.failure is not None:
@@ -218,12 +276,27 @@ class _AskedActor:
         if self._actor is not None and ray.is_initialized():  # else it has ended, and `kill` would begin a new cluster
             ray.kill(self._actor)
 
+    def _check_own_node(self) -> None:
+        with suppress(Exception):  # of Ray, where the cluster has just gone
+            try:
+                check_own_node()
+            except HostError as error:
+                bring(self._placed, error)
+
     def _ended(self, served: Future[object]) -> None:
         error = served.exception()
         why = f"a Ray actor has ended: {_told(error)}"
-        advice = None if self._replaces else _advice(error)  # else the cluster can run it, and the failure may pass
-        self.failure = HostGone(why) if advice is None else HostError(f"{why}. {advice}")
+        advice = _advice(error)
+        self.fit = advice is None
+        passes = not _is_final(error) and (self._replaces or self._goes_on_without)  # other nodes can run it
+        kind = HostGone if self.fit or passes else HostError
+        self.failure = kind(why if advice is None else f"{why}. {advice}")
         bring(self._placed, self.failure)
+
+    @property
+    def _goes_on_without(self) -> bool:
+        hosts = self._backend.hosts
+        return isinstance(hosts, tuple) and self._backend.there >= hosts[0]
 
 
 INSTALL = (
@@ -257,12 +330,25 @@ def _told(error: BaseException | None) -> str:
     return (lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}").removesuffix(".") if lines else repr(error)
 
 
+def _is_final(error: BaseException | None) -> bool:
+    """Whether no node that comes mends it: an actor's node is gone, or its placement group."""
+    from ray import exceptions
+
+    return isinstance(error, exceptions.ActorUnschedulableError)
+
+
 CONNECT_S = 30.0
 """Seconds for an actor to reach the trainer, which listens before it asks for one."""
 
 
 class RayAgent:
     """The actor: it runs an agent for one host."""
+
+    def node(self) -> str:
+        """Return Ray's number of its node."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
 
     def serve(self, address: tuple[str, int], key: bytes, ticket: str, wait_s: float) -> None:
         """Serve the trainer until it lets this go, or is lost; then end."""
@@ -330,6 +416,18 @@ def _connect(ray: Any) -> None:
         at = f" at RAY_ADDRESS={where}" if where else ""
         raise HostError(f"ray.init() can't connect to a cluster{at}: {_told(error)}. {_token()}") from error
     logger.info("ray.init() has connected this process to %s", ray.get_runtime_context().gcs_address)
+
+
+def check_own_node() -> None:
+    """Raise HostError: Ray has given up the node of this process, and with it the actors, which no others follow."""
+    ray = connected_ray()
+    here = ray.get_runtime_context().get_node_id()
+    if any(node["NodeID"] == here and not node["Alive"] for node in ray.nodes()):
+        raise HostError(
+            f"the Ray node of this process, {node_address()}, has died: Ray has ended the actors of this program, and "
+            "starts no others for it. See raylet.out there (out of memory? `ray stop`? cut off?), and start the "
+            "program anew, on a node that runs"
+        )
 
 
 def _token() -> str:

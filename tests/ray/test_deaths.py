@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +15,14 @@ from typing import Any, Literal
 
 import pytest
 from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import streamline as sl
+from streamline.errors import HostError
 from streamline.pipeline import Pipeline
 from tests.ray.conftest import SMALL
+
+ROOT = Path(__file__).parents[2]
 
 KILLS = ["host", "actor", "raylet", "frozen", "host", "actor"]
 
@@ -30,6 +37,14 @@ def where(item: int) -> Item:
     return item, os.getpid(), os.getppid()
 
 
+def parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def raylet_of(node: Any) -> int:
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
 class Nodes:
     """Nodes on which the hosts run; one that is killed is followed by another."""
 
@@ -42,8 +57,8 @@ class Nodes:
 
     def kill(self, actor: int) -> None:
         """Kill the raylet under which an actor runs."""
-        raylet = int(Path(f"/proc/{actor}/stat").read_text().rpartition(")")[2].split()[1])
-        (node,) = (node for node in self.nodes if node.all_processes["raylet"][0].process.pid == raylet)
+        raylet = parent(actor)
+        (node,) = (node for node in self.nodes if raylet_of(node) == raylet)
         self.nodes.remove(node)
         self.nodes.append(self._add())
         self._cluster.remove_node(node, allow_graceful=False)
@@ -113,6 +128,76 @@ def check_each_shard(items: list[int]) -> None:
         got = [item for item in items if item % 4 == shard]
         with pipe.open(rank=shard, world_size=4, ends="allow") as stream:
             assert got == [next(stream) for _ in got]
+
+
+def test_successors_are_not_placed_on_the_node_that_is_silent(cluster: Cluster) -> None:
+    """Ray itself takes it for a good one for a minute."""
+    backend = sl.Ray(4, resources={"far": 1}, lost_after_s=2.0, start_timeout_s=50.0)
+    silent, other = [cluster.add_node(num_cpus=4, resources={"far": 4}, **SMALL) for _ in range(2)]
+    got: list[Item] = []
+    try:
+        with pipeline("strict", where).open(backend=backend) as stream:
+            while len({host for _, host, _ in got}) < 4:
+                got.append(next(stream))
+            there = {one for _, *both in got if parent(both[1]) == raylet_of(silent) for one in both}
+            assert there
+            for process in (raylet_of(silent), *there):
+                os.kill(process, signal.SIGSTOP)
+            while len({host for _, host, _ in got}) < 4 + len(there) // 2:
+                got.append(next(stream))
+    finally:
+        for node in (silent, other):
+            cluster.remove_node(node, allow_graceful=False)
+    with pipeline("strict", abs).open() as stream:
+        assert [item for item, _, _ in got] == [next(stream) for _ in got]
+
+
+def test_a_strategy_that_names_a_node_which_has_died_ends_the_stream(cluster: Cluster) -> None:
+    """No node that comes has its number."""
+    node = cluster.add_node(num_cpus=2, **SMALL)
+    backend = sl.Ray(1, scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False))
+    with pipeline("strict", where).open(backend=backend) as stream:
+        next(stream)
+        cluster.remove_node(node, allow_graceful=False)
+        with pytest.raises(HostError, match=r"not schedulable: .* See scheduling_strategy="):
+            list(stream)
+
+
+DRIVER = """
+import os, pathlib, shutil, signal
+from tests.ray.conftest import FOLDER, SMALL, Cluster, ray, sl
+
+pathlib.Path(FOLDER, "ray").mkdir(parents=True)
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **SMALL})
+try:
+    cluster.add_node(num_cpus=2, **SMALL)
+    ray.init(address=cluster.address, log_to_driver=False)
+    pipe = sl.from_items(range(10**9)).shard(1)
+    try:
+        with pipe.open(backend=sl.Ray(1)) as stream:
+            next(stream)
+            os.kill(cluster.head_node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+            list(stream)
+    except sl.errors.HostError as error:
+        print("told:", error)
+    try:
+        pipe.open(backend=sl.Ray(1))
+    except sl.errors.HostError as error:
+        print("told:", error)
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+    shutil.rmtree(FOLDER)
+"""
+
+
+def test_a_trainer_whose_own_node_dies_is_told() -> None:
+    """Ray ends its actors, and starts no others: they would be waited for in vain."""
+    done = subprocess.run([sys.executable, "-c", DRIVER], cwd=ROOT, capture_output=True, text=True, check=False)
+    told = [line for line in done.stdout.splitlines() if line.startswith("told:")]
+    assert len(told) == 2, done.stderr
+    for line in told:
+        assert re.search(r"the Ray node of this process, [\d.]+, has died: .*start the program anew", line)
 
 
 def test_actors_that_end_count_against_no_worker(cluster: Cluster) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import select
 import shutil
 import signal
@@ -162,6 +163,26 @@ def test_fewer_hosts_begin_and_a_node_that_comes_brings_others(cluster: Cluster)
         while len(got) < before + 20_000 or len({pid for _, pid in got[-8_000:]}) > 1:
             got.append(next(stream))
     cluster.remove_node(more, allow_graceful=False)
+    assert [item for item, _ in got] == list(range(len(got)))
+
+
+def test_a_node_of_another_version_that_joins_ends_no_stream(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import streamline\nstreamline.__version__ = '9.9'\n")
+    other: dict[str, Any] = {"env_vars": {"PYTHONPATH": str(tmp_path)}}
+    nodes = [cluster.add_node(num_cpus=1, resources={"picky": 1}, **SMALL)]
+    pipe = sl.from_items(range(10**9)).shard(4).map(lambda item: (item, os.getpid())).merge()
+    with pipe.open(backend=sl.Ray((1, 2), resources={"picky": 1})) as stream:
+        got = [next(stream)]
+        nodes.append(cluster.add_node(num_cpus=4, resources={"picky": 4}, **other, **SMALL))
+        while not re.search(r"a Ray actor has ended: .*streamline 9\.9", caplog.text):
+            got.append(next(stream))
+        nodes.append(cluster.add_node(num_cpus=1, resources={"picky": 1}, **SMALL))
+        while len({pid for _, pid in got[-100:]}) < 2:
+            got.append(next(stream))
+    for node in nodes:
+        cluster.remove_node(node, allow_graceful=False)
     assert [item for item, _ in got] == list(range(len(got)))
 
 
