@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,25 @@ def cluster(_warm_up: None) -> Iterator[Cluster]:
         ray.shutdown()
         cluster.shutdown()
         shutil.rmtree(FOLDER)
+
+
+def trained(train: Callable[[dict[str, Any]], None], folder: Path) -> list[Any]:
+    """Run a function in two workers of a trainer of Ray Train; return what each has written to `report_of` its rank."""
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    trainer = DataParallelTrainer(
+        train,
+        train_loop_config={"folder": str(folder)},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(folder / "results")),
+    )
+    trainer.fit()
+    return [json.loads(report_of(folder, rank).read_text()) for rank in range(2)]
+
+
+def report_of(folder: str | Path, rank: int) -> Path:
+    return Path(folder, f"{rank}.json")
 
 
 @pytest.fixture(scope="session")

@@ -15,15 +15,14 @@ from uuid import uuid4
 import pytest
 import ray.train
 from ray.cluster_utils import Cluster
-from ray.train import RunConfig, ScalingConfig
 from ray.train.collective import barrier
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import Exists, NodeLabelSchedulingStrategy, PlacementGroupSchedulingStrategy
 
 import streamline as sl
 from tests.backends.hosts.job_kit import RankForks, RankJob, end, rest_of, running
 from tests.backends.hosts.shared_rank import LENGTH
+from tests.ray.conftest import report_of, trained
 
 ALL = list(range(LENGTH))
 
@@ -81,20 +80,12 @@ def train(config: dict[str, Any]) -> None:
         items += stream
         seen = [host.pid for host in stream.stats().hosts]
         barrier()
-    name = f"{ray.train.get_context().get_world_rank()}.json"
-    Path(config["folder"], name).write_text(json.dumps([items, seen]))
+    report_of(config["folder"], ray.train.get_context().get_world_rank()).write_text(json.dumps([items, seen]))
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning:ray")
 def test_workers_of_a_trainer_are_of_one_job(cluster: Cluster, tmp_path: Path) -> None:
-    trainer = DataParallelTrainer(
-        train,
-        train_loop_config={"folder": str(tmp_path)},
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=str(tmp_path / "results")),
-    )
-    trainer.fit()
-    one, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    one, other = trained(train, tmp_path)
     assert one == other
     assert [item for item, _ in one[0]] == list(range(50))
 

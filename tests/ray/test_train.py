@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import ray.train
 from ray.cluster_utils import Cluster
-from ray.train import RunConfig, ScalingConfig
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util import get_current_placement_group
 
 import streamline as sl
 from streamline.sharding.ranks import find_rank
+from tests.ray.conftest import report_of, trained
 
 LENGTH = 50
 
@@ -36,20 +35,13 @@ def train(config: dict[str, Any]) -> None:
         "items": items,
         "trainer": os.getpid(),
     }
-    Path(config["folder"], f"{context.get_world_rank()}.json").write_text(json.dumps(seen))
+    report_of(config["folder"], context.get_world_rank()).write_text(json.dumps(seen))
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning:ray")
 def test_each_worker_of_a_trainer_reads_its_part_with_hosts_of_its_own(cluster: Cluster, tmp_path: Path) -> None:
     """The group has a core per worker, so hosts that were captured by it would wait for ever."""
-    trainer = DataParallelTrainer(
-        train,
-        train_loop_config={"folder": str(tmp_path)},
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=str(tmp_path / "results")),
-    )
-    trainer.fit()
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    ranks = trained(train, tmp_path)
     for rank, seen in enumerate(ranks):
         assert seen["context"] == [rank, 2]
         assert seen["found"] == f"Rank(rank={rank}, world_size=2, found_in='Ray Train', members=(), process=None)"
