@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 import threading
 import time
 import weakref
@@ -24,7 +25,6 @@ from functools import cache
 from typing import Any
 
 from streamline.backends.hosts.pool import HostPool
-from streamline.backends.remote.agent import run_agent
 from streamline.backends.remote.agents import Agents, HostGone, RemoteProcess, agents_at
 from streamline.backends.remote.remote import AgentsBackend, RemoteHost
 from streamline.core.dial import UnreachableError
@@ -163,8 +163,11 @@ class _LostNodes:
     def __init__(self) -> None:
         self._lost: dict[str, tuple[float, bool]] = {}  # when, and whether it is fit to run agents
 
-    def add(self, node: str, *, fit: bool) -> None:
+    def add(self, node: str, *, fit: bool) -> bool:
+        """Note a node; return whether it is news that it isn't fit."""
+        _, was_fit = self._lost.get(node, (0.0, True))
         self._lost[node] = time.monotonic(), fit
+        return was_fit and not fit
 
     def last(self) -> dict[str, Any]:
         """Return options of an actor, by which Ray places it there only if no other node has room, if it is fit."""
@@ -207,10 +210,9 @@ class RayHost(RemoteHost):
         return placed
 
     def _note_end(self, actor: _AskedActor) -> None:
-        if not actor.fit:  # not said before: a thread of Ray's that logs stays known to Python
-            logger.warning("%s", actor.failure)
-        if actor.node:
-            _lost_nodes.add(actor.node, fit=actor.fit)
+        number, _ = actor.node
+        if number and _lost_nodes.add(number, fit=actor.fit):
+            logger.warning("%s", actor.failure)  # not in a thread of Ray's: one that logs stays known to Python
 
     def _end_actor(self) -> None:
         if self._actor is not None:
@@ -242,13 +244,13 @@ class _AskedActor:
         self._replaces = replaces
         self._backend: Ray
         self._actor: Any = None
-        self._node: Future[str] = Future()
+        self._node: Future[tuple[str, str]] = Future()
         self._placed: Future[RemoteProcess] = Future()
 
     @property
-    def node(self) -> str:
-        """The node it runs on, as Ray numbers it; "": it has not said."""
-        return self._node.result() if self._node.done() and self._node.exception() is None else ""
+    def node(self) -> tuple[str, str]:
+        """Where it runs: Ray's number of the node, and the machine's name; both "": it has not said."""
+        return self._node.result() if self._node.done() and self._node.exception() is None else ("", "")
 
     def serve(self, backend: Ray, placed: Future[RemoteProcess]) -> None:
         """Let it run the agent, unless it does; what is `placed` fails with it."""
@@ -285,7 +287,8 @@ class _AskedActor:
 
     def _ended(self, served: Future[object]) -> None:
         error = served.exception()
-        why = f"a Ray actor has ended: {_told(error)}"
+        _, name = self.node
+        why = f"a Ray actor{name and f' on {name}'} has ended: {_told(error)}"
         advice = _advice(error)
         self.fit = advice is None
         passes = not _is_final(error) and (self._replaces or self._goes_on_without)  # other nodes can run it
@@ -311,7 +314,7 @@ def _advice(error: BaseException | None) -> str | None:
     """Say what to do about an error that another actor would meet, too; None: it may not."""
     from ray import exceptions
 
-    if getattr(error, "actor_init_failed", False):
+    if isinstance(error, ImportError):
         return INSTALL
     if isinstance(error, UnreachableError):
         return REACH
@@ -341,26 +344,23 @@ CONNECT_S = 30.0
 """Seconds for an actor to reach the trainer, which listens before it asks for one."""
 
 
-class RayAgent:
-    """The actor: it runs an agent for one host."""
-
-    def node(self) -> str:
-        """Return Ray's number of its node."""
-        import ray
-
-        return str(ray.get_runtime_context().get_node_id())
-
-    def serve(self, address: tuple[str, int], key: bytes, ticket: str, wait_s: float) -> None:
-        """Serve the trainer until it lets this go, or is lost; then end."""
-        from ray.actor import exit_actor
-
-        run_agent(address, key, 1, wait_s=wait_s, rejoin_s=None, ticket=ticket)
-        exit_actor()  # Ray may notice the trainer's end late
-
-
 @cache
 def _actor_class() -> Any:
     import ray
+
+    class RayAgent:
+        """The actor: it runs an agent for one host. Defined here, it is sent by value: a node may lack streamline."""
+
+        def node(self) -> tuple[str, str]:
+            """Return Ray's number of its node, and the machine's name."""
+            return str(ray.get_runtime_context().get_node_id()), socket.gethostname()
+
+        def serve(self, address: tuple[str, int], key: bytes, ticket: str, wait_s: float) -> None:
+            """Serve the trainer until it lets this go, or is lost; then end."""
+            from streamline.backends.remote.agent import run_agent
+
+            run_agent(address, key, 1, wait_s=wait_s, rejoin_s=None, ticket=ticket)
+            ray.actor.exit_actor()  # Ray may notice the trainer's end late
 
     return ray.remote(RayAgent)
 
