@@ -202,6 +202,8 @@ def main() -> None:
         local = {**job, "storage_options": None, "large": False}
         run(local, other)
         finish(local, other, other, killed=False)
+    for thread in set(threading.enumerate()) - {threading.main_thread()}:
+        thread.join(60)  # on a busy machine, one that has nothing more to do may still be ending
     assert threading.active_count() == 1
     assert in_fork(lambda: run(job, whole)) == 0
     for at in count(0, job["step"]):
