@@ -79,6 +79,11 @@ def trained(train: Callable[[dict[str, Any]], None], folder: Path) -> list[Any]:
     return [json.loads(report_of(folder, rank).read_text()) for rank in range(2)]
 
 
+def parent(process: int) -> int:
+    """Return the process that has started another one: the actor of a host, the raylet of an actor."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def report_of(folder: str | Path, rank: int) -> Path:
     return Path(folder, f"{rank}.json")
 

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import streamline as sl
 from streamline.errors import HostError
 from streamline.pipeline import Pipeline
-from tests.ray.conftest import SMALL
+from tests.ray.conftest import SMALL, parent
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,10 +35,6 @@ def pipeline(merge: Literal["strict", "best_effort"], fn: Callable[[int], Any]) 
 
 def where(item: int) -> Item:
     return item, os.getpid(), os.getppid()
-
-
-def parent(process: int) -> int:
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def raylet_of(node: Any) -> int:

@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import Exists, NodeLabelSchedulingStrategy, 
 import streamline as sl
 from tests.backends.hosts.job_kit import RankForks, RankJob, end, rest_of, running
 from tests.backends.hosts.shared_rank import LENGTH
-from tests.ray.conftest import report_of, trained
+from tests.ray.conftest import parent, report_of, trained
 
 ALL = list(range(LENGTH))
 
@@ -61,12 +61,11 @@ def test_when_the_owner_dies_another_rank_asks_for_actors(made: RankJob, tmp_pat
     end(made, one)
 
 
-@pytest.mark.parametrize("parent", [False, True], ids=["host", "actor"])
-def test_what_dies_is_replaced_for_all_ranks(made: RankJob, tmp_path: Path, parent: bool) -> None:
+@pytest.mark.parametrize("dies", ["host", "actor"])
+def test_what_dies_is_replaced_for_all_ranks(made: RankJob, tmp_path: Path, dies: str) -> None:
     ranks = made.opened(2, backend=on_ray(tmp_path))
     host = ranks[0].hosts()[0]
-    actor = int(Path(f"/proc/{host}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(actor if parent else host, signal.SIGKILL)
+    os.kill(host if dies == "host" else parent(host), signal.SIGKILL)
     assert rest_of(*ranks) == [ALL] * 2
     end(made, *ranks)
 
