@@ -113,7 +113,7 @@ def example(features: Mapping[str, Sequence[int]] | None = None) -> Callable[[Da
 
     Returns:
       Of each feature: a float32 or int64 array of its shape, a scalar of NumPy's where that is (); of one of bytes, a
-      list, or where its shape is (), `bytes`.
+      list, or where its shape is (), `bytes`. Of a feature list of a SequenceExample, a list of these, one a step.
 
     Raises:
       PlanTypeError, PlanError: no such mapping; protobuf isn't installed.
@@ -279,19 +279,26 @@ class _ExampleParser:
     def __call__(self, item: Data) -> dict[str, Any]:
         message, error = _example_message()
         try:
-            features = message.FromString(bytes(data_of(item))).features.feature
+            parsed = message.FromString(bytes(data_of(item)))
         except error as failure:
             raise ValueError(
                 f"expected a tf.train.Example, got {len(data_of(item)):,} bytes that are none: {failure}"
             ) from failure
-        if self.shapes is None:
-            return {name: _values(name, features[name], (-1,)) for name in sorted(features)}
-        return {name: _values(name, features.get(name), shape) for name, shape in self.shapes}
+        features = {entry.key: entry.value for entry in parsed.features.feature}
+        lists = {entry.key: entry.value.feature for entry in parsed.feature_lists.feature_list}
+        wanted = dict.fromkeys(sorted({**features, **lists}), (-1,)) if self.shapes is None else dict(self.shapes)
+        if twice := features.keys() & lists.keys() & wanted.keys():
+            raise ValueError(
+                f"{min(twice)!r} is both a feature of the context and a feature list: expected one of them"
+            )
+        steps = {name: lists[name] if name in lists else [features.get(name)] for name in wanted}
+        made = {name: [_values(name, step, wanted[name]) for step in steps[name]] for name in wanted}
+        return {name: found if name in lists else found[0] for name, found in made.items()}
 
 
 def _values(name: str, feature: Any, shape: tuple[int, ...]) -> Any:
     """Return what a feature holds, in its shape."""
-    kind = None if feature is None else feature.WhichOneof("kind")
+    kind = None if feature is None else next((part.name for part, _ in feature.ListFields()), None)
     if kind is None:
         if -1 in shape and feature is not None:
             return []  # as TensorFlow writes no values: the kind is unknown
@@ -318,31 +325,33 @@ def _of_bytes(name: str, values: list[bytes], shape: tuple[int, ...]) -> Any:
 
 @cache
 def _example_message() -> tuple[Any, type[Exception]]:
-    """Return the message class tf.train.Example (tensorflow/core/example/example.proto), and what parsing may raise."""
+    """Return a message class that reads tf.train.Example and SequenceExample, and what parsing may raise.
+
+    Their first fields, `features` and `context`, are the same bytes (tensorflow/core/example/example.proto), and so are
+    a map and a list of its entries.
+    """
     from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
     field, file = descriptor_pb2.FieldDescriptorProto, descriptor_pb2.FileDescriptorProto
     made = file(name="streamline/example.proto", package="streamline", syntax="proto3")
-
-    def add(within: Any, name: str, number: int, kind: int, of: str = "", *, many: bool = False) -> Any:
-        label = field.LABEL_REPEATED if many else field.LABEL_OPTIONAL
-        return within.field.add(name=name, number=number, type=kind, type_name=of or None, label=label)
-
-    lists = {"BytesList": field.TYPE_BYTES, "FloatList": field.TYPE_FLOAT, "Int64List": field.TYPE_INT64}
-    for name, kind in lists.items():
-        add(made.message_type.add(name=name), "value", 1, kind, many=True)
-    feature = made.message_type.add(name="Feature")
-    feature.oneof_decl.add(name="kind")
-    for number, name in enumerate(("bytes_list", "float_list", "int64_list"), 1):
-        of = f".streamline.{list(lists)[number - 1]}"
-        add(feature, name, number, field.TYPE_MESSAGE, of).oneof_index = 0
-    features = made.message_type.add(name="Features")
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    add(entry, "key", 1, field.TYPE_STRING)
-    add(entry, "value", 2, field.TYPE_MESSAGE, ".streamline.Feature")
-    add(features, "feature", 1, field.TYPE_MESSAGE, ".streamline.Features.FeatureEntry", many=True)
-    add(made.message_type.add(name="Example"), "features", 1, field.TYPE_MESSAGE, ".streamline.Features")
+    messages: dict[str, dict[str, Any]] = {  # "*": repeated
+        "BytesList": {"*value": field.TYPE_BYTES},
+        "FloatList": {"*value": field.TYPE_FLOAT},
+        "Int64List": {"*value": field.TYPE_INT64},
+        "Feature": {"bytes_list": "BytesList", "float_list": "FloatList", "int64_list": "Int64List"},
+        "FeatureEntry": {"key": field.TYPE_STRING, "value": "Feature"},
+        "Features": {"*feature": "FeatureEntry"},
+        "FeatureList": {"*feature": "Feature"},
+        "FeatureListEntry": {"key": field.TYPE_STRING, "value": "FeatureList"},
+        "FeatureLists": {"*feature_list": "FeatureListEntry"},
+        "Example": {"features": "Features", "feature_lists": "FeatureLists"},
+    }
+    for name, parts in messages.items():
+        added = made.message_type.add(name=name)
+        for number, (part, kind) in enumerate(parts.items(), 1):
+            label = field.LABEL_REPEATED if part.startswith("*") else field.LABEL_OPTIONAL
+            of = {"type_name": f".streamline.{kind}"} if isinstance(kind, str) else {"type": kind}
+            added.field.add(name=part.strip("*"), number=number, label=label, **of)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(made)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("streamline.Example")), message.DecodeError

@@ -262,6 +262,41 @@ def test_what_an_example_lacks_is_named(features: Any, why: str) -> None:
         sl.decode.example(features)(DATA)
 
 
+def sequence(context: bytes, **lists: list[bytes]) -> bytes:
+    """Return a SequenceExample of a context and of feature lists, whose steps are Examples of one feature "x"."""
+    entries = b""
+    for name, steps in lists.items():
+        features = b"".join(field(1, step[step.index(b"x") + 3 :]) for step in steps)
+        entries += field(1, field(1, name.encode()) + field(2, features))
+    return context + field(2, entries)
+
+
+SEQUENCE = sequence(
+    message(label=[7], video=[b"v"]),
+    frames=[message(x=[b"one"]), message(x=[b"two", b"three"])],
+    tokens=[message(x=[1]), message(x=[2])],
+    none=[],
+)
+
+
+def test_a_sequence_example_has_its_feature_lists_too() -> None:
+    found = sl.decode.example()(SEQUENCE)
+    assert list(found) == ["frames", "label", "none", "tokens", "video"]
+    assert (found["label"].tolist(), found["video"], found["none"]) == ([7], [b"v"], [])
+    assert found["frames"] == [[b"one"], [b"two", b"three"]]
+    assert [step.tolist() for step in found["tokens"]] == [[1], [2]]
+    assert sl.decode.example({"tokens": (), "label": ()})(SEQUENCE) == {"tokens": [1, 2], "label": 7}
+    with pytest.raises(ValueError, match=r"feature 'frames' has 2 values of bytes: expected shape \(\)"):
+        sl.decode.example({"frames": ()})(SEQUENCE)
+
+
+def test_a_name_of_both_parts_of_a_sequence_example_is_refused() -> None:
+    twice = sequence(message(a=[1], b=[2]), a=[message(x=[1])])
+    with pytest.raises(ValueError, match=r"'a' is both a feature of the context and a feature list"):
+        sl.decode.example()(twice)
+    assert sl.decode.example({"b": ()})(twice) == {"b": 2}
+
+
 def test_what_is_no_example_is_said_to_be_none() -> None:
     with pytest.raises(ValueError, match=r"expected a tf\.train\.Example, got 9 bytes that are none"):
         sl.decode.example()(b"\xff" * 9)
