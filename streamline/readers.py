@@ -371,7 +371,7 @@ def read_parquet(
         true, as their statistics say, aren't fetched. It may look at columns that aren't wanted.
       batch_rows: items are `pyarrow.RecordBatch`es of at most so many rows, each of one row group and >= 1, so the last
         ones of a row group may be fewer; a filter takes rows out of them. None: items are rows, as `to_pylist()` of
-        pyarrow gives them.
+        pyarrow gives them, but for times in nanoseconds: docs/parquet.md.
       name, access: as `read_lines`.
 
     Raises:
@@ -383,7 +383,7 @@ def read_parquet(
 
 
 def from_arrow(data: Any, *, name: str = "items") -> Pipeline[Any]:
-    """Read the rows of a pyarrow Table, RecordBatch or dataset as dicts, as `to_pylist()` gives them.
+    """Read the rows of a pyarrow Table, RecordBatch or dataset as dicts, with the values of `read_parquet`.
 
     A table is read by position, in slices, as by `from_items`; of an Array or a ChunkedArray, items are its values. A
     dataset of Parquet or Arrow files is read as `read_parquet` and `read_arrow` read its files, with its filter.

@@ -6,6 +6,7 @@ A row is what is at a position: a dict of Python values by column, as of `read_p
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -63,7 +64,7 @@ class _ArrowRows(TableRows):
             inside = np.flatnonzero(places == place)
             chunk, local = self._chunks[place], positions[inside] - self._starts[place]
             found = chunk.slice(local[0], len(local)) if (np.diff(local) == 1).all() else chunk.take(local)
-            for at, row in zip(inside.tolist(), found.to_pylist(), strict=True):
+            for at, row in zip(inside.tolist(), _of_arrow(found), strict=True):
                 rows[at] = row
         return rows
 
@@ -71,9 +72,9 @@ class _ArrowRows(TableRows):
 KINDS: dict[tuple[str, str], tuple[str, Callable[[Any, Any], Any]]] = {
     ("pandas", "DataFrame"): (".to_dict('records')", lambda table, wanted: _records(table.iloc[wanted])),
     ("pandas", "Series"): (".tolist()", lambda column, wanted: column.iloc[wanted].tolist()),
-    ("polars", "DataFrame"): (".to_dicts()", lambda table, wanted: table[wanted].to_dicts()),
+    ("polars", "DataFrame"): (".to_dicts()", lambda table, wanted: _of_polars(table[wanted])),
     ("datasets", "Dataset"): (".to_list()", lambda dataset, wanted: _rows_of_columns(dataset[wanted])),
-    ("polars", "Series"): (".to_list()", lambda column, wanted: column[wanted].to_list()),
+    ("polars", "Series"): (".to_list()", lambda column, wanted: _of_polars(column[wanted])),
 }
 """By library and class, a base class's, too: the call that makes a list of all rows, for a message, and what returns
 those that are wanted. All others are pyarrow's."""
@@ -93,6 +94,24 @@ def _values(column: Any) -> list[Any]:
     if (isinstance(column.dtype, np.dtype) and column.dtype.kind in "biufmM") or str(column.dtype) == "str":
         return column.tolist()  # type: ignore[no-any-return]
     return [row[0] for row in column.to_frame(0).to_dict("records")]
+
+
+NANOSECONDS = re.compile(r"time_unit='ns'|\bTime\b")
+"""In a schema or type of polars, whose own Python values are cut to microseconds."""
+
+
+def _of_polars(data: Any) -> list[Any]:
+    """Return the rows of a frame, or the values of a series."""
+    frame = hasattr(data, "to_dicts")
+    if not NANOSECONDS.search(str(getattr(data, "schema" if frame else "dtype", ""))):
+        return data.to_dicts() if frame else data.to_list()  # type: ignore[no-any-return]
+    return _of_arrow(data.to_arrow())
+
+
+def _of_arrow(data: Any) -> list[Any]:
+    from streamline.io.formats.columnar_selection import python_rows, python_values  # imports pyarrow
+
+    return (python_rows if hasattr(data, "schema") else python_values)(data)
 
 
 def _rows_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:

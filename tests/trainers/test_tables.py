@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
@@ -72,6 +75,43 @@ def test_rows_of_pandas_are_the_records_that_it_gives_itself_of_every_type() -> 
         assert [[type(value) for value in row.values()] for row in found] == [
             [type(value) for value in row.values()] for row in own
         ]
+
+
+def test_with_pandas_installed_timestamps_are_what_they_are_without_it(tmp_path: Path) -> None:
+    whole, odd = 1_700_000_000_000_001_000, 1_700_000_000_000_000_123
+    moment = datetime(2023, 11, 14, 22, 13, 20, 1)
+    kinds = {"at": pa.timestamp("ns"), "zone": pa.timestamp("ns", "UTC"), "list": pa.list_(pa.timestamp("ns"))}
+    rows = [{"at": at, "zone": at, "list": [at], "time": 10**9 + at % 10**6, "took": at % 10**9} for at in (whole, odd)]
+    schema = pa.schema([*kinds.items(), ("time", pa.time64("ns")), ("took", pa.duration("ns"))])
+    table = pa.Table.from_pylist(rows, schema)
+    pq.write_table(table, tmp_path / "a.parquet")
+    late = [datetime(9999, 12, 31, 23, 59, 59), datetime(1000, 1, 1), datetime(2262, 4, 12)]
+    pq.write_table(pa.table({"at": late}), tmp_path / "b.parquet", use_deprecated_int96_timestamps=True)
+    exact = np.datetime64(odd, "ns")
+    expected = [
+        {
+            "at": moment,
+            "zone": moment.replace(tzinfo=UTC),
+            "list": [moment],
+            "time": time(0, 0, 1, 1),
+            "took": timedelta(microseconds=1),
+        },
+        {
+            "at": exact,
+            "zone": exact,
+            "list": [exact],
+            "time": np.timedelta64(1_000_000_123, "ns"),
+            "took": np.timedelta64(123, "ns"),
+        },
+    ]
+    for pipe in (sl.read_parquet(tmp_path / "a.parquet"), sl.from_items(table), sl.from_items(pl.from_arrow(table))):
+        found = list(pipe)
+        assert found == expected
+        assert [[type(value) for value in row.values()] for row in found] == [
+            [type(value) for value in row.values()] for row in expected
+        ]
+    assert list(sl.from_items(pl.from_arrow(table)["list"])) == [row["list"] for row in expected]
+    assert [row["at"] for row in sl.read_parquet(tmp_path / "b.parquet")] == late
 
 
 def test_labels_of_columns_are_keys_as_they_are_and_a_second_one_is_refused() -> None:

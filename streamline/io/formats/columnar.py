@@ -335,13 +335,15 @@ class GroupReader:
 
 def _rows(batch: Any) -> tuple[list[Any], Exception | None]:
     """Return the rows of a batch up to the first of which a value can't be made a Python object, and why."""
+    from streamline.io.formats.columnar_selection import python_rows  # imports pyarrow
+
     try:
-        return batch.to_pylist(), None
+        return python_rows(batch), None
     except Exception:
         rows: list[Any] = []
         for index in range(batch.num_rows):
             try:
-                rows += batch.slice(index, 1).to_pylist()
+                rows += python_rows(batch.slice(index, 1))
             except Exception as error:
                 return rows, error
         return rows, None

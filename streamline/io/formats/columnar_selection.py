@@ -1,4 +1,7 @@
-"""What is wanted of a file of columns: which of them, and which rows. Imports pyarrow: keep it out of the loop."""
+"""What is wanted of a file of columns: which of them, which rows, and these as Python's values.
+
+Imports pyarrow: keep it out of the loop.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,43 @@ def _filtered(batch: Any, expression: Any) -> tuple[Any, list[int]]:
         return batch, rows
     found = table.drop_columns([ROW]).combine_chunks().to_batches()
     return (found[0] if found else batch.slice(0, 0)), rows
+
+
+def python_rows(batch: Any) -> list[dict[str, Any]]:
+    """Return a record batch, or a table, as `to_pylist()` does, with values as `python_values`."""
+    names, columns = batch.schema.names, map(python_values, batch.columns)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] or batch.to_pylist()
+
+
+def python_values(array: Any) -> list[Any]:
+    """Return a pyarrow array as `to_pylist()` does, but for nanoseconds, whose types there depend on pandas.
+
+    Whole microseconds are a `datetime`, `timedelta` or `time`; else it is a `numpy.datetime64`, of UTC where there is a
+    time zone, or a `numpy.timedelta64`, of a time of day since midnight.
+    """
+    kind = array.type
+    if "[ns" not in str(getattr(kind, "storage_type", kind)):
+        return array.to_pylist()  # type: ignore[no-any-return]
+    if pa.types.is_struct(kind):
+        names, columns = [field.name for field in kind], map(python_values, array.flatten())
+        rows = zip(array.is_valid().to_pylist(), zip(*columns, strict=True), strict=True)
+        return [dict(zip(names, row, strict=True)) if valid else None for valid, row in rows]
+    if getattr(kind, "unit", None) != "ns":
+        return [_of_container(value) for value in array]
+    moments = pa.types.is_timestamp(kind)
+    spans = pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
+    whole, exact = (pa.timestamp("us", kind.tz), np.datetime64) if moments else (spans, np.timedelta64)
+    both = zip(array.cast(pa.int64()).to_pylist(), array.cast(whole, safe=False).to_pylist(), strict=True)
+    return [exact(number, "ns") if number is not None and number % 1000 else short for number, short in both]
+
+
+def _of_container(scalar: Any) -> Any:
+    if isinstance(scalar, pa.MapScalar) and scalar.is_valid:
+        return list(zip(*map(python_values, scalar.values.flatten()), strict=True))
+    if isinstance(scalar, pa.ListScalar) and scalar.is_valid:
+        return python_values(scalar.values)
+    value = getattr(scalar, "value", None)  # of a dictionary, an extension type
+    return python_values(pa.array([value], value.type))[0] if isinstance(value, pa.Scalar) else scalar.as_py()
 
 
 def named(path: str, schema: Any, leaves: Sequence[str], columns: Sequence[str] | None) -> list[str]:

@@ -58,6 +58,7 @@ class ParquetTable:
                 buffer_size=BUFFER_BYTES if file.local else 0,
                 pre_buffer=False,
                 page_checksum_verification=True,
+                coerce_int96_timestamp_unit="us",  # in nanoseconds, years before 1678 and after 2261 would be others
             )
             self._selection = self._selected(format)
             self.groups = self._groups(format, file.part, first)
@@ -129,7 +130,8 @@ class ParquetTable:
         every = range(self._file.metadata.num_row_groups)
         if format.predicate is None or not every:
             return set(every)
-        fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(self._footer))
+        parquet = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # as above
+        fragment = parquet.make_fragment(pa.BufferReader(self._footer))
         subset = fragment.subset(filter=self._selection.expression, schema=self._file.schema_arrow)
         return {group.id for group in subset.row_groups}
 

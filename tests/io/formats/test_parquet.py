@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from anyio import to_thread
@@ -27,6 +28,7 @@ import streamline as sl
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError
 from streamline.io.formats import columnar as arrow_format
 from streamline.io.formats import columnar as arrow_items
+from streamline.io.formats.columnar_selection import python_values
 from streamline.io.formats.sparse_file import SparseFile
 from streamline.testing.checks import check_resume
 from tests.laws.profile import examples
@@ -175,6 +177,88 @@ def test_rows_are_what_pyarrow_makes_of_them(tmp_path: Path) -> None:
     expected = pq.ParquetFile(tmp_path / "a.parquet").read().to_pylist()
     assert rows_of(sl.read_parquet(tmp_path / "a.parquet")) == expected
     assert expected[0]["price"] == decimal.Decimal("1.50")
+
+
+MOMENTS = [
+    datetime.datetime(9999, 12, 31, 23, 59, 59),
+    datetime.datetime(1000, 1, 1),
+    datetime.datetime(2262, 4, 12),
+    None,
+    datetime.datetime(2024, 2, 29, 1, 2, 3, 4),
+]
+
+
+def test_timestamps_of_spark_are_the_dates_that_they_are(tmp_path: Path) -> None:
+    rows = [{"at": moment, "in": [{"at": moment}], "id": n} for n, moment in enumerate(MOMENTS)]
+    within = pa.list_(pa.struct([("at", pa.timestamp("us"))]))
+    data = pa.Table.from_pylist(rows, pa.schema([("at", pa.timestamp("us")), ("in", within), ("id", pa.int64())]))
+    path = tmp_path / "a.parquet"
+    pq.write_table(data, path, use_deprecated_int96_timestamps=True, row_group_size=2)
+    assert pq.read_schema(path).field("at").type == pa.timestamp("ns")  # it was written as INT96
+    assert rows_of(sl.read_parquet(path)) == rows
+    assert [row for batch in sl.read_parquet(path, batch_rows=2) for row in batch.to_pylist()] == rows
+    for bound, ids in ((datetime.datetime(2300, 1, 1), [0]), (datetime.datetime(1500, 1, 1), [0, 2, 4])):
+        assert [row["id"] for row in sl.read_parquet(path, columns=["id"], filter=pc.field("at") > bound)] == ids
+
+
+SHORT, FINE = 1_700_000_000_000_001_000, 1_700_000_000_000_000_123
+MOMENT = datetime.datetime(2023, 11, 14, 22, 13, 20, 1)
+TIMES: list[tuple[Any, Any, Any]] = [
+    (pa.timestamp("ns"), MOMENT, np.datetime64(FINE, "ns")),
+    (pa.timestamp("ns", "+01:00"), MOMENT.replace(tzinfo=datetime.UTC), np.datetime64(FINE, "ns")),
+    (pa.duration("ns"), datetime.timedelta(days=19675, seconds=80000, microseconds=1), np.timedelta64(FINE, "ns")),
+    (pa.time64("ns"), datetime.time(0, 0, 1, 1), np.timedelta64(1_000_000_123, "ns")),
+]
+CONTAINERS: dict[str, Any] = {
+    "plain": (lambda kind: kind, lambda value: value),
+    "list": (pa.list_, lambda value: [value]),
+    "fixed list": (lambda kind: pa.list_(kind, 1), lambda value: [value]),
+    "struct": (lambda kind: pa.struct([("a", kind), ("b", pa.list_(kind))]), lambda value: {"a": value, "b": [value]}),
+    "map": (lambda kind: pa.map_(pa.string(), kind), lambda value: [("k", value)]),
+    "dictionary": (None, lambda value: value),
+}
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("time", range(len(TIMES)))
+def test_nanoseconds_are_python_times_where_exact_and_numpy_s_elsewhere(container: str, time: int) -> None:
+    """With pandas installed (tests/trainers) and without: pyarrow's own values are pandas', cut, or an error."""
+    kind, short, exact = TIMES[time]
+    of_type, of_value = CONTAINERS[container]
+    numbers = pa.array([SHORT, FINE] if kind != pa.time64("ns") else [1_000_001_000, 1_000_000_123], kind)
+    if of_type is None:
+        column = pa.DictionaryArray.from_arrays(pa.array([0, 1, None]), numbers)
+    else:
+        column = pa.array([*map(of_value, numbers), None], of_type(kind))
+    found = python_values(column)
+    assert found == [of_value(short), of_value(exact), None]
+    (back,) = (python_values(part) for part in [column.slice(1)])
+    assert back == found[1:]
+    if container == "plain":
+        assert [type(value) for value in found] == [type(short), type(exact), type(None)]
+        assert found[0] == short
+        assert getattr(found[0], "utcoffset", lambda: None)() == (datetime.timedelta(hours=1) if time == 1 else None)
+
+
+def test_rows_of_nanoseconds_are_the_same_in_every_file_and_resume(tmp_path: Path) -> None:
+    columns = {f"c{n}": pa.array([0, 1000, 1234, None], kind) for n, (kind, _, _) in enumerate(TIMES)}
+    data = pa.table({**columns, "id": range(4)})
+    pq.write_table(data, tmp_path / "a.parquet", row_group_size=3)
+    pa.feather.write_feather(data, tmp_path / "a.feather")
+    rows = rows_of(sl.read_parquet(tmp_path / "a.parquet"))
+    assert rows[2]["c0"] == np.datetime64(1234, "ns")
+    assert rows[1] == {
+        "c0": datetime.datetime(1970, 1, 1, 0, 0, 0, 1),
+        "c1": datetime.datetime(1970, 1, 1, 0, 0, 0, 1, datetime.UTC),
+        "c2": datetime.timedelta(microseconds=1),
+        "c3": datetime.time(0, 0, 0, 1),
+        "id": 1,
+    }
+    assert (
+        rows == rows_of(sl.read_arrow(tmp_path / "a.feather")) == list(sl.from_arrow(data)) == list(sl.from_items(data))
+    )
+    assert list(sl.from_items(data["c0"])) == [row["c0"] for row in rows]
+    check_resume(sl.read_parquet(tmp_path / "a.parquet"))
 
 
 @pytest.mark.parametrize("options", [{"columns": ["point.name", "id"]}, {"columns": ["boxes.list.element.of"]}])
