@@ -524,7 +524,7 @@ class Pipeline(Openable[T]):
 
         Args:
           length: tokens in a block; the last one is padded with 0.
-          key: of the field with the tokens, where items are dicts; what else is in them is left out.
+          key: of the field with the tokens, where items are dicts; what else is in them is left out, with a warning.
           eos: a token that is put after each document that has any.
           drop_remainder: leave out the last block if it isn't full.
         """

@@ -34,4 +34,10 @@ else:
     np, loaded_np = ModuleType("numpy"), ModuleType("numpy")
     np.__getattr__, loaded_np.__getattr__ = _imported, _loaded
 
-__all__ = ["loaded_np", "np"]
+
+def has_more(kind: type) -> bool:
+    """Whether arrays of a class have more than their values, a mask or a unit, which a plain array would lose."""
+    return issubclass(kind, loaded_np.ndarray) and kind not in (np.ndarray, np.memmap)
+
+
+__all__ = ["has_more", "loaded_np", "np"]

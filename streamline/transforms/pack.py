@@ -8,6 +8,7 @@ Documents are concatenated a list at a time; the segments and positions of its b
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import msgspec
 from streamline.core.blame import blame
 from streamline.core.counters import HoldTimer
 from streamline.core.flow import LIST_ITEMS, Chunk, Lists, Run
-from streamline.core.lazy_numpy import loaded_np, np
+from streamline.core.lazy_numpy import has_more, loaded_np, np
 from streamline.core.options import check_flag, check_int, given
 from streamline.core.pace import Pace
 from streamline.core.place import Place, lent
@@ -134,7 +135,8 @@ class Pack(Stage[Any, Block]):
         if isinstance(found, list | tuple) and not found:
             return None
         try:
-            array = np.asarray(found) if not isinstance(found, Mapping | str | bytes) else None
+            plain = not (isinstance(found, Mapping | str | bytes) or has_more(type(found)))
+            array = np.asarray(found) if plain else None
         except ValueError:  # lists of several lengths
             array = None
         if array is None or array.ndim != 1 or array.dtype.kind not in "iu":
@@ -250,7 +252,11 @@ class _OpenDocuments:
 
     def _checked(self, item: Any) -> Tokens | None:
         """Return the tokens of an item; checks that they have the dtype of those before."""
-        tokens = self._stage.tokens(item)
+        tokens, key = self._stage.tokens(item), self._stage.key
+        if key is not None and not self._count and (others := [repr(name) for name in item if name != key]):
+            way = f"if this is right, .map(lambda item: item[{key!r}]) before it, and no key="
+            text = f".pack(key={key!r}) leaves out {', '.join(others)} of each item, which no block has: {way}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         if tokens is None or tokens.dtype == self._seen:
             return tokens
         dtype = tokens.dtype

@@ -83,8 +83,17 @@ def test_a_resume_reads_one_document_again_and_no_more() -> None:
 
 
 def test_documents_in_a_field_of_dicts() -> None:
-    pipe = sl.from_items([{"ids": [1, 2], "text": "a"}, {"ids": (3,), "text": "b"}]).pack(2, "ids")
+    pipe = sl.from_items([{"ids": [1, 2]}, {"ids": (3,)}]).pack(2, "ids")
     assert lists(pipe) == [[[1, 2], [1, 1], [0, 1]], [[3, 0], [1, 0], [0, 0]]]
+
+
+def test_fields_that_no_block_has_are_named_in_one_warning() -> None:
+    items = [{"labels": [0, 1], "ids": [1, 2], "text": "a"}, {"labels": [5], "ids": [3], "text": "b"}]
+    match = r"\.pack\(key='ids'\) leaves out 'labels', 'text' of each item, which no block has: if this is right, "
+    with pytest.warns(RuntimeWarning, match=match) as told:
+        assert lists(sl.from_items(items).pack(2, "ids")) == [[[1, 2], [1, 1], [0, 1]], [[3, 0], [1, 0], [0, 0]]]
+    assert len(told) == 1
+    assert lists(sl.from_items(items).map(lambda item: item["ids"]).pack(2))
 
 
 @pytest.mark.parametrize(
@@ -96,6 +105,7 @@ def test_documents_in_a_field_of_dicts() -> None:
         ([[1], [2, 3]], None, "got a ragged list"),
         (np.zeros((2, 3), int), None, r"got an array of int64, shape \(2, 3\)"),
         (np.zeros(2, np.float32), None, r"an array of float32, shape \(2,\)"),
+        (np.ma.array([1, 2], mask=[False, True]), None, r"got a MaskedArray of int64, shape \(2,\)"),
         ({"ids": [1]}, None, r"got a dict: say which field with \.pack\(key=\)"),
         ({"ids": [1]}, "tokens", r"expected a dict with 'tokens', as \.pack\(key=\) says, got one of 'ids'"),
         ([1], "tokens", "expected a dict with 'tokens'"),
