@@ -18,7 +18,7 @@ from collections.abc import Callable
 from io import BytesIO
 from typing import Any, NamedTuple, TypeAlias
 
-from streamline.core.lazy_numpy import loaded_np, np
+from streamline.core.lazy_numpy import has_more, loaded_np, np
 from streamline.core.state import Json
 from streamline.errors import DataError, JournalError, PlanTypeError
 
@@ -48,7 +48,8 @@ def pack(value: Any, buffers: list[Buffer], writer: str) -> Json:
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
-    if isinstance(value, loaded_np.ndarray | loaded_np.generic) and not value.dtype.hasobject:
+    plain = isinstance(value, loaded_np.ndarray | loaded_np.generic) and not has_more(kind)
+    if plain and not value.dtype.hasobject:
         buffers.append(value)
         descr = np.lib.format.dtype_to_descr(value.dtype)
         return ["a" if isinstance(value, np.ndarray) else "n", descr, list(value.shape)]
@@ -59,7 +60,7 @@ def pack(value: Any, buffers: list[Buffer], writer: str) -> Json:
         return ["l" if kind is list else "t", [pack(part, buffers, writer) for part in value]]
     if kind is dict and all(key is None or type(key) in (bool, int, float, str) for key in value):
         return ["d", list(value), [pack(part, buffers, writer) for part in value.values()]]
-    what = f"an array of {value.dtype}" if isinstance(value, loaded_np.ndarray) else kind.__name__
+    what = f"an array of {value.dtype}" if kind is loaded_np.ndarray else kind.__name__
     raise DataError(
         f"{writer} writes down numbers, strings, bytes, NumPy arrays, and lists, tuples and dicts of them; got {what}: "
         f"turn it into one of them in a .map before {writer.partition('(')[0]}, and back after it"

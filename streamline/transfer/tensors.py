@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from streamline.core.lazy_numpy import np
+from streamline.core.lazy_numpy import has_more, np
 from streamline.errors import DataError
 
 USER_DEFINED = 256
@@ -36,13 +36,10 @@ def _dtype(torch: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def check_array(array: np.ndarray[Any, Any], where: str) -> None:
-    """Check that an array has no mask.
-
-    Raises:
-      DataError: it has one.
-    """
-    if isinstance(array, np.ma.MaskedArray):
-        raise DataError(f"{where}: a masked array would lose its mask on the way: .filled() it in a .map before")
+    """Raise a DataError if an array has a mask, or a unit, say."""
+    if has_more(type(array)):
+        what = f"a {type(array).__name__} would lose its mask, or what else it has beside values, on the way"
+        raise DataError(f"{where}: {what}: .filled() or np.asarray it in a .map before")
 
 
 def is_plain(array: np.ndarray[Any, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
@@ -10,7 +11,7 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 from streamline.core.blame import saved_as, stage_name
-from streamline.core.lazy_numpy import loaded_np, np
+from streamline.core.lazy_numpy import has_more, loaded_np, np
 from streamline.core.place import Place
 from streamline.core.tree import field_names, parts_of, with_parts
 from streamline.errors import DataError, PlanTypeError
@@ -40,14 +41,14 @@ def stack(items: list[Any], place: Place | None = None) -> Any:
     Raises:
       DataError: shapes, types, keys or lengths differ; the message shows them, and the part.
     """
-    return _batch(items, _holds_tensor(items[0]), place)
+    return _stack(items, _holds_tensor(items[0]), place)
 
 
 @saved_as("stack_tensors")
 def stack_tensors(items: list[Any], place: Place | None = None) -> Any:
     """Return the same, of tensors throughout. Imports torch."""
     import_module("torch")
-    return _batch(items, True, place)
+    return _stack(items, True, place)
 
 
 def shown_collate(collate: Callable[[list[Any]], Any]) -> list[str]:
@@ -58,62 +59,75 @@ def shown_collate(collate: Callable[[list[Any]], Any]) -> list[str]:
     return [f"collate={names.get(collate) or stage_name(collate)}"]
 
 
-class _UnlikeError(Exception):
-    """Parts that can't be stacked.
-
-    Attributes:
-      path: where they are in an item: "['image'][0]".
-    """
-
-    def __init__(self, what: str, found: str, way: str) -> None:
-        self.what, self.found, self.way, self.path = what, found, way, ""
+WAY_OUT = " in a .map before .batch, or keep them apart with .batch(collate=None)"
 
 
-def _batch(items: list[Any], tensors: bool, place: Place | None) -> Any:
-    try:
-        return _stack(items, tensors, place)
-    except _UnlikeError as error:
-        where = f" at item{error.path}" if error.path else ""
-        raise DataError(f"a batch needs {error.what}{where}, got {error.found}{error.way}") from error.__cause__
+def _unlike(where: str, what: str, found: str, way: str = "") -> DataError:
+    """Return the error of items that can't be stacked, `where` in an item: "['image'][0]"."""
+    return DataError(f"a batch needs {what}{where and f' at item{where}'}, got {found}{way}")
 
 
-def _stack(items: list[Any], tensors: bool, place: Place | None) -> Any:
+def _stack(items: list[Any], tensors: bool, place: Place | None, where: str = "") -> Any:
     first, types = items[0], set(map(type, items))
     if len(types) > 1:
         tensors = tensors or any(map(_is_tensor, items))
-        _check_types(items)
-        if tensors and any(map(_is_tensor, items)):
-            return _stacked(sys.modules["torch"].stack, [sys.modules["torch"].as_tensor(item) for item in items])
+        _check_types(items, where)
+    if tensors and any(map(has_more, types)):
+        raise _unlike(where, "plain arrays for tensors", _names(items), f": .filled() or np.asarray them{WAY_OUT}")
+    if len(types) > 1 and any(map(_is_tensor, items)):
+        torch = sys.modules["torch"]
+        return _stacked(lambda mixed: torch.stack([torch.as_tensor(item) for item in mixed]), items, where)
     if isinstance(first, bool | int | float | complex | loaded_np.ndarray | loaded_np.generic):
-        stack_all = np.stack if isinstance(first, np.ndarray) else np.asarray  # of numbers 10 x as fast
-        made = _stacked(partial(_stack_arrays, place=place) if types == {np.ndarray} else stack_all, items)
+        made = _stacked(partial(_stack_values, types=types, place=place, where=where), items, where)
         return _tensor_of(made) if tensors else made
     if _is_tensor(first):
         torch = sys.modules["torch"]
-        return _stacked(partial(_stack_tensors, place=place) if types == {torch.Tensor} else torch.stack, items)
-    if isinstance(first, Mapping) and _alike(items, lambda item: sorted(item, key=str)):
-        return {key: _part([item[key] for item in items], tensors, place, "[{!r}]", key) for key in first}
-    if isinstance(first, tuple) and _alike(items, len):
-        names = getattr(first, "_fields", None)
-        columns = [
-            _part(list(column), tensors, place, "[{}]" if names is None else ".{}", at if names is None else names[at])
-            for at, column in enumerate(zip(*items, strict=True))
-        ]
-        return tuple(columns) if names is None else type(first)(*columns)
+        stack_all = partial(_stack_tensors, place=place) if types == {torch.Tensor} else torch.stack
+        return _stacked(stack_all, items, where)
+    if isinstance(first, Mapping) and _alike(items, lambda item: sorted(item, key=str), where):
+        return {key: _stack([item[key] for item in items], tensors, place, f"{where}[{key!r}]") for key in first}
+    if isinstance(first, tuple) and _alike(items, len, where):
+        named = hasattr(first, "_fields")
+        parts = [(f".{name}" if named else f"[{name}]") for name in getattr(first, "_fields", range(len(first)))]
+        columns = zip(parts, zip(*items, strict=True), strict=True)
+        made = [_stack(list(column), tensors, place, where + part) for part, column in columns]
+        return type(first)(*made) if named else tuple(made)
     if names := field_names(first):
+        fields = {name: [getattr(item, name) for item in items] for name in names}
         return with_parts(
-            first, {name: _part([getattr(item, name) for item in items], tensors, place, ".{}", name) for name in names}
+            first, {name: _stack(column, tensors, place, f"{where}.{name}") for name, column in fields.items()}
         )
     return items  # also what has no parts: a batch of them would not know how many they were
 
 
-def _part(items: list[Any], tensors: bool, place: Place | None, shown: str, key: object) -> Any:
-    """Return a part of the batch; a failure is told with its place."""
-    try:
-        return _stack(items, tensors, place)
-    except _UnlikeError as error:
-        error.path = shown.format(key) + error.path
-        raise
+def _stack_values(items: list[Any], types: set[type], place: Place | None, where: str) -> Array:
+    """Return numbers or arrays as one array, exactly: of integers beyond int64, NumPy would make floats or objects."""
+    if masks := any(map(has_more, types)):
+        made = _stack_subclass(items, types, where)
+    elif types == {np.ndarray}:
+        made = _stack_arrays(items, place)
+    else:
+        made = (np.stack if isinstance(items[0], np.ndarray) else np.asarray)(items)  # of numbers 10 x as fast
+    if made.dtype.kind in "fO" and all(isinstance(item, int) or np.asarray(item).dtype.kind in "biu" for item in items):
+        bounds = [int(bound) for item in items if np.ma.count(item) for bound in (np.min(item), np.max(item))]
+        if min(bounds, default=0) < 0 or max(bounds, default=0) >= 2**64:
+            what = "integers of int64, or of uint64 where none is negative,"
+            raise _unlike(where, what, f"{min(bounds)} and {max(bounds)}", f": make them floats or texts{WAY_OUT}")
+        made = (np.ma if masks else np).stack([np.asanyarray(item, np.uint64) for item in items])
+    if made.dtype == np.uint64 and any(getattr(item, "dtype", None) != np.uint64 for item in items):
+        what = f"a batch has uint64{where and f' at item{where}'}, and batches of smaller integers int64"
+        warnings.warn(f"{what}: make them np.uint64 in a .map before .batch", RuntimeWarning, stacklevel=2)
+    return made
+
+
+def _stack_subclass(items: list[Any], types: set[type], where: str) -> Array:
+    """Return masked arrays, or those of a class that says itself how they are stacked, as one; never as a plain one."""
+    masks = {kind for kind in types if issubclass(kind, np.ma.MaskedArray) and kind is not type(np.ma.masked)}
+    if not any(map(has_more, types - masks)):
+        return np.ma.stack(items)
+    if len(types) == 1 and type(items[0]).__array_function__ is not np.ndarray.__array_function__:
+        return np.stack(items)
+    raise _unlike(where, "plain or masked arrays", _names(items), f": .filled() or np.asarray them{WAY_OUT}")
 
 
 PAGE_BYTES = 4096
@@ -219,15 +233,17 @@ def _rows(columns: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
     return zip(*(unstack(column) for column in columns), strict=True)
 
 
-def _stacked(stack_all: Callable[[list[Any]], Any], items: list[Any]) -> Any:
+def _stacked(stack_all: Callable[[list[Any]], Any], items: list[Any], where: str) -> Any:
     try:
         return stack_all(items)
-    except (ValueError, RuntimeError) as error:  # NumPy's, torch's
+    except DataError:
+        raise
+    except (ValueError, RuntimeError, TypeError) as error:  # NumPy's, torch's
         shapes = sorted({str(tuple(np.shape(item))) for item in items})
         if len(shapes) == 1:
+            error.add_note(f"in a batch of {_names(items)}{where and f' at item{where}'}")
             raise
-        way = ": pad or crop them in a .map before .batch, or keep them apart with .batch(collate=None)"
-        raise _UnlikeError("arrays of one shape", ", ".join(shapes), way) from error
+        raise _unlike(where, "arrays of one shape", ", ".join(shapes), f": pad or crop them{WAY_OUT}") from error
 
 
 def _tensor_of(array: Any) -> Any:
@@ -250,24 +266,24 @@ def _holds_tensor(item: Any) -> bool:
     return _is_tensor(item) or any(_holds_tensor(part) for _, part in parts)
 
 
-def _alike(items: list[Any], shape: Callable[[Any], Any]) -> Any:
+def _alike(items: list[Any], shape: Callable[[Any], Any], where: str) -> Any:
     """Return what `shape` says of all items."""
     found = [shape(item) for item in items]
     for other in found:
         if other != found[0]:
-            raise _UnlikeError("items of one structure", f"{found[0]} and {other}", "")
+            raise _unlike(where, "items of one structure", f"{found[0]} and {other}")
     return found[0]
 
 
-def _check_types(items: list[Any]) -> None:
+def _check_types(items: list[Any], where: str) -> None:
     """Insist that all items are stacked in the same way: [1, None] would be an array of objects, [None, 1] a list."""
     kinds = set(map(_type_of, items))
-    if kinds <= {"array", "tensor"}:
-        return
-    if len(kinds) > 1:
-        types = ", ".join(dict.fromkeys(type(item).__name__ for item in items))
-        way = ": make them alike in a .map before .batch, or keep them apart with .batch(collate=None)"
-        raise _UnlikeError("items of one type", types, way)
+    if len(kinds) > 1 and not kinds <= {"array", "tensor"}:
+        raise _unlike(where, "items of one type", _names(items), f": make them alike{WAY_OUT}")
+
+
+def _names(items: list[Any]) -> str:
+    return ", ".join(dict.fromkeys(type(item).__name__ for item in items))
 
 
 def _type_of(item: Any) -> object:

@@ -288,9 +288,7 @@ class _ExampleParser:
         lists = {entry.key: entry.value.feature for entry in parsed.feature_lists.feature_list}
         wanted = dict.fromkeys(sorted({**features, **lists}), (-1,)) if self.shapes is None else dict(self.shapes)
         if twice := features.keys() & lists.keys() & wanted.keys():
-            raise ValueError(
-                f"{min(twice)!r} is both a feature of the context and a feature list: expected one of them"
-            )
+            raise ValueError(f"{min(twice)!r} is a feature of the context and a feature list: expected one of them")
         steps = {name: lists[name] if name in lists else [features.get(name)] for name in wanted}
         made = {name: [_values(name, step, wanted[name]) for step in steps[name]] for name in wanted}
         return {name: found if name in lists else found[0] for name, found in made.items()}
@@ -325,10 +323,9 @@ def _of_bytes(name: str, values: list[bytes], shape: tuple[int, ...]) -> Any:
 
 @cache
 def _example_message() -> tuple[Any, type[Exception]]:
-    """Return a message class that reads tf.train.Example and SequenceExample, and what parsing may raise.
+    """Return what reads an Example and a SequenceExample (tensorflow/core/example/example.proto), and may be raised.
 
-    Their first fields, `features` and `context`, are the same bytes (tensorflow/core/example/example.proto), and so are
-    a map and a list of its entries.
+    On the wire their first fields, `features` and `context`, are the same, and so are a map and a list of entries.
     """
     from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from streamline.core.flow import Site
-from streamline.core.lazy_numpy import loaded_np, np
+from streamline.core.lazy_numpy import has_more, loaded_np, np
 from streamline.core.place import Place, lent
 from streamline.core.state import HeldSince, Json, Over, State, Tree
 from streamline.errors import DataError
@@ -286,7 +286,7 @@ def part(block: Any, start: int) -> Any:
 
 
 def _form_of(block: Any, columns: list[Array]) -> Form:
-    if isinstance(block, loaded_np.ndarray) and block.ndim:
+    if isinstance(block, loaded_np.ndarray) and block.ndim and not has_more(type(block)):
         columns.append(block)
         return "array", block.dtype, block.shape[1:]
     if isinstance(block, dict):

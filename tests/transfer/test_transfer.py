@@ -211,7 +211,7 @@ def test_arrays_that_torch_does_not_know_are_refused_with_their_place(
     with pytest.raises(DataError, match=rf"batch\['rows'\]\[1\]: torch has no dtype for .* of .*({what})") as caught:
         list(sl.from_items([{"rows": [1, array]}]).transfer(device))
     assert "at batch['rows'][1]" not in "".join(caught.value.__notes__), "the place is told twice"
-    with pytest.raises(DataError, match=r"batch: a masked array would lose its mask"):
+    with pytest.raises(DataError, match=r"batch: a MaskedArray would lose its mask"):
         list(sl.from_items([np.ma.masked_array([1, 2], [True, False])]).transfer(device))
 
 

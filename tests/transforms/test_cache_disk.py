@@ -339,6 +339,8 @@ def test_a_bound_holds_on_disk(tmp_path: Path) -> None:
 def test_what_cannot_be_kept_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"\.cache\(path=\) writes down .* got object: turn it .* before \.cache"):
         list(sl.from_items(range(3)).map(lambda n: object()).cache(path=tmp_path))
+    with pytest.raises(DataError, match=r"writes down .* NumPy arrays, .* got MaskedArray: turn it"):
+        list(sl.from_items([np.ma.array([1, 2], mask=[True, False])]).cache(path=tmp_path))
     (tmp_path / "file").write_text("")
     with pytest.raises(ReadError, match=r"can't look into .*name a folder"):
         list(sl.from_items(range(3)).cache(path=tmp_path / "file"))

@@ -292,7 +292,7 @@ def test_a_sequence_example_has_its_feature_lists_too() -> None:
 
 def test_a_name_of_both_parts_of_a_sequence_example_is_refused() -> None:
     twice = sequence(message(a=[1], b=[2]), a=[message(x=[1])])
-    with pytest.raises(ValueError, match=r"'a' is both a feature of the context and a feature list"):
+    with pytest.raises(ValueError, match=r"'a' is a feature of the context and a feature list"):
         sl.decode.example()(twice)
     assert sl.decode.example({"b": ()})(twice) == {"b": 2}
 

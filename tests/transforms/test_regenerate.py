@@ -272,6 +272,7 @@ def test_a_block_that_is_larger_than_a_cycle_is_served_over_several() -> None:
         ([{"a": np.zeros(2), "b": np.zeros(3)}], "as many rows in each array, got 2, 3"),
         ([np.zeros((2, 3)), np.zeros((2, 4))], "blocks that are alike"),
         ([{}], "got no array"),
+        ([{"a": np.ma.array([1, 2], mask=[True, False])}], "got MaskedArray"),
     ],
 )
 def test_what_is_no_block_is_an_error(items: list[Any], message: str) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import msgspec
 
-from streamline.core.lazy_numpy import loaded_np, np
+from streamline.core.lazy_numpy import has_more, loaded_np, np
 from streamline.core.options import given
 from streamline.core.state import Json
 from streamline.core.text import said
@@ -223,9 +223,10 @@ class _JsonLines(Encoder):
 def _plain(value: Any) -> Any:
     """Return what msgspec doesn't know as what it knows."""
     if isinstance(value, loaded_np.generic):
-        return value.item()
+        found = value.item()  # of nanoseconds, a number of them
+        return str(value) if value.dtype.kind in "mM" and isinstance(found, int) else found
     if isinstance(value, loaded_np.ndarray):
-        return value.tolist()
+        return value.tolist() if value.dtype.kind not in "mM" else list(value)
     raise TypeError(f"JSON has no word for a {type(value).__module__}.{type(value).__qualname__}: .map it to one")
 
 
@@ -331,8 +332,9 @@ class _NpyRows(Encoder):
         self._count = self._size = self._written = 0
 
     def add(self, item: Any) -> int:
-        if not isinstance(item, loaded_np.ndarray | loaded_np.generic | bool | int | float | complex):
-            raise UnwritableItemError("expected a NumPy array or a number: .map it to one")
+        kinds = loaded_np.ndarray | loaded_np.generic | bool | int | float | complex
+        if not isinstance(item, kinds) or has_more(type(item)):
+            raise UnwritableItemError("expected a plain NumPy array or a number: .map it to one")
         row = np.asarray(item)
         if row.dtype.hasobject:
             raise UnwritableItemError("it is of Python objects, which npy files keep as pickles: .map it to numbers")
@@ -503,6 +505,9 @@ class _ParquetRows(Encoder):
                 odd := {key for name, kind in self._nested.items() for key in _lost(row[name], kind, name)}
             ):
                 raise UnwritableItemError(_odd(odd, names), len(rows) - 1 - at)
+        if odd := {*filter(has_more, {type(value) for row in rows for value in row.values()})}:
+            ago = next(ago for ago, row in enumerate(reversed(rows)) if odd & {*map(type, row.values())})
+            raise UnwritableItemError("it holds a masked array, or one of another class: .filled() it", ago)
         try:
             batch = pa.RecordBatch.from_pylist(rows, schema=self._schema)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

@@ -184,6 +184,16 @@ def test_values_of_numpy_become_json(tmp_path: Path) -> None:
     assert list(sl.read_jsonl(tmp_path)) == [{"a": [0, 1], "b": 0.5, "c": True, "d": [1, None]}]
 
 
+def test_times_in_nanoseconds_become_text_and_no_bare_number(tmp_path: Path) -> None:
+    times = np.array([1_700_000_000_000_000_123, 0], "M8[ns]")
+    took = np.timedelta64(123, "ns")
+    sl.from_items([{"a": times, "b": times[0], "c": took, "d": times[1].astype("M8[us]")}]).write(tmp_path)
+    texts = ["2023-11-14T22:13:20.000000123", "1970-01-01T00:00:00.000000000"]
+    assert list(sl.read_jsonl(tmp_path)) == [
+        {"a": texts, "b": texts[0], "c": "123 nanoseconds", "d": "1970-01-01T00:00:00"}
+    ]
+
+
 def test_no_items_make_no_shards_and_an_empty_pipeline(tmp_path: Path) -> None:
     for name in ("jsonl", "npy", "parquet", "tar"):
         written = sl.from_items(range(0)).write(tmp_path / name, cast("Any", name))
@@ -208,7 +218,9 @@ SAMPLES = [{"__key__": "a", "x": b""}, {"__key__": "b", "x": b""}]
         ("jsonl", [1, 2, {frozenset([NAN, 1.0]): 1}], "item 3 "),
         ("npy", [np.zeros(2), np.zeros(2), np.zeros(3)], r"item 3 .*shape \(2,\) of float64.*got shape \(3,\)"),
         ("npy", [np.zeros(2), np.zeros(2), np.zeros(2, int)], "item 3 .*of float64.*of int64"),
-        ("npy", [0, 1, "x"], "item 3 .*type str.*expected a NumPy array"),
+        ("npy", [0, 1, "x"], "item 3 .*type str.*expected a plain NumPy array"),
+        ("npy", [0, 1, np.ma.array([1])], "item 3 .*type MaskedArray.*expected a plain NumPy array"),
+        ("parquet", [{"x": [1]}, {"x": [2]}, {"x": np.ma.array([1])}, {"x": [2]}], "item 3 .*holds a masked array"),
         ("npy", [0, 1, np.array([object()])], "item 3 .*Python objects"),
         ("tar", [*SAMPLES, {"x": b""}], "item 3 .*__key__"),
         ("tar", [*SAMPLES, {"__key__": "b", "y": b""}], "item 3 .*before"),
