@@ -57,6 +57,8 @@ class _ArrowRows(TableRows):
         self._starts = np.cumsum([0, *map(len, self._chunks)])
 
     def rows(self, wanted: Any) -> Any:
+        from streamline.io.formats.columnar_selection import python_rows  # imports pyarrow
+
         positions = np.arange(wanted.start, wanted.stop) if isinstance(wanted, slice) else np.asarray(wanted, np.int64)
         places = np.searchsorted(self._starts, positions, side="right") - 1
         rows: list[Any] = [None] * len(positions)
@@ -64,7 +66,7 @@ class _ArrowRows(TableRows):
             inside = np.flatnonzero(places == place)
             chunk, local = self._chunks[place], positions[inside] - self._starts[place]
             found = chunk.slice(local[0], len(local)) if (np.diff(local) == 1).all() else chunk.take(local)
-            for at, row in zip(inside.tolist(), _of_arrow(found), strict=True):
+            for at, row in zip(inside.tolist(), python_rows(found), strict=True):
                 rows[at] = row
         return rows
 
@@ -96,22 +98,14 @@ def _values(column: Any) -> list[Any]:
     return [row[0] for row in column.to_frame(0).to_dict("records")]
 
 
-NANOSECONDS = re.compile(r"time_unit='ns'|\bTime\b")
-"""In a schema or type of polars, whose own Python values are cut to microseconds."""
-
-
 def _of_polars(data: Any) -> list[Any]:
-    """Return the rows of a frame, or the values of a series."""
+    """Return the rows of a frame, or the values of a series: of nanoseconds, its own would be cut to microseconds."""
     frame = hasattr(data, "to_dicts")
-    if not NANOSECONDS.search(str(getattr(data, "schema" if frame else "dtype", ""))):
+    if not re.search(r"time_unit='ns'|\bTime\b", str(getattr(data, "schema" if frame else "dtype", ""))):
         return data.to_dicts() if frame else data.to_list()  # type: ignore[no-any-return]
-    return _of_arrow(data.to_arrow())
+    from streamline.io.formats.columnar_selection import python_rows  # imports pyarrow
 
-
-def _of_arrow(data: Any) -> list[Any]:
-    from streamline.io.formats.columnar_selection import python_rows, python_values  # imports pyarrow
-
-    return (python_rows if hasattr(data, "schema") else python_values)(data)
+    return python_rows(data.to_arrow())
 
 
 def _rows_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:

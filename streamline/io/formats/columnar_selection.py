@@ -1,7 +1,4 @@
-"""What is wanted of a file of columns: which of them, which rows, and these as Python's values.
-
-Imports pyarrow: keep it out of the loop.
-"""
+"""What is wanted of a file of columns, and as Python's values. Imports pyarrow: keep it out of the loop."""
 
 from __future__ import annotations
 
@@ -65,17 +62,19 @@ def _filtered(batch: Any, expression: Any) -> tuple[Any, list[int]]:
     return (found[0] if found else batch.slice(0, 0)), rows
 
 
-def python_rows(batch: Any) -> list[dict[str, Any]]:
-    """Return a record batch, or a table, as `to_pylist()` does, with values as `python_values`."""
-    names, columns = batch.schema.names, map(python_values, batch.columns)
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] or batch.to_pylist()
+def python_rows(data: Any) -> list[Any]:
+    """Return a record batch, a table or an array as `to_pylist()` does, with values as `python_values`."""
+    if not hasattr(data, "schema"):
+        return python_values(data)
+    names, columns = data.schema.names, map(python_values, data.columns)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] or data.to_pylist()
 
 
 def python_values(array: Any) -> list[Any]:
     """Return a pyarrow array as `to_pylist()` does, but for nanoseconds, whose types there depend on pandas.
 
-    Whole microseconds are a `datetime`, `timedelta` or `time`; else it is a `numpy.datetime64`, of UTC where there is a
-    time zone, or a `numpy.timedelta64`, of a time of day since midnight.
+    Whole microseconds are a `datetime`, `timedelta` or `time`; else it is a `numpy.datetime64` (of UTC, if it has a
+    zone) or a `numpy.timedelta64` (of a time of day, since midnight).
     """
     kind = array.type
     if "[ns" not in str(getattr(kind, "storage_type", kind)):

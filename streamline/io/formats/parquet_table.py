@@ -130,8 +130,7 @@ class ParquetTable:
         every = range(self._file.metadata.num_row_groups)
         if format.predicate is None or not every:
             return set(every)
-        parquet = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # as above
-        fragment = parquet.make_fragment(pa.BufferReader(self._footer))
+        fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(pa.BufferReader(self._footer))
         subset = fragment.subset(filter=self._selection.expression, schema=self._file.schema_arrow)
         return {group.id for group in subset.row_groups}
 
