@@ -113,6 +113,8 @@ def sources() -> None:
     assert_type(sl.read_tfrecord("a.tfrecord"), sl.Pipeline[bytes])
     images = sl.read_files("*.png").map(sl.decode.image())
     assert_type(images, sl.Pipeline[npt.NDArray[np.uint8]])
+    depths = sl.read_files("*.png").map(sl.decode.image("I;16"))
+    assert_type(depths, sl.Pipeline[npt.NDArray[np.uint16]])
     assert_type(sl.read_tfrecord("a.tfrecord").map(sl.decode.example()), sl.Pipeline[dict[str, Any]])
     assert_type(sl.read_array_record("a.array_record"), sl.Pipeline[bytes])
     assert_type(sl.read_hdf5("a.h5"), sl.Pipeline[dict[str, Any]])

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, overload
 
 from streamline.core.lazy_numpy import loaded_np, np
 from streamline.core.options import check_installed, check_int, given
-from streamline.errors import PlanError, PlanTypeError
+from streamline.errors import DataError, PlanError, PlanTypeError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 Data: TypeAlias = "bytes | bytearray | memoryview | Any"
 """Bytes, or what has them as `data`: an item of `read_files`, or of `read_tar(group=False)`."""
 
-Mode: TypeAlias = Literal["RGB", "L", "RGBA"]
+MODES = ("RGB", "L", "RGBA", "I;16")
 
-MODES = ("RGB", "L", "RGBA")
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+"""What Pillow may read, in its words, whatever a file is called. It knows more, and runs Ghostscript on EPS."""
 
 
 class Audio(NamedTuple):
@@ -48,19 +49,24 @@ class VideoFrames(NamedTuple):
     times: npt.NDArray[np.float64]
 
 
-def image(mode: Mode = "RGB") -> Callable[[Data], npt.NDArray[np.uint8]]:
-    """Return a function that decodes an image (JPEG, PNG, WebP, …) to a writable uint8 array (height, width, channels).
+@overload
+def image(mode: Literal["RGB", "L", "RGBA"] = "RGB") -> Callable[[Data], npt.NDArray[np.uint8]]: ...
+@overload
+def image(mode: Literal["I;16"]) -> Callable[[Data], npt.NDArray[np.uint16]]: ...
+def image(mode: str = "RGB") -> Callable[[Data], npt.NDArray[Any]]:
+    """Return a function that decodes an image to a writable uint8 array (height, width, channels).
 
-    As it is stored: a camera's orientation isn't applied. RGB of a JPEG is decoded by simplejpeg, where it is
-    installed, in half the time that Pillow takes for the same pixels; the rest by Pillow. Needs
-    `pip install 'streamline[media]'`.
+    JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, JPEG 2000 and AVIF, nothing else. As it is stored: a camera's orientation
+    isn't applied. JPEGs are decoded by simplejpeg, where it is installed, in half the time that Pillow takes for the
+    same pixels; the rest by Pillow. Of 16 bits it gives the upper 8. Needs `pip install 'streamline[media]'`.
 
     Args:
-      mode: "RGB"; "L": grey, (height, width); "RGBA".
+      mode: "RGB"; "L": grey, (height, width); "RGBA"; "I;16": uint16 (height, width), of images in grey of 16 bits.
 
     Raises:
       PlanError: another mode; Pillow isn't installed.
-      When an item is decoded: Pillow's UnidentifiedImageError, OSError for a truncated image.
+      When an item is decoded: Pillow's UnidentifiedImageError; OSError for an image that is cut, or a JPEG that is
+        damaged; DataError for pixels that don't fit the mode, or that are floats or of 32 bits.
     """
     check_installed("sl.decode.image", "PIL", "Pillow", "media")
     if mode not in MODES:
@@ -165,29 +171,65 @@ def data_of(item: Data) -> bytes | bytearray | memoryview:
 
 @dataclass(frozen=True)
 class _ImageDecoder:
-    mode: Mode
+    mode: str
 
-    def __call__(self, item: Data) -> npt.NDArray[np.uint8]:
+    def __call__(self, item: Data) -> npt.NDArray[Any]:
+        from PIL import Image, UnidentifiedImageError
+
         data = data_of(item)
-        found = _turbo_decoded(data) if self.mode == "RGB" and bytes(data[:2]) == b"\xff\xd8" else None
+        found = _turbo_decoded(data) if self.mode != "I;16" and bytes(data[:2]) == b"\xff\xd8" else None
         if found is not None:
-            return found
-        from PIL import Image
+            return found if self.mode == "RGB" else np.array(Image.fromarray(found).convert(self.mode))
+        try:
+            with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as opened:
+                return _pixels(opened, self.mode)
+        except (UnidentifiedImageError, KeyError):  # KeyError: before 11.3 Pillow has no AVIF, which it tries last
+            text = f"cannot identify the image: expected {', '.join(IMAGE_FORMATS)}, got {bytes(data[:8])!r}"
+            raise UnidentifiedImageError(text) from None
 
-        with Image.open(io.BytesIO(data)) as opened:
-            return np.array(opened.convert(self.mode))
+
+def _pixels(opened: Any, mode: str) -> npt.NDArray[Any]:
+    """Return an image's pixels in a mode. More than 8 bits are shifted: Pillow's `convert` clips them at 255."""
+    from PIL import Image
+
+    deep = opened.mode.startswith("I") and (opened.mode, opened.format) != ("I", "TIFF")
+    key = opened.info.get("transparency") if mode == "RGBA" else None
+    if (not deep and (mode == "I;16" or opened.mode in ("I", "F"))) or (key and opened.tile[0][3] == "RGB;16B"):
+        kind = {"F": "floating-point numbers", "I": "integers of 32 bits or with a sign"}.get(opened.mode, opened.mode)
+        kind += " with a transparent colour of 16 bits" if key else ""
+        raise DataError(
+            f"sl.decode.image({mode!r}) takes 16 bits of grey{'' if mode == 'I;16' else ', or 8 bits'}, got "
+            f"{opened.format} of {kind}: use np.array(PIL.Image.open(io.BytesIO(data))) in a function of your own"
+        )
+    if not deep:
+        return np.array(opened.convert(mode))
+    bits, black = (opened.tag_v2[258][0], opened.tag_v2.get(262)) if opened.format == "TIFF" else (16, 1)
+    values = np.array(opened).astype(np.uint16) ^ (0 if black else (1 << bits) - 1)
+    if mode == "I;16":
+        return values
+    found = np.array(Image.fromarray((values >> (bits - 8)).astype(np.uint8)).convert(mode))
+    if key is not None:
+        found[values == key, 3] = 0
+    return found
 
 
 def _turbo_decoded(jpeg: bytes | bytearray | memoryview) -> npt.NDArray[np.uint8] | None:
-    """Return the pixels of a JPEG; None where Pillow is to read it, or to say what is wrong."""
+    """Return the RGB pixels of a JPEG; None where Pillow is to read it, which sees no damage."""
     turbo = _turbo()
-    try:
-        if turbo is None or turbo.decode_jpeg_header(jpeg)[2] not in ("YCbCr", "Gray"):
-            return None
-        found: npt.NDArray[np.uint8] = turbo.decode_jpeg(jpeg, colorspace="RGB")
-    except ValueError:
+    if turbo is None:
         return None
-    return found
+    try:
+        height, width, space, _ = turbo.decode_jpeg_header(jpeg, strict=False)
+    except (ValueError, KeyError):
+        return None
+    if height * width > 89_478_485:  # more than Pillow takes without a word: a small file can claim any size
+        return None
+    inks = space in ("CMYK", "YCCK")  # of which Pillow makes another RGB
+    try:
+        found: npt.NDArray[np.uint8] = turbo.decode_jpeg(jpeg, colorspace="CMYK" if inks else "RGB")
+    except ValueError as failure:
+        raise OSError(f"the JPEG is cut or damaged: {failure}") from failure
+    return None if inks else found
 
 
 @cache

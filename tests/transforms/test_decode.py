@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import struct
+import zlib
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -14,13 +16,17 @@ import numpy as np
 import pytest
 import simplejpeg
 import soundfile
-from PIL import Image, UnidentifiedImageError
+from PIL import EpsImagePlugin, Image, PngImagePlugin, UnidentifiedImageError
 
 import streamline as sl
-from streamline.errors import PlanError, PlanTypeError
+from streamline.errors import DataError, PlanError, PlanTypeError
 from streamline.transforms import decode
 from tests.io.formats.archives import archive
 from tests.io.formats.records import record_file
+
+image_of: Any = sl.decode.image  # for modes of any type
+
+RAMP = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
 
@@ -41,11 +47,11 @@ def by_pillow(data: bytes, mode: str) -> Any:
 # Images ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", decode.MODES)
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
 @pytest.mark.parametrize(("kind", "stored"), STORED)
 def test_an_image_is_as_pillow_has_it(kind: str, stored: str, mode: Any) -> None:
     data = encoded(kind, stored)
-    found = sl.decode.image(mode)(data)
+    found = image_of(mode)(data)
     assert np.array_equal(found, by_pillow(data, mode))
     assert found.dtype == np.uint8
     assert found.flags.writeable
@@ -94,6 +100,177 @@ def test_what_is_no_image_fails_as_in_pillow() -> None:
             sl.decode.image()(data[: len(data) // 2])
     with pytest.raises(TypeError, match="expected bytes, or what has them"):
         sl.decode.image()(cast(Any, 5))
+
+
+def png(pixels: Any, colour: int, transparent: bytes = b"") -> bytes:
+    """Return a PNG of 16 bits, in grey (0), RGB (2), grey with alpha (4) or RGBA (6)."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    height, width = pixels.shape[:2]
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, colour, 0, 0, 0))
+    rows = zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels))
+    key = chunk(b"tRNS", transparent) if transparent else b""
+    return b"\x89PNG\r\n\x1a\n" + head + key + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def tiff(pixels: Any, bits: int = 16, black: int = 1, number: int = 1) -> bytes:
+    """Return a TIFF in grey, in the byte order of its pixels; a number is unsigned (1), signed (2) or a float (3)."""
+    order = ">" if pixels.dtype.byteorder == ">" else "<"
+    tags = {256: 256, 257: 256, 258: bits, 259: 1, 262: black, 273: 130, 277: 1, 278: 256, 279: pixels.nbytes}
+    entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in {**tags, 339: number}.items())
+    head = {">": b"MM\0*", "<": b"II*\0"}[order] + struct.pack(f"{order}IH", 8, 10)
+    return (head + entries).ljust(130, b"\0") + bytes(pixels.tobytes())
+
+
+def saved(pixels: Any, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind, **options)
+    return file.getvalue()
+
+
+DEEP = {
+    "PNG": png(RAMP, 0),
+    "TIFF": tiff(RAMP),
+    "TIFF of the other byte order": tiff(RAMP.astype(">u2")),
+    "TIFF with LZW": saved(RAMP, "TIFF", compression="tiff_lzw"),
+    "TIFF of the other byte order with LZW": saved(RAMP.astype(">u2"), "TIFF", compression="tiff_lzw"),
+    "TIFF in which 0 is white": tiff(2**16 - 1 - RAMP, black=0),
+    "JPEG 2000": saved(RAMP, "JPEG2000"),
+    "PGM": b"P5 256 256 65535\n" + RAMP.astype(">u2").tobytes(),
+    "plain PGM": b"P2 256 256 65535\n" + b" ".join(b"%d" % value for value in RAMP.flat),
+}
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_16_bits_are_shifted_and_come_whole_on_demand(kind: str) -> None:
+    upper = RAMP >> 8
+    assert np.array_equal(sl.decode.image("L")(DEEP[kind]), upper)
+    assert np.array_equal(sl.decode.image("RGB")(DEEP[kind]), np.stack([upper] * 3, -1))
+    assert np.array_equal(sl.decode.image("RGBA")(DEEP[kind]), np.stack([*[upper] * 3, upper * 0 + 255], -1))
+    found = sl.decode.image("I;16")(DEEP[kind])
+    assert np.array_equal(found, RAMP)
+    assert found.dtype == np.uint16
+    assert found.flags.writeable
+    assert sl.decode.image("L")(DEEP[kind]).dtype == np.uint8
+
+
+def test_a_png_of_16_bits_that_an_older_pillow_opens_as_32_is_shifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PngImagePlugin._MODES, (16, 0), ("I", "I;16B"))
+    assert np.array_equal(sl.decode.image("L")(DEEP["PNG"]), RAMP >> 8)
+    assert np.array_equal(sl.decode.image("I;16")(DEEP["PNG"]), RAMP)
+
+
+def test_12_bits_are_shifted_by_four() -> None:
+    pairs = np.arange(2**12).repeat(16).reshape(-1, 2)
+    packed = np.stack([pairs[:, 0] >> 4, (pairs[:, 0] & 15) << 4 | pairs[:, 1] >> 8, pairs[:, 1] & 255], -1)
+    data = tiff(packed.astype(np.uint8), bits=12)
+    assert np.array_equal(sl.decode.image("L")(data), (RAMP >> 8))
+    assert np.array_equal(sl.decode.image("I;16")(data), RAMP >> 4)
+
+
+@pytest.mark.parametrize(("colour", "channels"), [(2, 3), (4, 2), (6, 4)])
+def test_16_bits_of_several_channels_come_as_the_upper_eight(colour: int, channels: int) -> None:
+    pixels = np.random.default_rng(1).integers(0, 2**16, (5, 7, channels), np.uint16)
+    upper = (pixels >> 8).astype(np.uint8)
+    whole = upper if channels > 2 else upper[..., [0, 0, 0, 1]]
+    assert np.array_equal(sl.decode.image("RGB")(png(pixels, colour)), whole[..., :3])
+    if channels != 3:
+        assert np.array_equal(sl.decode.image("RGBA")(png(pixels, colour)), whole)
+    with pytest.raises(DataError, match=r"'I;16'\) takes 16 bits of grey, got PNG of RGB"):
+        sl.decode.image("I;16")(png(pixels, colour))
+
+
+def test_a_transparent_grey_of_16_bits_is_compared_whole() -> None:
+    found = sl.decode.image("RGBA")(png(RAMP, 0, transparent=b"\x12\x34"))
+    assert np.argwhere(found[..., 3] == 0).tolist() == [[0x12, 0x34]]
+    assert np.array_equal(found[..., 0], RAMP >> 8)
+    colours = png(np.stack([RAMP] * 3, -1), 2, transparent=b"\x12\x34" * 3)
+    with pytest.raises(DataError, match="got PNG of RGB with a transparent colour of 16 bits"):
+        sl.decode.image("RGBA")(colours)
+    assert np.array_equal(sl.decode.image()(colours), np.stack([RAMP >> 8] * 3, -1))
+
+
+@pytest.mark.parametrize("mode", decode.MODES)
+def test_pixels_without_a_white_are_refused_by_name(mode: Any) -> None:
+    floats = RAMP.astype("<f4")
+    for data in (tiff(floats, 32, number=3), b"Pf\n256 256\n-1.0\n" + floats.tobytes()):
+        with pytest.raises(DataError, match=r"got (TIFF|PPM) of floating-point numbers: use np.array"):
+            image_of(mode)(data)
+    for numbers, bits, kind in (("<i2", 16, 2), (">i2", 16, 2), ("<i4", 32, 2), ("<u4", 32, 1)):
+        with pytest.raises(DataError, match="got TIFF of integers of 32 bits or with a sign"):
+            image_of(mode)(tiff(RAMP.astype(numbers), bits, number=kind))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "P"])
+def test_the_full_depth_of_8_bits_is_refused(kind: str) -> None:
+    with pytest.raises(DataError, match=r"takes 16 bits of grey, got (JPEG|PNG) of (RGB|P)"):
+        sl.decode.image("I;16")(encoded("PNG", "P") if kind == "P" else encoded(kind))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+@pytest.mark.parametrize("stored", ["RGB", "L", "CMYK"])
+def test_a_jpeg_that_simplejpeg_finds_damaged_is_not_left_to_pillow(stored: str, mode: Any) -> None:
+    file = io.BytesIO()
+    Image.fromarray((RAMP >> 8).astype(np.uint8)).convert("RGB").convert(stored).save(file, "JPEG")
+    data = file.getvalue()
+    data = data[: len(data) - 400] + data[-200:]
+    assert by_pillow(data, mode).size  # it says nothing
+    with pytest.raises(OSError, match="the JPEG is cut or damaged: Corrupt JPEG data"):
+        image_of(mode)(data)
+
+
+def test_what_simplejpeg_warns_of_in_a_header_is_damage() -> None:
+    data = encoded("JPEG")
+    at = data.index(b"\xff\xc4")
+    with pytest.raises(
+        OSError, match="the JPEG is cut or damaged: Corrupt JPEG data: 5 extraneous bytes before marker"
+    ):
+        sl.decode.image()(data[:at] + b"\0" * 5 + data[at:])
+
+
+def test_a_jpeg_that_claims_a_huge_size_is_left_to_pillow() -> None:
+    data = encoded("JPEG")
+    at = data.index(b"\xff\xc0") + 5
+    with pytest.raises(Image.DecompressionBombError):
+        sl.decode.image()(data[:at] + b"\xff\xdc" * 2 + data[at + 4 :])
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF"])
+def test_an_image_that_is_cut_fails_wherever_it_is_cut(kind: str) -> None:
+    data = encoded(kind)
+    whole = sl.decode.image()(data)
+    for end in range(8, len(data) - 24, max(1, len(data) // 40)):
+        with pytest.raises((OSError, SyntaxError, ValueError, UserWarning)):
+            assert not np.array_equal(sl.decode.image()(data[:end]), whole)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 7 5\n%%EndComments\n(id) run\n%%EOF\n"
+
+
+def test_postscript_never_reaches_ghostscript(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = list[Any]()
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *args, **options: ran.append(args))
+    with pytest.raises(UnidentifiedImageError, match=r"expected JPEG, PNG, .*, got b'%!PS-Ado'"):
+        sl.decode.image()(EPS)
+    with pytest.raises(ValueError, match="field 'jpg': cannot identify the image: expected JPEG"):
+        sl.decode.auto()({"__key__": "0001", "jpg": EPS})
+    assert ran == []
+
+
+@pytest.mark.parametrize("kind", ["ICO", "PCX", "TGA", "SGI"])
+def test_other_formats_of_pillow_are_refused(kind: str) -> None:
+    with pytest.raises(UnidentifiedImageError, match="cannot identify the image: expected JPEG"):
+        sl.decode.image()(encoded(kind))
+
+
+def test_a_pillow_without_avif_says_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.init()
+    monkeypatch.delitem(Image.OPEN, "AVIF")
+    monkeypatch.setattr(Image, "init", lambda: None)
+    with pytest.raises(UnidentifiedImageError, match="cannot identify the image: expected JPEG"):
+        sl.decode.image()(b"no image")
 
 
 # Audio ----------------------------------------------------------------------------------------------------------------
