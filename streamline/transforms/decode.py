@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +33,12 @@ Data: TypeAlias = "bytes | bytearray | memoryview | Any"
 MODES = ("RGB", "L", "RGBA", "I;16")
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-"""What Pillow may read, in its words, whatever a file is called. It knows more, and runs Ghostscript on EPS."""
+AUDIO_FORMATS = ("WAV", "WAVEX", "AIFF", "FLAC", "OGG", "MP3")
+"""What Pillow and libsndfile may read, in their words, whatever a file is called. Pillow knows more: it runs
+Ghostscript on EPS."""
+
+MP3_RATES = ((1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20), (4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40))
+"""Of MPEG 2 and 1, layer 3, in 8,000 bits a second, as the header of a frame numbers them from 1."""
 
 
 class Audio(NamedTuple):
@@ -74,15 +80,20 @@ def image(mode: str = "RGB") -> Callable[[Data], npt.NDArray[Any]]:
     return _ImageDecoder(mode)
 
 
-def audio() -> Callable[[Data], Audio]:
-    """Return a function that decodes audio (WAV, FLAC, Ogg, MP3), by soundfile. Needs `streamline[media]`.
+def audio(truncated: Literal["raise", "keep"] = "raise") -> Callable[[Data], Audio]:
+    """Return a function that decodes audio (WAV, AIFF, FLAC, Ogg, MP3), by soundfile. Needs `streamline[media]`.
+
+    Args:
+      truncated: what becomes of audio that is cut: "raise"; "keep": the frames that there are, of FLAC none.
 
     Raises:
-      PlanError: soundfile isn't installed.
-      When an item is decoded: soundfile's LibsndfileError.
+      PlanError: another `truncated`; soundfile isn't installed.
+      When an item is decoded: soundfile's LibsndfileError; DataError if it is cut, or of another format.
     """
     check_installed("sl.decode.audio", "soundfile", "soundfile", "media")
-    return _AudioDecoder()
+    if truncated not in ("raise", "keep"):
+        raise PlanError(f'sl.decode.audio(truncated=) is "raise" or "keep", got {given(truncated)}')
+    return _AudioDecoder(truncated)
 
 
 def video(times: Sequence[float] | int) -> Callable[[Data], VideoFrames]:
@@ -239,11 +250,74 @@ def _turbo() -> Any:
 
 @dataclass(frozen=True)
 class _AudioDecoder:
+    truncated: str = "raise"
+
     def __call__(self, item: Data) -> Audio:
         import soundfile
 
-        samples, rate = soundfile.read(io.BytesIO(data_of(item)), dtype="float32", always_2d=True)
-        return Audio(samples, rate)
+        data = bytes(data_of(item))
+        claim = _chunks_claim if data[:4] in (b"RIFF", b"FORM") else _ogg_claim if data[:4] == b"OggS" else _mp3_claim
+        expected, cut, data = claim(data)
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            if file.format not in AUDIO_FORMATS:
+                raise DataError(f"sl.decode.audio(): expected {', '.join(AUDIO_FORMATS)}, got {file.format}")
+            samples = file.read(dtype="float32", always_2d=True)
+            if expected == -1 or file.format == "FLAC":
+                expected, cut = file.frames, cut or len(samples) < file.frames
+            if cut and self.truncated == "raise":
+                raise DataError(
+                    f"the {file.format} is cut, or its header isn't finished: expected "
+                    f"{'more than these' if expected is None else f'{expected:,}'} frames, found {len(samples):,}; "
+                    'sl.decode.audio(truncated="keep") takes what there is'
+                )
+            return Audio(samples, file.samplerate)
+
+
+def _chunks_claim(data: bytes) -> tuple[int | None, bool, bytes]:
+    """Return a WAV's or AIFF's count of frames (None: unknown, -1: libsndfile's), whether it is cut, its bytes."""
+    order: Literal["big", "little"] = "big" if data[:4] == b"FORM" else "little"
+
+    def number(at: int, length: int = 4) -> int:
+        return int.from_bytes(data[at : at + length], order)
+
+    at, frames, block = 12, None, 0
+    while (name := data[at : at + 4]) not in (b"data", b"SSND"):
+        if len(name) < 4:
+            return frames, frames != 0, data
+        if name == b"fmt " and number(at + 8, 2) in (1, 3, 6, 7, 0xFFFE):  # a block is a frame
+            block = number(at + 20, 2)
+        elif name == b"COMM" and data[at + 26 : at + 30] != b"ima4":
+            frames = number(at + 10)
+        at += 8 + number(at + 4) + number(at + 4) % 2
+    at, size = at + 8, number(at + 4)
+    start = at + 8 * (name == b"SSND")
+    tag = re.match(rb"[ -~]{4}", data[start : start + 4]) and number(start + 4) <= len(data) - start - 8
+    if size <= start - at and len(data) > start and not tag:  # it was never filled in
+        return 0, True, data[: at - 4] + (len(data) - at).to_bytes(4, order) + data[at:]
+    cut = 0x7FFF0000 > size > len(data) - at  # SoX and FFmpeg write larger ones into a pipe, for "to the end"
+    return size // block if block else frames, cut, data
+
+
+def _ogg_claim(data: bytes) -> tuple[int | None, bool, bytes]:
+    """Return the same of an Ogg: its last page is marked as the last."""
+    at = data.rfind(b"OggS\0")
+    page = data[at : at + 27].ljust(27, b"\0")
+    length = 27 + page[26] + sum(data[at + 27 :][: page[26]])
+    return None, not page[5] & 4 or at + length > len(data), data
+
+
+def _mp3_claim(data: bytes) -> tuple[int | None, bool, bytes]:
+    """Return the same of an MP3: without a count in its first frame a cut shows only in half a frame at its end."""
+    at = 10 + sum(byte << 7 * place for place, byte in enumerate(data[9:5:-1])) if data[:3] == b"ID3" else 0
+    counted = re.match(rb".{12,40}(Xing|Info)...[\1\3\5\7\t\v\r\17]", data[at : at + 48], re.DOTALL)
+    while at + 4 <= len(data):
+        head = int.from_bytes(data[at : at + 4])
+        mpeg, layer, rate, hz = head >> 19 & 3, head >> 17 & 3, head >> 12 & 15, head >> 10 & 3
+        if head >> 21 != 0x7FF or mpeg == 1 or layer != 1 or rate in (0, 15) or hz == 3:
+            break  # a tag
+        hz = (44100, 48000, 32000)[hz] >> (2, 2, 1, 0)[mpeg]
+        at += 8000 * (72, 144)[mpeg // 3] * MP3_RATES[mpeg // 3][rate - 1] // hz + (head >> 9 & 1)
+    return -1 if counted else None, at > len(data), data
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 import struct
 import zlib
 from functools import cache, partial
@@ -274,6 +275,194 @@ def test_a_pillow_without_avif_says_what_it_reads(monkeypatch: pytest.MonkeyPatc
 
 
 # Audio ----------------------------------------------------------------------------------------------------------------
+
+TONE = (np.sin(np.arange(32_124) / 6) / 2).astype(np.float32)[:, None]
+
+
+def sound(kind: str, subtype: str | None = None, channels: int = 1) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.repeat(TONE, channels, 1), 16_000, format=kind, subtype=subtype)
+    return file.getvalue()
+
+
+def mp3(**options: str) -> bytes:
+    """Return an MP3 by LAME, with a count of its frames or, by `write_xing="0"`, without."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp3", options=options) as output:
+        stream: Any = output.add_stream("libmp3lame", rate=44_100, layout="mono")
+        frame = av.AudioFrame.from_ndarray(TONE.T.copy(), format="fltp", layout="mono")
+        frame.sample_rate = 44_100
+        output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    return file.getvalue()
+
+
+def expected_and_found(data: bytes) -> tuple[str, int]:
+    """Return the figures of the error, of which the second is the length of what is kept."""
+    with pytest.raises(DataError, match="is cut, or its header isn't finished") as caught:
+        sl.decode.audio()(data)
+    figures = re.search(
+        r"expected (.*) frames, found ([\d,]+); sl.decode.audio\(truncated=\"keep\"\)", str(caught.value)
+    )
+    assert figures
+    found = int(figures[2].replace(",", ""))
+    assert len(sl.decode.audio(truncated="keep")(data).samples) == found
+    return figures[1], found
+
+
+SOUNDS = [
+    ("WAV", "PCM_16"),
+    ("WAV", "PCM_24"),
+    ("WAV", "ULAW"),
+    ("WAVEX", "FLOAT"),
+    ("AIFF", "PCM_16"),
+    ("AIFF", "FLOAT"),
+]
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize(("kind", "subtype"), SOUNDS)
+def test_a_wav_or_aiff_that_is_cut_says_how_many_frames_it_lacks(kind: str, subtype: str, channels: int) -> None:
+    data = sound(kind, subtype, channels)
+    whole = sl.decode.audio()(data).samples
+    size = channels * {"PCM_16": 2, "PCM_24": 3, "ULAW": 1, "FLOAT": 4}[subtype]
+    for missing in [1, size, size + 1, 999, len(data) // 2, len(data) * 9 // 10]:
+        expected, found = expected_and_found(data[:-missing])
+        assert (expected, found) == ("32,124", 32_124 - -(-missing // size))
+        assert np.array_equal(sl.decode.audio(truncated="keep")(data[:-missing]).samples, whole[:found])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a callback of soundfile
+@pytest.mark.parametrize("kind", ["WAV", "WAVEX", "AIFF"])
+def test_a_cut_in_a_header_is_an_error(kind: str) -> None:
+    data = sound(kind)
+    start = data.index({"AIFF": b"SSND"}.get(kind, b"data"))
+    for end in range(start + 8):
+        with pytest.raises((soundfile.LibsndfileError, DataError)):
+            sl.decode.audio()(data[:end])
+
+
+@pytest.mark.parametrize("subtype", ["IMA_ADPCM", "MS_ADPCM"])
+def test_cut_blocks_of_several_frames_are_seen(subtype: str) -> None:
+    data = sound("WAV", subtype)
+    assert len(sl.decode.audio()(data).samples) >= 32_124
+    for missing in (1, len(data) // 2):
+        assert expected_and_found(data[:-missing])[0] == "more than these"
+
+
+@pytest.mark.parametrize("riff", [None, 0, 36, 2**32 - 1])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_a_wav_whose_size_was_never_filled_in_is_an_error(channels: int, riff: int | None) -> None:
+    data = bytearray(sound("WAV", channels=channels))
+    at = data.index(b"data")
+    data[at + 4 : at + 8] = bytes(4)
+    if riff is not None:
+        data[4:8] = riff.to_bytes(4, "little")
+    assert expected_and_found(bytes(data)) == ("0", 32_124)
+    whole = sl.decode.audio()(sound("WAV", channels=channels))
+    assert np.array_equal(sl.decode.audio(truncated="keep")(data).samples, whole.samples)
+
+
+@pytest.mark.parametrize("size", [0, 8])
+def test_an_aiff_whose_size_was_never_filled_in_is_an_error(size: int) -> None:
+    data = bytearray(sound("AIFF"))
+    at = data.index(b"SSND")
+    data[at + 4 : at + 8] = size.to_bytes(4, "big")
+    assert expected_and_found(bytes(data)) == ("0", 32_124)
+
+
+@pytest.mark.parametrize("size", [0x7FFFF000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
+@pytest.mark.parametrize("riff", [None, 0, 2**32 - 1])
+def test_a_wav_that_was_written_into_a_pipe_goes_on_to_its_end(riff: int | None, size: int) -> None:
+    data = bytearray(sound("WAV"))
+    at = data.index(b"data")
+    data[at + 4 : at + 8] = size.to_bytes(4, "little")
+    if riff is not None:
+        data[4:8] = riff.to_bytes(4, "little")
+    assert np.array_equal(sl.decode.audio()(data).samples, sl.decode.audio()(sound("WAV")).samples)
+
+
+@pytest.mark.parametrize("kind", ["WAV", "AIFF"])
+def test_a_recording_of_no_frames_is_none(kind: str) -> None:
+    file = io.BytesIO()
+    soundfile.write(file, TONE[:0], 16_000, format=kind)
+    assert sl.decode.audio()(file.getvalue()).samples.shape == (0, 1)
+
+
+def test_chunks_around_the_samples_are_no_frames() -> None:
+    data = sound("WAV")
+    at = data.index(b"data")
+    note = b"LIST" + struct.pack("<I", 5) + b"INFO?\0"
+    assert len(sl.decode.audio()(data[:at] + note + data[at:] + note).samples) == 32_124
+    assert len(sl.decode.audio()(data + note[:9]).samples) == 32_124
+    empty = data[: at + 4] + bytes(4) + note
+    assert len(sl.decode.audio()(empty).samples) == 0
+
+
+@pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
+def test_an_ogg_that_is_cut_is_an_error_wherever_it_is_cut(subtype: str) -> None:
+    data = sound("OGG", subtype)
+    assert len(sl.decode.audio()(data).samples) == 32_124
+    assert len(sl.decode.audio()(data + b"tags" * 9).samples) == 32_124
+    pages = [match.start() for match in re.finditer(b"OggS", data)]
+    for end in [*pages[2:], *range(pages[2], len(data), 97), len(data) - 1]:
+        try:
+            assert expected_and_found(data[:end])[0] == "more than these"
+        except soundfile.LibsndfileError as error:
+            assert end < pages[-1], error  # noqa: PT017 - which of the two depends on how much is left
+
+
+@pytest.mark.parametrize("options", [{}, {"b": "32k"}, {"id3v2_version": "0"}, {"write_id3v1": "1"}], ids=str)
+def test_an_mp3_that_counts_its_frames_is_compared_with_what_is_there(options: dict[str, str]) -> None:
+    data = mp3(**options)
+    assert len(sl.decode.audio()(data).samples) == 32_124
+    end = len(data) - 128 * ("write_id3v1" in options)
+    for cut in [end - 1, end - 500, len(data) * 9 // 10, len(data) // 2, len(data) // 5]:
+        expected, found = expected_and_found(data[:cut])
+        assert expected == "32,124"
+        assert found < 32_124
+
+
+@pytest.mark.parametrize("options", [{}, {"id3v2_version": "0"}, {"write_id3v1": "1"}], ids=str)
+def test_an_mp3_without_a_count_is_cut_if_its_last_frame_is(options: dict[str, str]) -> None:
+    data = mp3(write_xing="0", **options)
+    whole = sl.decode.audio()(data)
+    end = len(data) - 128 * ("write_id3v1" in options)
+    start = 0 if options.get("id3v2_version") else 45
+    assert expected_and_found(data[: end - 1])[0] == "more than these"
+    cuts, seen = range(start + 3000, end, 7), 0
+    for cut in cuts:
+        try:
+            kept = sl.decode.audio()(data[:cut])
+        except DataError:
+            seen += 1
+        else:
+            assert len(kept.samples) % 1152 == 0
+    assert seen >= len(cuts) * 0.98
+    assert len(whole.samples) >= 32_124
+
+
+@pytest.mark.parametrize("rate", [8000, 11_025, 16_000, 24_000, 44_100, 48_000])
+def test_whole_mp3s_of_all_rates_are_whole(rate: int) -> None:
+    for channels in (1, 2):
+        file = io.BytesIO()
+        soundfile.write(file, np.repeat(TONE, channels, 1), rate, format="MP3")
+        assert len(sl.decode.audio()(file.getvalue()).samples) == 32_124
+        cut = file.getvalue()[:-1]
+        assert expected_and_found(cut)[0] == "32,124"
+
+
+def test_a_flac_that_is_cut_is_an_error_of_soundfile() -> None:
+    data = sound("FLAC")
+    for truncated in ("raise", "keep"):
+        with pytest.raises(soundfile.LibsndfileError):
+            sl.decode.audio(cast(Any, truncated))(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize("kind", ["AU", "CAF", "W64", "VOC"])
+def test_other_formats_of_libsndfile_are_refused(kind: str) -> None:
+    with pytest.raises(DataError, match=f"expected WAV, WAVEX, AIFF, FLAC, OGG, MP3, got {kind}"):
+        sl.decode.audio()(sound(kind))
 
 
 @pytest.mark.parametrize("channels", [1, 2])
