@@ -7,6 +7,7 @@ eight cores.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -34,8 +35,9 @@ MODES = ("RGB", "L", "RGBA", "I;16")
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 AUDIO_FORMATS = ("WAV", "WAVEX", "AIFF", "FLAC", "OGG", "MP3")
-"""What Pillow and libsndfile may read, in their words, whatever a file is called. Pillow knows more: it runs
-Ghostscript on EPS."""
+VIDEO_FORMATS = "mp4,matroska,avi,mpegts,mpeg,flv,ogg,asf,gif"
+"""What Pillow, libsndfile and FFmpeg may read, in their words, whatever a file is called. They know more: Pillow runs
+Ghostscript on EPS, FFmpeg opens what concat files, playlists and SDP name."""
 
 MP3_RATES = ((1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20), (4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40))
 """Of MPEG 2 and 1, layer 3, in 8,000 bits a second, as the header of a frame numbers them from 1."""
@@ -102,12 +104,14 @@ def video(times: Sequence[float] | int) -> Callable[[Data], VideoFrames]:
     Only what lies between the key frame before a time and that time is decoded, where the container can be searched.
 
     Args:
-      times: in seconds from the first frame, rising: for each, the frame that is shown then; after the end, the last
-        one. A number: so many frames, in the middles of as many equal parts of the video.
+      times: in seconds from the first frame, rising: for each, the frame whose time is nearest, within half of its
+        length, else the one that is shown then; after the end, the last one. A number: so many frames, in the middles
+        of as many equal parts of the video.
 
     Raises:
       PlanTypeError, PlanError: no such times; PyAV isn't installed.
-      When an item is decoded: ValueError if it has no frames, PyAV's FFmpegError if it is damaged, or no video.
+      When an item is decoded: ValueError if it has no frames, DataError if it is cut before a time, or of another
+        format, PyAV's FFmpegError if it is damaged, or no video.
     """
     check_installed("sl.decode.video", "av", "PyAV", "media")
     if isinstance(times, int | loaded_np.integer):
@@ -327,8 +331,16 @@ class _VideoDecoder:
     def __call__(self, item: Data) -> VideoFrames:
         import av
 
-        with av.open(io.BytesIO(data_of(item)), "r") as container:
-            reader = _FrameReader(container)
+        data = bytes(data_of(item))
+        options = {"format_whitelist": VIDEO_FORMATS, "protocol_whitelist": "none"}
+        try:
+            container = av.open(io.BytesIO(data), "r", container_options=options)
+        except av.error.FFmpegError as failure:
+            if failure.errno != errno.EINVAL:
+                raise
+            raise DataError(f"sl.decode.video(): expected {VIDEO_FORMATS}, got {data[:8]!r}…") from failure
+        with container:
+            reader = _FrameReader(container, 0.49 if isinstance(self.times, tuple) else 0, cut=_is_cut(data))
             shown = [reader.at(time_s) for time_s in self._wanted(reader)]
             frames = [frame.to_ndarray(format="rgb24") for frame in shown]
             return VideoFrames(np.stack(frames), np.array([reader.time_s(frame) for frame in shown]))
@@ -344,14 +356,15 @@ SEEK_S = 1.0
 
 
 class _FrameReader:
-    """The frames of a video, asked for at rising times, in seconds after the first one."""
+    """The frames of a video, asked for at rising times, in seconds after the first one; `early` of a length sooner."""
 
-    def __init__(self, container: InputContainer) -> None:
+    def __init__(self, container: InputContainer, early: float = 0, *, cut: bool = False) -> None:
         if not container.streams.video:
             raise ValueError("it has no video: expected a stream of frames")
         self._container, self._stream = container, container.streams.video[0]
         self._stream.codec_context.thread_count = 1  # calls run at a time, parts of one needn't
-        self._frames = container.decode(self._stream)
+        self._frames, self._early, self._cut = container.decode(self._stream), early, cut
+        self._length_s = float(1 / (self._stream.guessed_rate or math.inf))
         first = next(self._frames, None)
         if first is None:
             raise ValueError("it has no frames: expected at least one")
@@ -368,24 +381,50 @@ class _FrameReader:
         return (frame.time or 0.0) - self._begin_s
 
     def at(self, time_s: float) -> VideoFrame:
-        """Return the frame that is shown at a time."""
+        """Return the frame of a time."""
         if time_s - self.time_s(self._shown) > SEEK_S and not self._sought(time_s):
             self._sought(0)
-        while self._next is not None and self.time_s(self._next) <= time_s:
+        while self._next is not None:
+            after_s = self.time_s(self._next)
+            if after_s - self._early * min(self._length_s, after_s - self.time_s(self._shown)) > time_s:
+                break
             self._shown, self._next = self._next, next(self._frames, None)
+        last_s = self.time_s(self._shown)
+        ended = self._cut and self._next is None and time_s - last_s > (1 - self._early) * self._length_s
+        if ended or self._shown.is_corrupt:
+            raise DataError(f"the video is cut: expected a frame at {time_s:g} s, found the last at {last_s:g} s")
         return self._shown
 
     def _sought(self, time_s: float) -> bool:
         """Go to the key frame before a time; return whether one was found there: some containers only guess."""
         stream = self._stream
         assert stream.time_base is not None
-        self._container.seek(int((self._begin_s + time_s) / stream.time_base), stream=stream)
+        if time_s:
+            self._container.seek(int((self._begin_s + time_s) / stream.time_base), stream=stream)
+        else:
+            self._container.seek(0)  # in MPEG-TS the first frame's time may lie behind its key frame
         self._frames = self._container.decode(stream)
         found = next(self._frames, None)
         if found is None:
             return False
         self._shown, self._next = found, next(self._frames, None)
         return self.time_s(found) <= time_s
+
+
+def _is_cut(data: bytes) -> bool:
+    """Whether an AVI, Matroska or MP4 says that it is longer; others don't say."""
+    if data[:4] == b"RIFF":
+        return int.from_bytes(data[4:8], "little") > len(data) - 8
+    if data[:4] == b"\x1aE\xdf\xa3":  # the segment has all frames; its size is unknown if it is all ones
+        at = data.find(b"\x18S\x80g") + 4
+        length = 9 - data[at].bit_length()
+        size = int.from_bytes(data[at : at + length]) - (1 << 7 * length)
+        return len(data) - at - length < size < (1 << 7 * length) - 1
+    at = 0 if data[4:8] == b"ftyp" else len(data)
+    while at + 8 <= len(data):
+        size = int.from_bytes(data[at : at + 4]) or len(data) - at
+        at += max(8, int.from_bytes(data[at + 8 : at + 16]) if size == 1 else size)
+    return at > len(data)
 
 
 @dataclass(frozen=True)

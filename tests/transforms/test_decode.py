@@ -8,6 +8,7 @@ import pickle
 import re
 import struct
 import zlib
+from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -488,11 +489,11 @@ FPS, LENGTH = 20, 90
 
 
 @cache
-def video(codec: str, container: str) -> bytes:
-    """Return 4.5 s of video with a key frame every 12 frames; frame n is 2 n grey."""
+def video(codec: str, container: str, rate: int = FPS) -> bytes:
+    """Return 90 frames of video with a key frame every 12 frames; frame n is 2 n grey."""
     file = io.BytesIO()
     with av.open(file, "w", format=container) as output:
-        stream: Any = output.add_stream(codec, rate=FPS)
+        stream: Any = output.add_stream(codec, rate=rate)
         stream.width = stream.height = 64
         stream.pix_fmt = "yuv420p"
         stream.codec_context.gop_size, stream.codec_context.max_b_frames = 12, 2
@@ -504,20 +505,28 @@ def video(codec: str, container: str) -> bytes:
 
 
 @cache
-def all_frames(codec: str, container: str) -> list[Any]:
-    with av.open(io.BytesIO(video(codec, container)), "r") as opened:
+def all_frames(codec: str, container: str, rate: int = FPS) -> list[Any]:
+    with av.open(io.BytesIO(video(codec, container, rate)), "r") as opened:
         return [frame.to_ndarray(format="rgb24") for frame in opened.decode(video=0)]
 
 
-KINDS = [("mpeg4", "mp4"), ("libx264", "mp4"), ("libx264", "matroska"), ("mpeg4", "avi"), ("mpeg4", "mpegts")]
+KINDS = [
+    ("mpeg4", "mp4"),
+    ("libx264", "mp4"),
+    ("libx264", "matroska"),
+    ("mpeg4", "avi"),
+    ("mpeg4", "mpegts"),
+    ("libx264", "mpegts"),
+]
 
 
 @pytest.mark.parametrize(("codec", "container"), KINDS)
 @pytest.mark.parametrize("times", [[0], [0.024, 0.05, 0.051, 4.44], [1.53], [0.3, 3.99, 3.99, 99], 7])
-def test_frames_are_those_that_are_shown_at_a_time(codec: str, container: str, times: Any) -> None:
+def test_frames_are_those_whose_time_is_nearest(codec: str, container: str, times: Any) -> None:
     found = sl.decode.video(times)(video(codec, container))
     seconds = times if isinstance(times, list) else [LENGTH / FPS * (part + 0.5) / times for part in range(times)]
-    numbers = [min(LENGTH - 1, int(time_s * FPS + 1e-6)) for time_s in seconds]
+    early = 0.49 if isinstance(times, list) else 0
+    numbers = [min(LENGTH - 1, int(time_s * FPS + early + 1e-6)) for time_s in seconds]
     assert np.allclose(found.times, [number / FPS for number in numbers], atol=1e-3)
     whole = all_frames(codec, container)
     assert len(whole) == LENGTH
@@ -525,26 +534,161 @@ def test_frames_are_those_that_are_shown_at_a_time(codec: str, container: str, t
 
 
 def test_what_lies_far_before_a_time_is_not_decoded() -> None:
-    decoded = 0
+    asked = set[float]()
 
     class Counting(decode._FrameReader):
         def time_s(self, frame: Any) -> float:
-            nonlocal decoded
-            decoded += 1
+            asked.add(frame.time)
             return super().time_s(frame)
 
     with av.open(io.BytesIO(video("libx264", "mp4")), "r") as container:
         assert Counting(container).at(4.0).time == 4.0
-    assert decoded < 20
+    assert len(asked) < 20
+
+
+@pytest.mark.parametrize(("codec", "container"), KINDS)
+@pytest.mark.parametrize("rounded", [np.float32, lambda time_s: round(time_s, 6), lambda time_s: round(time_s, 3)])
+def test_times_that_were_rounded_find_their_frames(codec: str, container: str, rounded: Any) -> None:
+    data, exact = video(codec, container, 30), [number / 30 for number in range(60)]
+    found = sl.decode.video([rounded(time_s) for time_s in exact])(data)
+    assert np.allclose(found.times, exact, atol=1e-3)
+    whole = all_frames(codec, container, 30)
+    assert all(np.array_equal(frame, whole[number]) for number, frame in enumerate(found.frames))
+
+
+@pytest.mark.parametrize("time_s", [0.5, 1.5, 1.9, 99])
+@pytest.mark.parametrize("container", ["mp4", "matroska", "mpegts", "flv"])
+def test_the_only_key_frame_is_found_again(container: str, time_s: float) -> None:
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as output:
+        stream: Any = output.add_stream("libx264", rate=FPS)
+        stream.width = stream.height = 64
+        for number in range(40):
+            grey = np.full((64, 64, 3), 5 * number, np.uint8)
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="rgb24")))
+        output.mux(stream.encode(None))
+    assert np.allclose(sl.decode.video([time_s])(file.getvalue()).times, [min(time_s, 39 / FPS)], atol=1e-3)
+
+
+@pytest.mark.parametrize("early", [1e-3, 0.48, 0.52, 1 - 1e-3])
+def test_a_time_between_two_frames_finds_the_nearer_one(early: float) -> None:
+    data = video("libx264", "mp4")
+    numbers = range(1, 80)
+    found = sl.decode.video([(number - early) / FPS for number in numbers])(data)
+    assert np.allclose(found.times, [(number - (early > 0.5)) / FPS for number in numbers])
+    halves = sl.decode.video([float(np.float32((number + 0.5) / FPS)) for number in range(80)])(data)
+    assert np.allclose(halves.times, [number / FPS for number in range(80)])
+    assert np.allclose(sl.decode.video(LENGTH)(data).times, [number / FPS for number in range(LENGTH)])
+
+
+def test_where_frames_are_far_apart_a_time_finds_the_one_that_is_shown() -> None:
+    file, shown = io.BytesIO(), [0, 1, 2, 40, 41, 42, 42.25, 42.5, 90]
+    with av.open(file, "w", format="mp4") as output:
+        stream: Any = output.add_stream("mpeg4", rate=FPS)
+        stream.width = stream.height = 64
+        stream.codec_context.time_base = Fraction(1, 4 * FPS)
+        for number, time in enumerate(shown):
+            frame = av.VideoFrame.from_ndarray(np.full((64, 64, 3), 20 * number, np.uint8), format="rgb24")
+            frame.pts, frame.time_base = int(4 * time), Fraction(1, 4 * FPS)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    asked = {0.4: 0, 1.4: 1, 2.4: 2, 20: 2, 30: 2, 39: 2, 40.1: 40, 42.1: 42, 42.2: 42.25, 60: 42.5, 99: 90}
+    found = sl.decode.video([time / FPS for time in asked])(file.getvalue())
+    assert np.allclose(found.times * FPS, list(asked.values()), atol=1e-2)
+
+
+@pytest.fixture(scope="module", params=["mpeg4 mp4", "mpeg4 matroska", "mpeg4 avi", "libx264 mov", "libx264 matroska"])
+def noisy_video(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return a video whose frames take bytes, with its index in front."""
+    codec, container = request.param.split()
+    path = tmp_path_factory.mktemp("videos") / f"whole.{container}"
+    with av.open(path, "w", format=container, options={"movflags": "faststart"}) as output:
+        stream: Any = output.add_stream(codec, rate=FPS)
+        stream.width = stream.height = 64
+        stream.pix_fmt = "yuv420p"
+        stream.codec_context.gop_size = 12
+        for number in range(LENGTH):
+            pixels = np.random.default_rng(number).integers(0, 256, (64, 64, 3), np.uint8)
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        output.mux(stream.encode(None))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_a_video_that_is_cut_has_no_frames_after_the_cut(noisy_video: bytes, share: float) -> None:
+    times = [number / FPS for number in range(LENGTH)]
+    whole = sl.decode.video(times)(noisy_video).frames
+    data = noisy_video[: int(len(noisy_video) * share)]
+    given = []
+    for number, time_s in enumerate(times):
+        try:
+            (frame,) = sl.decode.video([time_s])(data).frames
+        except (DataError, av.error.InvalidDataError):
+            continue
+        given.append(number)
+        assert np.array_equal(frame, whole[number])
+    assert given == list(range(len(given)))
+    assert LENGTH * share / 2 < len(given) < LENGTH * share + 2
+    with pytest.raises((DataError, av.error.InvalidDataError)):
+        sl.decode.video([99])(data)
+
+
+def test_a_cut_video_says_where_it_ends() -> None:
+    data = video("mpeg4", "matroska")
+    with pytest.raises(DataError, match=r"the video is cut: expected a frame at 4\.4 s, found the last at [23]\.\d+ s"):
+        sl.decode.video([0, 4.4])(data[: len(data) * 2 // 3])
+
+
+NAMES = {
+    "concat": b"ffconcat version 1.0\nfile 'other.mp4'\n",
+    "HLS": b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:1.0,\nother.ts\n#EXT-X-ENDLIST\n",
+    "SDP": b"v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=x\r\nc=IN IP4 127.0.0.1\r\nt=0 0\r\nm=video 5004 RTP/AVP 96\r\n"
+    b"a=rtpmap:96 H264/90000\r\n",
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_video_opens_no_other_file_and_no_socket(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other.mp4").write_bytes(video("mpeg4", "mp4"))
+    Path("other.ts").write_bytes(video("mpeg4", "mpegts"))
+    with pytest.raises((DataError, av.error.InvalidDataError), match=r"expected mp4,|Invalid data"):
+        sl.decode.video(1)(NAMES[kind])
+    if kind == "concat":
+        with pytest.raises(DataError, match=r"expected mp4,matroska,.*, got b'ffconcat'"):
+            sl.decode.video(1)(NAMES[kind])
+
+
+OTHERS = [
+    ("mpeg2video", "mpeg"),
+    ("flv1", "flv"),
+    ("libvpx", "webm"),
+    ("libx264", "mov"),
+    ("mpeg4", "3gp"),
+    ("libvpx", "ogg"),
+]
+
+
+@pytest.mark.parametrize(("codec", "container"), OTHERS)
+def test_the_named_containers_are_read(codec: str, container: str) -> None:
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as output:
+        stream: Any = output.add_stream(codec, rate=FPS)
+        stream.width = stream.height = 64
+        for number in range(9):
+            grey = np.full((64, 64, 3), 20 * number, np.uint8)
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="rgb24")))
+        output.mux(stream.encode(None))
+    assert sl.decode.video([0, 0.1])(file.getvalue()).frames.shape == (2, 64, 64, 3)
 
 
 def test_what_is_no_video_is_said_to_be_none() -> None:
     with pytest.raises(av.error.FFmpegError):
         sl.decode.video(1)(b"no video")
-    tones = io.BytesIO()
-    soundfile.write(tones, np.zeros((4, 1), np.float32), 8000, format="WAV")
+    with pytest.raises(DataError, match=r"expected mp4,.*, got b'RIFF"):
+        sl.decode.video(1)(sound("WAV"))
     with pytest.raises(ValueError, match="it has no video"):
-        sl.decode.video(1)(tones.getvalue())
+        sl.decode.video(1)(sound("OGG"))
 
 
 @pytest.mark.parametrize(
