@@ -48,9 +48,8 @@ def pack(value: Any, buffers: list[Buffer], writer: str) -> Json:
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
-    if isinstance(value, loaded_np.ndarray | loaded_np.generic) and not value.dtype.hasobject:
+    if isinstance(value, loaded_np.ndarray | loaded_np.generic) and (descr := described(value)) is not None:
         buffers.append(value)
-        descr = np.lib.format.dtype_to_descr(value.dtype)
         return ["a" if isinstance(value, np.ndarray) else "n", descr, list(value.shape)]
     if kind is bytes:
         buffers.append(value)
@@ -72,8 +71,7 @@ def unpack(form: Json, read: Read) -> Any:
         return form
     kind, *rest = form
     if kind in ("a", "n"):
-        dtype = np.lib.format.descr_to_dtype(_descr(rest[0]))
-        array: np.ndarray[Any, Any] = np.empty(rest[1], dtype)
+        array: np.ndarray[Any, Any] = np.empty(rest[1], dtype_of(rest[0]))
         if array.nbytes:
             read(array.reshape(-1).view(np.uint8).data)
         return array if kind == "a" else array[()]
@@ -93,12 +91,32 @@ def unpack_all(forms: list[Json], read: Read) -> list[Any]:
     return [unpack(forms.pop(), read) for _ in range(len(forms))]
 
 
-def _descr(descr: Json) -> Any:
-    """Return a structured type's description as NumPy wants it: its fields are tuples."""
+def described(array: np.ndarray[Any, Any] | np.generic) -> Any:
+    """Return NumPy's description of an array's type; None: it would come back as something else.
+
+    That is so of Python objects, of a mask, and of fields that overlap or aren't in the order of their bytes.
+    """
+    if array.dtype.hasobject or hasattr(array, "mask"):
+        return None
+    try:
+        return np.lib.format.dtype_to_descr(array.dtype)
+    except ValueError:
+        return None
+
+
+def dtype_of(descr: Json) -> np.dtype[Any]:
+    """Return the type of a description that JSON has made lists of: [[name, or [title, name], type, shape], …]."""
+    found: np.dtype[Any] = np.lib.format.descr_to_dtype(_tuples(descr))
+    return found
+
+
+def _tuples(descr: Json) -> Any:
     if isinstance(descr, str):
         return descr
-    return [tuple(_descr(part) if isinstance(part, list) and at == 1 else tuple(part) if at == 2 else part
-                  for at, part in enumerate(field)) for field in descr]  # fmt: skip
+    return [
+        (tuple(name) if isinstance(name, list) else name, _tuples(kind), *map(tuple, shape))
+        for name, kind, *shape in descr
+    ]
 
 
 # Items of live sources ------------------------------------------------------------------------------------------------

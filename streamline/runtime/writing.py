@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("streamline.writing")  # as the docs call it
 
-T = TypeVar("T")
+R = TypeVar("R")
 
 SHARD_BYTES = 256 * 1024 * 1024
 """A shard, unless the user says otherwise: large enough for a store's throughput, small enough to divide the shards of
@@ -323,10 +323,15 @@ class _WriteJob:
             self._sink = self._out.shard()
             self._encoder = self._format.encoder(self._sink, self._shard_bytes, self._manifest.common)
         self._items += 1
+        return self._encode(self._encoder.add, item)
+
+    def _encode(self, step: Callable[..., R], *item: Any) -> R:
         try:
-            return self._encoder.add(item)
+            return step(*item)
         except UnwritableItemError as error:
-            raise self._unwritable(error, item) from error.__cause__
+            raise self._unwritable(error, *item) from error.__cause__
+        except RecursionError as error:
+            raise self._unwritable(UnwritableItemError("it is nested too deeply, or in itself"), *item) from error
         except OSError as error:
             raise unwritable(self._out.disk, "write to", error) from error
 
@@ -334,12 +339,7 @@ class _WriteJob:
         """Let the shard count, and with it where the stream stands."""
         assert self._encoder is not None
         assert self._sink is not None
-        try:
-            self._encoder.finish()
-        except UnwritableItemError as error:
-            raise self._unwritable(error) from error.__cause__
-        except OSError as error:
-            raise unwritable(self._out.disk, "write to", error) from error
+        self._encode(self._encoder.finish)
         manifest, snapshot = self._manifest, stream.snapshot()
         fence = f"-{manifest.run}" if self._out.fenced and manifest.run else ""
         name = f"shard-{manifest.rank:05d}-{len(manifest.shards):06d}{fence}{self._format.suffix}"
