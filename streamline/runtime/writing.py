@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, get_args
@@ -271,10 +271,18 @@ class _WriteJob:
         found = parsed(content, f"{path}/{self._name}")
         if found.format != (own := self._format.suffix[1:]):
             raise WriteError(f"{path} holds {found.format}, and this writes {own}: write that, or give another folder")
+        there = self._out.names()
+        for shard in found.shards:
+            if there.get(shard.name) != shard.bytes:
+                now = f"has {there[shard.name]:,} bytes" if shard.name in there else "is gone"
+                raise WriteError(
+                    f"{path}/{shard.name} {now}, and {shard.bytes:,} were written: put it there again, or write to "
+                    "another folder"
+                )
         self._manifest = found
         return found
 
-    def _check_ranks(self, names: list[str]) -> None:
+    def _check_ranks(self, names: Collection[str]) -> None:
         """Refuse a job of another number of ranks: each of these has a state and shards, and none has those of all."""
         own = self._manifest
         if sizes := world_sizes(names) - {own.world_size}:

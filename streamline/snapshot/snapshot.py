@@ -214,7 +214,7 @@ class Snapshot:
         """
         try:
             body = json.loads(text)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError) as error:  # of None, for one
             raise SnapshotError(f"not a snapshot: expected JSON ({error})") from None
         if isinstance(body, dict) and MAGIC in body:
             raise SnapshotError("this is the text of a snapshot file: use Snapshot.load(path)")

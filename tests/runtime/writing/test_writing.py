@@ -200,7 +200,7 @@ def test_no_items_make_no_shards_and_an_empty_pipeline(tmp_path: Path) -> None:
 NAN = float("nan")
 CYCLE: list[Any] = []
 CYCLE.append(CYCLE)
-DEEP: Any = reduce(lambda part, _: {"x": [part]}, range(30), cast("Any", 1))
+DEEP: Any = reduce(lambda part, _: [part], range(60), cast("Any", 1))
 SAMPLES = [{"__key__": "a", "x": b""}, {"__key__": "b", "x": b""}]
 
 
@@ -237,7 +237,7 @@ SAMPLES = [{"__key__": "a", "x": b""}, {"__key__": "b", "x": b""}]
         ("parquet", [{"x": [{"a": 1}]}, {"x": [{"b": 2}]}], r"item 1 .*lacks the column 'x\.b'"),
         ("parquet", [{"x": {}}], "item 1 .*no child field"),
         ("parquet", [pa.RecordBatch.from_arrays([pa.array([1])] * 2, ["x", "x"])], r"item 1 .*got \['x', 'x'\]"),
-        ("parquet", [DEEP], "item 1 .*too deeply nested"),
+        ("parquet", [{"x": DEEP}], "item 1 .*too deeply nested"),
         ("jsonl", [1, 2, CYCLE], "item 3 .*recursion"),
         ("parquet", [{"x": CYCLE}], "item 1 .*nested too deeply, or in itself"),
     ],
@@ -457,6 +457,24 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     rows().write(tmp_path, resume=True)
     with pytest.raises(WriteError, match="holds jsonl, and this writes tar"):
         rows().write(tmp_path, "tar", resume=True)
+
+
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("change", ["gone", "cut", "longer"])
+def test_a_resume_looks_whether_the_shards_that_count_are_there(change: str, complete: bool, tmp_path: Path) -> None:
+    with crash(10**9 if complete else 15):
+        rows().write(tmp_path, shard_bytes=100)
+    shard = tmp_path / "shard-00000-000001.jsonl"
+    content = shard.read_bytes()
+    shard.write_bytes({"cut": content[:-5]}.get(change, content + b"x"))
+    if change == "gone":
+        shard.unlink()
+    says = "is gone" if change == "gone" else r"has \d+ bytes"
+    with pytest.raises(WriteError, match=rf"000001\.jsonl {says}, and {len(content)} were written: put it there again"):
+        rows().write(tmp_path, shard_bytes=100, resume=True)
+    shard.write_bytes(content)
+    assert rows().write(tmp_path, shard_bytes=100, resume=True).items == 20
+    assert list(sl.read_jsonl(tmp_path)) == ROWS
 
 
 def test_another_pipeline_is_refused_in_the_middle(tmp_path: Path) -> None:
