@@ -16,11 +16,32 @@ import math
 import sys
 from collections.abc import Callable
 from io import BytesIO
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from streamline.core.lazy_numpy import loaded_np, np
 from streamline.core.state import Json
-from streamline.errors import DataError, JournalError, PlanTypeError
+from streamline.errors import DataError, JournalError, PlanTypeError, StreamlineError
+
+R = TypeVar("R")
+
+
+def decoded(content: bytes | str, read: Callable[[Any], R], wrong: Callable[[str], Exception]) -> R:
+    """Return what `read` makes of a JSON value that comes from outside: a file, a snapshot, a journal.
+
+    `read` checks the value: `msgspec.convert` to a type, say.
+
+    Raises:
+      What `wrong` makes of the reason: it is no UTF-8, no JSON, too deeply nested, or `read` refuses it.
+    """
+    try:
+        return read(json.loads(content if isinstance(content, str) else content.decode()))
+    except StreamlineError:
+        raise
+    except RecursionError:
+        raise wrong("it is nested too deeply") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise wrong(str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}") from error
+
 
 Read = Callable[[memoryview], None]
 
@@ -196,11 +217,23 @@ def write(item: Any) -> EncodedItem:
 
 
 def read(written: EncodedItem) -> Any:
+    """Return an item as `write` was given it.
+
+    Raises:
+      JournalError: it isn't as it was written.
+    """
     if written.kind == "j":
-        return json.loads(written.value)
+        return decoded(written.value, lambda item: item, _unreadable)
     if written.kind == "a":
-        return np.load(BytesIO(written.value), allow_pickle=False)
+        try:
+            return np.load(BytesIO(written.value), allow_pickle=False)
+        except Exception as error:  # of NumPy's parser, on garbage: ValueError, SyntaxError, RecursionError, ...
+            raise _unreadable(str(error)) from error
     return written.value
+
+
+def _unreadable(why: str) -> JournalError:
+    return JournalError(f"an item in a journal isn't as it was written: {why}; use an earlier copy")
 
 
 def to_json(written: EncodedItem) -> Json:

@@ -632,6 +632,7 @@ def test_a_shard_that_is_not_as_it_was_written_is_refused(tmp_path: Path) -> Non
         (lambda text: text.replace('"items": 2', '"items": 3', 1), "damaged, or was edited"),
         (lambda text: text.replace('"streamline_manifest": 1', '"streamline_manifest": 9'), "is of version 9"),
         (lambda text: text[:-9], "no manifest of written shards, or is damaged"),
+        (lambda text: text.replace('"body": {', '"body": {"a": ' + "[" * 100_000), "damaged: it is nested too deeply"),
     ],
 )
 def test_a_damaged_manifest_is_refused(change: Callable[[str], str], said: str, tmp_path: Path) -> None:
