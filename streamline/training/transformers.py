@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from streamline.core.atomic_file import replace_file
-from streamline.core.item_codec import decoded
 from streamline.errors import PlanError, SnapshotError
 from streamline.training.loader import Loader
 from streamline.training.trainers import LoaderView
@@ -79,12 +78,10 @@ class _SavesState(transformers.TrainerCallback):  # type: ignore[misc]
         if not state.global_step:
             return
         file = _file(args, state)
-        what = f"{file}: expected the loader's state, as the checkpoint was saved"
         try:
-            content = file.read_bytes()
-        except OSError as error:
-            raise SnapshotError(f"{what}: {error}") from error
-        saved = decoded(content, lambda state: state, lambda why: SnapshotError(f"{what}: {why}"))
+            saved = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise SnapshotError(f"{file}: expected the loader's state, as the checkpoint was saved: {error}") from error
         self._batches.load_state_dict(saved)
         if not args.ignore_data_skip:
             self._batches.blanks = _counted_off(args, state, self._batches)

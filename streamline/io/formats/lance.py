@@ -39,11 +39,7 @@ BLOBS = {"blob_handling": "all_binary"}
 
 @contextmanager
 def calling() -> Iterator[None]:
-    """Call Lance. A panic of its, on damaged files, is no `Exception`: nothing would take it for an error of the data.
-
-    Raises:
-      ReadError: it panicked.
-    """
+    """Make a `ReadError` of a panic of Lance's, as on damaged files: it is no `Exception`."""
     try:
         yield
     except BaseException as error:

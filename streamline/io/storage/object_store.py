@@ -21,7 +21,7 @@ import anyio
 
 from streamline.core.meters import Traffic
 from streamline.errors import ReadError, WriteError, printable
-from streamline.io.storage.base import FoundObject, Storage, check_listed, joined, together, too_short
+from streamline.io.storage.base import FoundObject, Storage, joined, together, too_short
 from streamline.io.storage.base import Version as KnownVersion
 from streamline.io.storage.options import HttpOptions, open_store
 from streamline.io.storage.paths import Glob, bucket_of
@@ -67,10 +67,6 @@ class ObjectStorage(Storage):
         self._http = http or HttpOptions()
         self._traffic = traffic or Traffic()
         self._stores: dict[str, Any] = {}
-        self._listed: dict[str, int | None] = {}
-
-    def note(self, found: FoundObject) -> None:
-        self._listed[found.path] = found.size
 
     async def list(self, pattern: str) -> list[FoundObject]:
         """Return the objects that a glob matches, sorted by path. Only what is below its plain directories is listed.
@@ -168,7 +164,6 @@ class ObjectStorage(Storage):
                 options = _options(position, stop, known)
                 answer = await self._asked(attempts, partial(store.get_async, key, options=options))
                 known = _same(what, known, _version(answer.meta), position)
-                check_listed(what, self._listed.get(path), answer.meta["size"])
                 begin, end = answer.range
                 if begin != position:
                     raise ReadError(f"{what}: asked for bytes from {position:,}, the store sent those from {begin:,}")
