@@ -26,9 +26,7 @@ R = TypeVar("R")
 
 
 def decoded(content: bytes | str, read: Callable[[Any], R], wrong: Callable[[str], Exception]) -> R:
-    """Return what `read` makes of a JSON value that comes from outside: a file, a snapshot, a journal.
-
-    `read` checks the value: `msgspec.convert` to a type, say.
+    """Return what `read`, which checks it, makes of a JSON value from outside: of a file, a snapshot, a journal.
 
     Raises:
       What `wrong` makes of the reason: it is no UTF-8, no JSON, too deeply nested, or `read` refuses it.
@@ -113,10 +111,8 @@ def unpack_all(forms: list[Json], read: Read) -> list[Any]:
 
 
 def described(array: np.ndarray[Any, Any] | np.generic) -> Any:
-    """Return NumPy's description of an array's type; None: it would come back as something else.
-
-    That is so of Python objects, of a mask, and of fields that overlap or aren't in the order of their bytes.
-    """
+    """Return NumPy's description of an array's type; None: it would come back as another: objects, masks, fields that
+    overlap or aren't in the order of their bytes."""
     if array.dtype.hasobject or hasattr(array, "mask"):
         return None
     try:
@@ -217,11 +213,7 @@ def write(item: Any) -> EncodedItem:
 
 
 def read(written: EncodedItem) -> Any:
-    """Return an item as `write` was given it.
-
-    Raises:
-      JournalError: it isn't as it was written.
-    """
+    """Return an item as `write` was given it; a `JournalError` says why it isn't one."""
     if written.kind == "j":
         return decoded(written.value, lambda item: item, _unreadable)
     if written.kind == "a":

@@ -275,10 +275,8 @@ class _WriteJob:
         for shard in found.shards:
             if there.get(shard.name) != shard.bytes:
                 now = f"has {there[shard.name]:,} bytes" if shard.name in there else "is gone"
-                raise WriteError(
-                    f"{path}/{shard.name} {now}, and {shard.bytes:,} were written: put it there again, or write to "
-                    "another folder"
-                )
+                way = "put it there again, or give another folder"
+                raise WriteError(f"{path}/{shard.name} {now}, and {shard.bytes:,} were written: {way}")
         self._manifest = found
         return found
 

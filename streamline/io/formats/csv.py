@@ -22,16 +22,7 @@ from streamline.core.lazy_numpy import np
 from streamline.errors import DataError, PlanError
 from streamline.io.fetch.file import File
 from streamline.io.formats.base import Place
-from streamline.io.formats.line_decoding import (
-    BOM,
-    LONE_CR,
-    SLICE_BYTES,
-    UTF_16,
-    DecodedSlice,
-    Fault,
-    Splitter,
-    not_utf8,
-)
+from streamline.io.formats.line_decoding import BOM, SLICE_BYTES, DecodedSlice, Fault, Splitter, not_utf8, wrong_with
 from streamline.io.formats.lines import SLICE_LINES, TextCursor, TextFormat, TooLong, slices
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
@@ -194,7 +185,7 @@ class _CsvCursor(TextCursor[Any]):
             way = f"leave the line out, and write delimiter={chr(raw[4])!r}"
             raise self.error(Fault(0, 0, f"expected a record, got Excel's {raw[:5].decode()!r}: {way}"))
         if not self.byte and not self._size and b"\0" in raw[:2]:
-            raise self.error(Fault(0, 0, f"expected CSV: {UTF_16}"))
+            raise self.error(Fault(0, 0, f"expected CSV: {wrong_with(raw, None)}"))
         if raw:
             self._parts.append(raw)
             self._size += len(raw)
@@ -271,8 +262,7 @@ class Records:
         decoded = self._items(found, raw, wrong)
         size = found.size if decoded.lines == found.lines else bytes_of(raw, decoded.lines)
         if decoded.fault is None and found.bad is not None:
-            why = LONE_CR if "new-line character" in str(found.bad) else found.bad
-            decoded.fault = Fault(found.lines, 0, f"expected CSV: {why}", found.bad)
+            decoded.fault = Fault(found.lines, 0, f"expected CSV: {wrong_with(b'', found.bad)}", found.bad)
         elif decoded.fault is None and found.size < len(raw):
             decoded.fault = self._open(len(raw) - found.size, found.lines, final)
         if decoded.fault is not None:

@@ -40,9 +40,7 @@ FINITE = frozenset({str, int, bool, type(None)})
 """Types of values in which no NaN is. To look for it in the JSON takes as long as to make that."""
 
 STR = frozenset({str})
-
-PLAIN = FINITE | {float, bytes}
-"""Types of values in which no key is."""
+PLAIN = FINITE | {float, bytes}  # values in which there are no keys
 
 GROUP_BYTES = 16 * 1024 * 1024
 """A row group of a Parquet file, in memory: a resume of a reader fetches one again."""
@@ -541,9 +539,7 @@ class _ParquetRows(Encoder):
         if self._writer is None:
             _check_schema(batch.schema)
         if self._schema is None:
-            rows = (
-                max(1, self._group_bytes // SLICES * batch.num_rows // batch.nbytes) if batch.nbytes else INFERRED_ROWS
-            )
+            rows = max(1, self._group_bytes // SLICES * max(1, batch.num_rows) // max(1, batch.nbytes))
             self._learn(_common(batch.schema, min(rows, INFERRED_ROWS)))
         if not batch.schema.equals(self._schema):
             raise UnwritableItemError(f"expected the columns {_columns(self._schema)}, got {_columns(batch.schema)}")

@@ -150,22 +150,16 @@ class LanceTable:
         ahead = {"batch_size": group.step, "batch_readahead": 2, "io_buffer_size": AHEAD_BYTES}
         try:
             with calling():
-                batches = iter(fragment.to_batches(**wanted, **ahead, **BLOBS))
-            while (batch := _next(batches)) is not None:
-                begin, start = start, start + batch.num_rows
-                rows, after = self._selection.of(batch, begin)
-                yield DecodedRows(rows, after, start)
+                for batch in fragment.to_batches(**wanted, **ahead, **BLOBS):
+                    begin, start = start, start + batch.num_rows
+                    rows, after = self._selection.of(batch, begin)
+                    yield DecodedRows(rows, after, start)
         except Exception as error:  # of lance: ArrowInvalid for anything
             self._format.pinned(self._found)  # a version that is gone is no damage
             raise ValueError(reason(error)) from error
 
     def close(self) -> None:
         self._fragments.clear()
-
-
-@calling()
-def _next(batches: Iterator[Any]) -> Any:
-    return next(batches, None)
 
 
 def number_of(version: str | None) -> int:

@@ -291,19 +291,21 @@ def _why_not_json(line: bytes, error: Exception) -> str:
     except UnicodeDecodeError as bad:
         return not_utf8(bad, f"byte {bad.start} of the line")
     shown = line[:60].decode(errors="replace") + ("…" if len(line) > 60 else "")
-    why = UTF_16 if b"\0" in line else LONE_CR if b"\r" in line.strip() else str(error)
-    why = CUT_OFF if "truncated" in why else why
-    return f"expected one JSON value, got {shown!r}: {why}"
+    return f"expected one JSON value, got {shown!r}: {wrong_with(line, error)}"
 
-
-CUT_OFF = (
-    "the line ends inside the value: the file was cut off there, or its JSON goes over several lines, and "
-    "`jq -c '.[]'` makes a line of each element of an array"
-)
-
-LONE_CR = "a line ends with \\n or \\r\\n, and there is \\r alone: convert the file, `tr '\\r' '\\n'`"
 
 UTF_16 = "it seems to be text in UTF-16: convert the file, `iconv -f UTF-16 -t UTF-8`"
+
+
+def wrong_with(line: bytes, error: Exception | None) -> str:
+    """Return what a text is instead, and the way out; else what a parser says of it."""
+    said = str(error)
+    if b"\0" in line:
+        return UTF_16
+    if b"\r" in line.strip() or "new-line character" in said:  # csv's words
+        return "a line ends with \\n or \\r\\n, and there is \\r alone: convert the file, `tr '\\r' '\\n'`"
+    way = "the file was cut off there, or its JSON goes over several lines: `jq -c '.[]'` makes a line of each element"
+    return f"the value is truncated: {way}" if "truncated" in said else said  # msgspec's
 
 
 def not_utf8(error: UnicodeDecodeError, where: str) -> str:

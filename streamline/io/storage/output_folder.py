@@ -164,8 +164,7 @@ class _LocalFolder(OutputFolder):
 
     def names(self) -> dict[str, int | None]:
         with self._named("look into"):
-            found = sorted(entry for entry in self._folder.iterdir() if not entry.name.startswith("."))
-            return {entry.name: entry.lstat().st_size for entry in found}
+            return {path.name: path.lstat().st_size for path in sorted(self._folder.iterdir()) if path.name[0] != "."}
 
     def manifest(self, name: str) -> bytes | None:
         with self._named("read the manifest in"):
