@@ -260,8 +260,6 @@ def undecided(head: bytes) -> bool:
     return any(len(head) < len(magic) and magic.startswith(head) for kind in KINDS for magic in kind.magics)
 
 
-READABLE = "compressed files are read of " + ", ".join(kind.name for kind in KINDS)
-
 FOREIGN = {
     b"PK\x03\x04": ("a zip archive", "unzip it, or pack its files into a tar; arrays in an .npz are for sl.read_npy"),
     b"PAR1\x15": ("a Parquet file", "sl.read_parquet reads it"),
@@ -269,9 +267,9 @@ FOREIGN = {
     b"\x93NUMPY": ("a NumPy array", "sl.read_npy reads it"),
     b"\x89HDF\r\n": ("an HDF5 file", "sl.read_hdf5 reads it"),
     b"SQLite format 3\x00": ("an SQLite database", "sl.from_iterable(lambda: connect().execute(query)) reads rows"),
-    b"\x04\x22\x4d\x18": ("an lz4 file", f"unpack it with `lz4 -d`; {READABLE}"),
-    b"\xff\x06\x00\x00sNaPpY": ("a snappy file", f"unpack it with `snzip -d`; {READABLE}"),
-    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", f"unpack it with `7z x`; {READABLE}"),
+    b"\x04\x22\x4d\x18": ("an lz4 file", "unpack it with `lz4 -d`, or write gzip or zstd"),
+    b"\xff\x06\x00\x00sNaPpY": ("a snappy file", "unpack it with `snzip -d`, or write gzip or zstd"),
+    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it with `7z x`, or write gzip or zstd"),
 }
 """First bytes of files that are no lines, records or tar archives, what they are, and the way to read them."""
 
@@ -281,7 +279,7 @@ def check_not_foreign(path: str, head: bytes) -> None:
         if head.startswith(magic):
             raise DataError(f"{path} is {name}, whatever its name says: {way}")
     if path.partition("?")[0].lower().endswith(".br") and "\ufffd" in head[:-4].decode(errors="replace"):
-        raise DataError(f"{path} is a brotli file, as it seems: unpack it with `brotli -d`; {READABLE}")  # has no mark
+        raise DataError(f"{path} is a brotli file, as it seems: unpack it with `brotli -d`")  # it has no mark
 
 
 def not_splittable(path: str, num_shards: int, kind: Compression) -> PlanError:

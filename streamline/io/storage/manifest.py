@@ -85,9 +85,7 @@ def parsed(content: bytes, path: str) -> Manifest:
     def read(envelope: Any) -> Manifest:
         version, told, body = (envelope[key] for key in (MAGIC, "sha256", "body"))
         if version != VERSION:
-            raise ReadError(
-                f"{path} is of version {version!r}, and this streamline reads {VERSION}: upgrade streamline"
-            )
+            raise ReadError(f"{path} is of version {version!r}, and this streamline reads {VERSION}: upgrade it")
         if digest(body) != told:
             raise ReadError(f"{path} is damaged, or was edited: its checksum is another one; write the folder anew")
         return msgspec.convert(body, Manifest)

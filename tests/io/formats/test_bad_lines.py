@@ -182,7 +182,7 @@ def test_what_a_text_is_instead_and_the_way_out_are_said(
 def test_brotli_is_named_by_its_files_name_unless_that_holds_text(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl.br"
     path.write_bytes(bytes.fromhex("1b2a00f88da4b6d5e1ff9a0cc0de"))
-    with pytest.raises(DataError, match=r"x\.jsonl\.br is a brotli file, .*`brotli -d`; compressed files are read of"):
+    with pytest.raises(DataError, match=r"x\.jsonl\.br is a brotli file, .*`brotli -d`"):
         list(sl.read_jsonl(path))
     path.write_bytes(VALUES.encode())
     assert len(list(sl.read_jsonl(path))) == 3
