@@ -292,7 +292,10 @@ def test_a_file_of_another_format_is_no_text_whatever_its_name_says(tmp_path: Pa
         b"PAR1\x15\x00": "is a Parquet file, whatever its name says: sl.read_parquet reads it",
         b"ARROW1\x00\x00\xff": "is an Arrow file, whatever its name says: sl.read_arrow reads it",
         b"\x93NUMPY\x01\x00": "is a NumPy array, whatever its name says: sl.read_npy reads it",
-        b"\x89HDF\r\n\x1a\n": "is an HDF5 file, whatever its name says: sl.from_items of a dataset in it",
+        b"\x89HDF\r\n\x1a\n": "is an HDF5 file, whatever its name says: sl.read_hdf5 reads it",
+        b"\x04\x22\x4d\x18d@": "is an lz4 file, whatever its name says: unpack it with `lz4 -d`, or write gzip or zstd",
+        b"\xff\x06\x00\x00sNaPpY": "is a snappy file, whatever its name says: unpack it with `snzip -d`",
+        b"7z\xbc\xaf\x27\x1c\x00\x04": "is a 7z archive, whatever its name says: unpack it with `7z x`",
         b"SQLite format 3\x00\x10": r"is an SQLite database, .*: sl.from_iterable\(lambda: connect\(\).execute",
     }.items():
         path.write_bytes(head)

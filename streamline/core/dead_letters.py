@@ -11,16 +11,19 @@ not synced, so a power cut may.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from streamline.core.atomic_file import open_regular, replace_file, write_all
+from streamline.core.item_codec import decoded
 from streamline.core.text import clean, cut, said
 from streamline.errors import DeadLetterError, printable
 
@@ -175,10 +178,10 @@ class DeadLetters:
                     f"{self.path} is not a file of dead letters: line {number} is {line[:40]!r}; give dead_letters= "
                     "another path"
                 )
-            try:
-                yield line, _fields(line) if whole else None
-            except msgspec.MsgspecError as error:
-                raise DeadLetterError(f"{self.path} line {number} is damaged: {error}; move the file away") from error
+            yield line, decoded(line, _fields, partial(self._damaged, number)) if whole else None
+
+    def _damaged(self, number: int, why: str) -> DeadLetterError:
+        return DeadLetterError(f"{self.path} line {number} is damaged: {why}; move the file away")
 
     def _keeps(self, line: bytes, fields: DeadLetter, counts: Mapping[tuple[int, str], int]) -> bool:
         if fields["epoch"] != self._epoch:
@@ -186,7 +189,7 @@ class DeadLetters:
         if fields["n"] <= counts.get((fields["shard"], fields["stage"]), 0):
             return True
         if self._cached:
-            letter = msgspec.json.decode(line)
+            letter = json.loads(line)
             self._ahead[_number(fields)] = {name: letter.get(name) for name in SAME}
         return self._cached
 
@@ -208,8 +211,8 @@ def _number(fields: DeadLetter) -> _LineNumber:
     return fields["shard"], fields["stage"], fields["n"]
 
 
-def _fields(line: bytes) -> DeadLetter:
-    return msgspec.structs.asdict(msgspec.json.decode(line, type=_LineKey))
+def _fields(line: Any) -> DeadLetter:
+    return msgspec.structs.asdict(msgspec.convert(line, _LineKey))
 
 
 def _failed(path: Path, error: OSError) -> DeadLetterError:

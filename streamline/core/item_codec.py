@@ -16,11 +16,30 @@ import math
 import sys
 from collections.abc import Callable
 from io import BytesIO
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from streamline.core.lazy_numpy import has_more, loaded_np, np
 from streamline.core.state import Json
-from streamline.errors import DataError, JournalError, PlanTypeError
+from streamline.errors import DataError, JournalError, PlanTypeError, StreamlineError
+
+R = TypeVar("R")
+
+
+def decoded(content: bytes | str, read: Callable[[Any], R], wrong: Callable[[str], Exception]) -> R:
+    """Return what `read`, which checks it, makes of a JSON value from outside: of a file, a snapshot, a journal.
+
+    Raises:
+      What `wrong` makes of the reason: it is no UTF-8, no JSON, too deeply nested, or `read` refuses it.
+    """
+    try:
+        return read(json.loads(content if isinstance(content, str) else content.decode()))
+    except StreamlineError:
+        raise
+    except RecursionError:
+        raise wrong("it is nested too deeply") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise wrong(str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}") from error
+
 
 Read = Callable[[memoryview], None]
 
@@ -48,10 +67,8 @@ def pack(value: Any, buffers: list[Buffer], writer: str) -> Json:
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
-    plain = isinstance(value, loaded_np.ndarray | loaded_np.generic) and not has_more(kind)
-    if plain and not value.dtype.hasobject:
+    if isinstance(value, loaded_np.ndarray | loaded_np.generic) and (descr := described(value)) is not None:
         buffers.append(value)
-        descr = np.lib.format.dtype_to_descr(value.dtype)
         return ["a" if isinstance(value, np.ndarray) else "n", descr, list(value.shape)]
     if kind is bytes:
         buffers.append(value)
@@ -73,8 +90,7 @@ def unpack(form: Json, read: Read) -> Any:
         return form
     kind, *rest = form
     if kind in ("a", "n"):
-        dtype = np.lib.format.descr_to_dtype(_descr(rest[0]))
-        array: np.ndarray[Any, Any] = np.empty(rest[1], dtype)
+        array: np.ndarray[Any, Any] = np.empty(rest[1], dtype_of(rest[0]))
         if array.nbytes:
             read(array.reshape(-1).view(np.uint8).data)
         return array if kind == "a" else array[()]
@@ -94,12 +110,30 @@ def unpack_all(forms: list[Json], read: Read) -> list[Any]:
     return [unpack(forms.pop(), read) for _ in range(len(forms))]
 
 
-def _descr(descr: Json) -> Any:
-    """Return a structured type's description as NumPy wants it: its fields are tuples."""
+def described(array: np.ndarray[Any, Any] | np.generic) -> Any:
+    """Return NumPy's description of an array's type; None: it would come back as another: objects, masks, fields that
+    overlap or aren't in the order of their bytes."""
+    if array.dtype.hasobject or has_more(type(array)):
+        return None
+    try:
+        return np.lib.format.dtype_to_descr(array.dtype)
+    except ValueError:
+        return None
+
+
+def dtype_of(descr: Json) -> np.dtype[Any]:
+    """Return the type of a description that JSON has made lists of: [[name, or [title, name], type, shape], …]."""
+    found: np.dtype[Any] = np.lib.format.descr_to_dtype(_tuples(descr))
+    return found
+
+
+def _tuples(descr: Json) -> Any:
     if isinstance(descr, str):
         return descr
-    return [tuple(_descr(part) if isinstance(part, list) and at == 1 else tuple(part) if at == 2 else part
-                  for at, part in enumerate(field)) for field in descr]  # fmt: skip
+    return [
+        (tuple(name) if isinstance(name, list) else name, _tuples(kind), *map(tuple, shape))
+        for name, kind, *shape in descr
+    ]
 
 
 # Items of live sources ------------------------------------------------------------------------------------------------
@@ -179,11 +213,19 @@ def write(item: Any) -> EncodedItem:
 
 
 def read(written: EncodedItem) -> Any:
+    """Return an item as `write` was given it; a `JournalError` says why it isn't one."""
     if written.kind == "j":
-        return json.loads(written.value)
+        return decoded(written.value, lambda item: item, _unreadable)
     if written.kind == "a":
-        return np.load(BytesIO(written.value), allow_pickle=False)
+        try:
+            return np.load(BytesIO(written.value), allow_pickle=False)
+        except Exception as error:  # of NumPy's parser, on garbage: ValueError, SyntaxError, RecursionError, ...
+            raise _unreadable(str(error)) from error
     return written.value
+
+
+def _unreadable(why: str) -> JournalError:
+    return JournalError(f"an item in a journal isn't as it was written: {why}; use an earlier copy")
 
 
 def to_json(written: EncodedItem) -> Json:

@@ -30,6 +30,7 @@ import anyio
 from streamline.backends.base import Backend
 from streamline.core.atomic_file import replace_file
 from streamline.core.cpus import cpu_s, free_bytes
+from streamline.core.item_codec import decoded
 from streamline.core.knobs import HOSTS, Knob, Widths
 from streamline.core.meters import Meters
 from streamline.core.options import given
@@ -295,17 +296,15 @@ def _pinned(path: str) -> dict[str, tuple[str, int]]:
         raise PlanError(
             f'.open(tune={path!r}): {why}; expected what stream.tuning.save("tune.json") has written'
         ) from error
-    try:
-        found: Any = json.loads(text)
+
+    def read(found: Any) -> dict[str, tuple[str, int]]:
         version, knobs = found["streamline tuning"], found["knobs"]
         if version != VERSION:
             raise PlanError(f".open(tune={path!r}): expected version {VERSION} of such a file, got {version!r}")
         return {stage: (str(knob["kind"]), _value(knob["value"])) for stage, knob in knobs.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise PlanError(
-            f'.open(tune={path!r}): expected what stream.tuning.save("tune.json") has written, got {text[:60]!r} '
-            f"({type(error).__name__}: {error})"
-        ) from error
+
+    expected = f'.open(tune={path!r}): expected what stream.tuning.save("tune.json") has written'
+    return decoded(text, read, lambda why: PlanError(f"{expected}, got {text[:60]!r} ({why})"))
 
 
 def _value(value: object) -> int:

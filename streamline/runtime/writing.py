@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, get_args
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("streamline.writing")  # as the docs call it
 
-T = TypeVar("T")
+R = TypeVar("R")
 
 SHARD_BYTES = 256 * 1024 * 1024
 """A shard, unless the user says otherwise: large enough for a store's throughput, small enough to divide the shards of
@@ -271,10 +271,16 @@ class _WriteJob:
         found = parsed(content, f"{path}/{self._name}")
         if found.format != (own := self._format.suffix[1:]):
             raise WriteError(f"{path} holds {found.format}, and this writes {own}: write that, or give another folder")
+        there = self._out.names()
+        for shard in found.shards:
+            if there.get(shard.name) != shard.bytes:
+                now = f"has {there[shard.name]:,} bytes" if shard.name in there else "is gone"
+                way = "put it there again, or give another folder"
+                raise WriteError(f"{path}/{shard.name} {now}, and {shard.bytes:,} were written: {way}")
         self._manifest = found
         return found
 
-    def _check_ranks(self, names: list[str]) -> None:
+    def _check_ranks(self, names: Collection[str]) -> None:
         """Refuse a job of another number of ranks: each of these has a state and shards, and none has those of all."""
         own = self._manifest
         if sizes := world_sizes(names) - {own.world_size}:
@@ -323,10 +329,15 @@ class _WriteJob:
             self._sink = self._out.shard()
             self._encoder = self._format.encoder(self._sink, self._shard_bytes, self._manifest.common)
         self._items += 1
+        return self._encode(self._encoder.add, item)
+
+    def _encode(self, step: Callable[..., R], *item: Any) -> R:
         try:
-            return self._encoder.add(item)
+            return step(*item)
         except UnwritableItemError as error:
-            raise self._unwritable(error, item) from error.__cause__
+            raise self._unwritable(error, *item) from error.__cause__
+        except RecursionError as error:
+            raise self._unwritable(UnwritableItemError("it is nested too deeply, or in itself"), *item) from error
         except OSError as error:
             raise unwritable(self._out.disk, "write to", error) from error
 
@@ -334,12 +345,7 @@ class _WriteJob:
         """Let the shard count, and with it where the stream stands."""
         assert self._encoder is not None
         assert self._sink is not None
-        try:
-            self._encoder.finish()
-        except UnwritableItemError as error:
-            raise self._unwritable(error) from error.__cause__
-        except OSError as error:
-            raise unwritable(self._out.disk, "write to", error) from error
+        self._encode(self._encoder.finish)
         manifest, snapshot = self._manifest, stream.snapshot()
         fence = f"-{manifest.run}" if self._out.fenced and manifest.run else ""
         name = f"shard-{manifest.rank:05d}-{len(manifest.shards):06d}{fence}{self._format.suffix}"

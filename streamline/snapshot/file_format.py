@@ -15,10 +15,11 @@ import math
 import os
 import re
 from collections.abc import Iterable
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
 
+from streamline.core.item_codec import decoded
 from streamline.core.state import Json, digest
 from streamline.errors import SnapshotError
 
@@ -63,10 +64,10 @@ def decode(content: bytes, path: Path) -> Json:
     """
     if not content.strip(b"\0 \t\r\n"):
         raise SnapshotError(f"{path} is empty ({len(content)} bytes, none of them text): use an earlier snapshot")
-    try:
-        envelope = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        _refuse(content, path, error)
+    return decoded(content, partial(_opened, path), partial(_refused, content, path))
+
+
+def _opened(path: Path, envelope: Json) -> Json:
     if not isinstance(envelope, dict) or MAGIC not in envelope:
         raise SnapshotError(f'{path} is JSON, but no streamline snapshot: it has no "{MAGIC}" entry')
     check_version(envelope[MAGIC], path)
@@ -118,13 +119,13 @@ def check_version(version: Json, what: object) -> None:
         )
 
 
-def _refuse(content: bytes, path: Path, error: Exception) -> NoReturn:
-    """Say why a file's content is not JSON."""
+def _refused(content: bytes, path: Path, why: str) -> SnapshotError:
+    """Return the error for a file's content that is not JSON."""
     if not content.startswith(_START) and not _START.startswith(content):
-        raise SnapshotError(f"{path} is no streamline snapshot: expected JSON ({error})") from None
+        return SnapshotError(f"{path} is no streamline snapshot: expected JSON ({why})")
     if not content.endswith(_END):
-        raise SnapshotError(f"{path} is cut short after {len(content):,} bytes: use an earlier snapshot") from None
-    raise SnapshotError(f"{path} is damaged ({error}): use an earlier snapshot") from None
+        return SnapshotError(f"{path} is cut short after {len(content):,} bytes: use an earlier snapshot")
+    return SnapshotError(f"{path} is damaged ({why}): use an earlier snapshot")
 
 
 def _check_savable(body: dict[str, Json]) -> None:

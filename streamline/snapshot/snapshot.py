@@ -7,7 +7,6 @@ files are not written together, so one directory for each step is what survives 
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -20,6 +19,7 @@ from typing import Any, Literal, TypeAlias, overload
 import msgspec
 
 from streamline.core.atomic_file import open_regular, replace_file
+from streamline.core.item_codec import decoded
 from streamline.core.state import Json, Tree
 from streamline.core.state_types import Count, MergePart, Range, Size, Unsigned, check_type
 from streamline.core.text import some
@@ -212,13 +212,7 @@ class Snapshot:
         Raises:
           SnapshotError: the text is anything else; the message says which entry.
         """
-        try:
-            body = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise SnapshotError(f"not a snapshot: expected JSON ({error})") from None
-        if isinstance(body, dict) and MAGIC in body:
-            raise SnapshotError("this is the text of a snapshot file: use Snapshot.load(path)")
-        return _snapshot_of(body)
+        return decoded(text, _snapshot_of, lambda why: SnapshotError(f"not a snapshot: expected JSON ({why})"))
 
     def save(self, path: AnyPath) -> Path:
         """Write the snapshot, durably: when this returns, it survives a kill and a power cut.
@@ -335,6 +329,8 @@ def _body_of(snapshot: Snapshot) -> dict[str, Json]:
 
 def _snapshot_of(body: Json) -> Snapshot:
     """Return the snapshot with these fields, each of which must be there and of its type, and no other."""
+    if isinstance(body, dict) and MAGIC in body:
+        raise SnapshotError("this is the text of a snapshot file: use Snapshot.load(path)")
     version = body.get("version") if isinstance(body, dict) else None
     if isinstance(version, int):
         check_version(version, "the snapshot")
@@ -402,7 +398,7 @@ def _read(path: Path) -> Snapshot:
         body = decode(file.read(), path)
     try:
         return _snapshot_of(body)
-    except SnapshotError as error:
+    except (SnapshotError, RecursionError) as error:
         raise SnapshotError(f"{path}: {error}") from None
 
 

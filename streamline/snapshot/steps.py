@@ -192,7 +192,7 @@ def _decoded(stretch: _Stretch, first: int, stop: int) -> Iterator[RecordedStep]
                     again=again,
                 )
             before = after
-    except (LookupError, TypeError, ValueError, SnapshotError) as error:
+    except (LookupError, TypeError, ValueError, RecursionError, SnapshotError) as error:
         raise RecordError(f"{stretch.name} is damaged in the block of steps from {block.first} on: {error}") from error
 
 

@@ -35,7 +35,7 @@ from streamline.core.atomic_file import (
     sync_directory,
     write_all,
 )
-from streamline.core.item_codec import EncodedItem, from_bytes, to_bytes
+from streamline.core.item_codec import EncodedItem, decoded, from_bytes, to_bytes
 from streamline.core.record_file import DamagedFrameError, frame, frames
 from streamline.core.state import Json, Tree
 from streamline.errors import JournalError, ResumeError
@@ -380,13 +380,13 @@ def read_about(directory: Path) -> About | None:
     """
     path = directory / ABOUT
     try:
-        about = msgspec.convert(json.loads(read_own(path)), About)
+        content = read_own(path)
     except FileNotFoundError:
         if files_in(directory):
             raise JournalError(f"{directory} has files of a journal, but no {ABOUT}: use a copy of it") from None
         return None
-    except (ValueError, msgspec.ValidationError) as error:
-        raise JournalError(f"{path} is damaged: {error}; use a copy of it") from None
+    read = lambda found: msgspec.convert(found, About)  # noqa: E731
+    about = decoded(content, read, lambda why: JournalError(f"{path} is damaged: {why}; use a copy of it"))
     if about.streamline_journal != 1:
         raise JournalError(f"{path} is of format {about.streamline_journal}: upgrade streamline")
     return about
@@ -518,7 +518,6 @@ def read_segment(path: Path, *, last: bool) -> JournalSegment:
 
 
 def _header(payload: bytes, path: Path) -> SegmentHeader:
-    try:
-        return msgspec.convert(json.loads(payload), SegmentHeader, strict=False)
-    except (ValueError, msgspec.ValidationError) as error:
-        raise JournalError(f"{path} is damaged at byte {len(MAGIC)}: not a journal's header ({error})") from None
+    what = f"{path} is damaged at byte {len(MAGIC)}: not a journal's header"
+    read = lambda found: msgspec.convert(found, SegmentHeader, strict=False)  # noqa: E731
+    return decoded(payload, read, lambda why: JournalError(f"{what} ({why})"))

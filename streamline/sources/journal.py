@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from streamline.core.item_codec import EncodedItem, from_json, to_json
+from streamline.core.item_codec import EncodedItem, from_json, read, to_json
 from streamline.core.state import Json, Reference, Tree
 from streamline.core.state_types import Count
-from streamline.errors import ResumeError, SnapshotError
+from streamline.errors import JournalError, ResumeError, SnapshotError
 
 LEAST_ITEMS = 256
 
@@ -238,9 +238,10 @@ def kept_of(journal: Json, state: Tree, places: Places) -> tuple[SavedJournal, l
                     f"expected shard {worker.shard} to begin at {passed[worker.shard]}, not {worker.first}"
                 )
             for at, item in enumerate(worker.items):
-                entries.append(Entry(worker.shard, worker.first + at, from_json(item), kept.next, kept.mark))
+                read(written := from_json(item))
+                entries.append(Entry(worker.shard, worker.first + at, written, kept.next, kept.mark))
         if kept.read < len(entries):
             raise ValueError(f"{len(entries)} items of {kept.read} that were read")
-    except (ValueError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError, JournalError) as error:
         raise SnapshotError(f"the snapshot's journal is damaged, or was edited: {error}") from None
     return kept, entries

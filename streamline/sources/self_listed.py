@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from streamline.core.item_codec import decoded
 from streamline.core.meters import Traffic
 from streamline.core.state import Json
 from streamline.errors import ReadError
@@ -198,10 +199,9 @@ def _is_folder(path: str) -> bool:
 
 
 def _parsed(content: bytes, path: str) -> list[IndexedShard]:
-    try:
-        shards = msgspec.json.decode(content, type=MdsIndex).shards
-    except msgspec.DecodeError as error:
-        raise ReadError(f"{path} is no index of MDS shards, or is damaged: {error}; write it anew") from error
+    what = f"{path} is no index of MDS shards, or is damaged"
+    read = lambda found: msgspec.convert(found, MdsIndex).shards  # noqa: E731
+    shards = decoded(content, read, lambda why: ReadError(f"{what}: {why}; write it anew"))
     for shard in shards:
         how = (shard.compression or "").partition(":")[0]
         if shard.format != "mds" or how in UNREAD:

@@ -80,7 +80,7 @@ class _SavesState(transformers.TrainerCallback):  # type: ignore[misc]
         file = _file(args, state)
         try:
             saved = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise SnapshotError(f"{file}: expected the loader's state, as the checkpoint was saved: {error}") from error
         self._batches.load_state_dict(saved)
         if not args.ignore_data_skip:

@@ -132,6 +132,18 @@ def test_a_new_run_truncates_the_file_and_a_new_epoch_appends(tmp_path: Path) ->
         assert [letter["epoch"] for letter in letters_of(path)] == expected
 
 
+@pytest.mark.parametrize("bad", [b'"\xff"', b"[" * 100_000, b'{"a": ', b"1, 2"])
+def test_a_line_that_was_damaged_is_an_error_with_its_number(bad: bytes, tmp_path: Path) -> None:
+    path, pipe = tmp_path / "bad.jsonl", sl.from_items(range(5)).map(check)
+    with pipe.open(**SKIP, dead_letters=path) as stream:
+        assert list(stream) == [0, 2, 3]
+        snapshot = stream.snapshot()
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second.replace(b'"item":"4"', b'"item":' + bad))
+    with pytest.raises(DeadLetterError, match=r"bad\.jsonl line 2 is damaged: .*move the file away"):
+        pipe.open(**SKIP, dead_letters=path, resume=snapshot).__enter__()
+
+
 def test_each_of_several_ranks_has_a_file_of_its_own(tmp_path: Path) -> None:
     pipe = sl.from_items(range(6)).shard(2).map(check)
     for rank in (0, 1):

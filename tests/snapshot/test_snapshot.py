@@ -195,8 +195,8 @@ def test_a_merge_that_does_not_fit_the_shards_is_refused(key: str, value: Any, m
         Snapshot.from_json(json.dumps(tree))
 
 
-@pytest.mark.parametrize("text", ["", "{", "hello", "[" * 100_000, '{"a": 1} x'])
-def test_text_that_is_not_json_is_said_to_be_none(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "{", "hello", "[" * 100_000, '{"a": 1} x', None, 3, b"\xff{", {}])
+def test_text_that_is_not_json_is_said_to_be_none(text: Any) -> None:
     with pytest.raises(SnapshotError, match=r"^not a snapshot: expected JSON \("):
         Snapshot.from_json(text)
 

@@ -679,6 +679,11 @@ async def test_another_plan_or_another_kind_of_journal_is_refused() -> None:
             await rest(pipe, damaged)
     body = json.loads(snapshot.to_json())
     body["journal"]["workers"][0]["items"] = [["z", "?"]]
+    for item in (["j", "{"], ["j", "[" * 100_000], ["j", '{"a": '], ["a", "AAAA"], ["b", "A"]):
+        changed = {**body, "journal": {**body["journal"], "workers": [dict(one) for one in body["journal"]["workers"]]}}
+        changed["journal"]["workers"][0]["items"] = [item]
+        with pytest.raises(sl.errors.SnapshotError, match="the snapshot's journal is damaged, or was edited"):
+            await rest(pipe, sl.Snapshot.from_json(json.dumps(changed)))
     with pytest.raises(sl.errors.SnapshotError, match="expected an item"):
         await rest(pipe, sl.Snapshot.from_json(json.dumps(body)))
     del body["journal"]

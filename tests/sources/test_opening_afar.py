@@ -6,16 +6,21 @@ import re
 import threading
 import warnings
 from functools import partial
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import pytest
 import trio
 
 import streamline as sl
+from streamline.core import byte_budget as budget
 from streamline.errors import ClosedError, CodeChangedWarning, PlanError, ReadError, ResumeError
 from streamline.io.storage import resolve as finding
 from streamline.io.storage.options import HttpOptions
+from tests.laws.profile import covering
 from tests.servers.nginx import Nginx
 from tests.servers.s3 import Bucket
 
@@ -266,3 +271,65 @@ def test_a_loop_of_trios_is_told_that_threads_read_files(tmp_path: Any) -> None:
     with pytest.raises(ReadError, match=r"asyncio's event loop.*backend=sl\.Threads"):
         trio.run(read)
     assert trio.run(partial(read, backend=sl.Threads(1))) == ["a", "b"]
+
+
+LISTED = b"".join(b"line %03d\n" % number for number in range(100))
+
+REPLACED = {
+    "longer": LISTED + b"more\n",
+    "longer, not cut at a line": LISTED + b"mo",
+    "shorter": b"other\n" * 50,
+    "shorter, not cut at a line": LISTED[:-13],
+    "a line": b"line\n",
+    "nothing": b"",
+}
+
+
+def array_file(kind: str, content: bytes) -> bytes:
+    made, rows = BytesIO(), np.frombuffer(content, np.uint8)
+    if kind == "npy":
+        np.save(made, rows)
+    else:
+        np.savez(made, rows=rows)
+    return made.getvalue()
+
+
+ANSWERS: dict[str, dict[str, Any]] = {
+    "ranges": {},
+    "no ranges": {"ranges": False},
+    "chunks": {"chunked": True},
+    "ranges of what is unknown": {"total": "*"},
+    "chunks, no ranges": {"ranges": False, "chunked": True},
+}
+"""The last two don't tell how long the object is: its end does."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "answers", "replaced"),
+    [
+        *covering(["lines", "shards", "files", "npy", "npz", "kept"], list(ANSWERS)[:3], REPLACED),
+        *covering(["lines", "files", "kept"], list(ANSWERS)[3:], REPLACED),
+    ],
+)
+async def test_an_object_of_another_length_than_was_listed_is_an_error(
+    server: Any, kind: str, answers: str, replaced: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "PART_BYTES", 400)
+    monkeypatch.setattr(budget, "MIN_PART_BYTES", 400)
+    was, now = LISTED, REPLACED[replaced]
+    if kind in ("npy", "npz"):
+        was, now = (array_file(kind, content) for content in (was, now))
+    server.otherwise = server.faulty(etag=None)
+    server.objects = {"x": was}
+    paths = server.url("x")
+    pipes: dict[str, sl.Pipeline[Any]] = {
+        "lines": sl.read_lines(paths),
+        "shards": sl.read_lines(paths).shard(3),
+        "files": sl.read_files(paths),
+        "kept": sl.read_lines(paths, cache_dir=tmp_path),
+    }
+    async with pipes.get(kind, sl.read_npy(paths)).open() as stream:
+        server.objects = {"x": now}
+        server.otherwise = server.faulty(etag=None, **ANSWERS[answers])
+        with pytest.raises(ReadError, match=rf"x changed .*: it had {len(was):,} bytes and has {len(now):,}"):
+            _ = [item async for item in stream]

@@ -456,6 +456,9 @@ def test_a_damaged_file_is_never_served(tmp_path: Path) -> None:
 def test_what_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"spill=\) writes down .* got object: turn it into"):
         list(numbers(3).map(lambda n: object()).regenerate(2, spill=tmp_path))
+    for odd in (np.ma.masked_array([1.0], [True]), np.zeros(2, "i4, i2")[["f1", "f0"]]):  # a mask would be lost, say
+        with pytest.raises(DataError, match=r"spill=\) writes down .* got (an array of .*|MaskedArray): turn it into"):
+            list(sl.from_items([odd]).regenerate(1, spill=tmp_path))
     (tmp_path / "file").write_text("")
     with pytest.raises(ReadError, match=r"can't keep a cycle in .*needs a folder"):
         list(numbers(3).regenerate(2, spill=tmp_path / "file"))
@@ -473,10 +476,12 @@ def test_a_spilled_snapshot_needs_its_folder(tmp_path: Path) -> None:
 
 def test_what_is_written_down_comes_back_as_it_was() -> None:
     dtype = np.dtype([("a", "<i4", (2,)), ("b", "<f8")])
+    padded = np.dtype([(("title", "a"), "i1"), ("b", [("é", "<f8", (2,)), ("c", "i1")])], align=True)
     values: list[Any] = [
         None, True, 1, 2**80, -1.5, "ü", b"\0x", (1, [2, (3,)]), {"a": 1, 3: None}, [],
         np.arange(6).reshape(2, 3).T, np.zeros((0, 3)), np.array(4.5), np.float32(1.5), np.array(["ab", "c"]),
         np.array(["2020-01-01"], "datetime64[D]"), np.zeros(2, dtype), {"x": (np.ones(2), "l")},
+        np.zeros(2, padded), np.zeros(2, padded)[0], {"a\0b\udcff": 1, 2.5: 2, "": 3},
     ]  # fmt: skip
     for value in values:
         buffers: list[Buffer] = []
@@ -489,6 +494,7 @@ def test_what_is_written_down_comes_back_as_it_was() -> None:
 
         found = unpack(form, read)
         assert type(found) is type(value)
+        assert getattr(found, "dtype", None) == getattr(value, "dtype", None)
         assert not rest
         np.testing.assert_equal(found, value)
 

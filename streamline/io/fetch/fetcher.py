@@ -19,7 +19,6 @@ from streamline.io.fetch.read_ahead import ObjectReader, ReadAhead, parts
 from streamline.io.fetch.request import RequestPool
 from streamline.io.storage.base import Storage
 from streamline.io.storage.local import LocalStorage
-from streamline.io.storage.object_cache import CachedStorage
 from streamline.io.storage.options import Access
 from streamline.io.storage.registry import Storages
 from streamline.sharding.split import byte_range
@@ -96,8 +95,8 @@ class Fetcher:
 
     def _storage(self, part: FilePart) -> Storage:
         storage = self._shared.storages.of(part.path)
-        if isinstance(storage, CachedStorage) and part.found.size is not None and part.found.etag:
-            storage.note(part.found)  # it would ask for the size, to see whether all of the object has been read
+        if part.found.size is not None and not part.local:
+            storage.note(part.found)
         return storage
 
     def _pool(self) -> RequestPool:

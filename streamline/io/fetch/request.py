@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from streamline.core.byte_budget import Account, Budget
 from streamline.core.tasks import Job, Tasks
 from streamline.errors import ClosedError, ReadError, printable
-from streamline.io.storage.base import FoundObject, Storage, too_short
+from streamline.io.storage.base import FoundObject, Storage, check_listed, too_short
 
 GUESS_BYTES = 256 * 2**10
 """What an answer of unknown size is taken to hold at least, until it says so: what a connection buffers anyway."""
@@ -124,7 +124,7 @@ class Request:
             return not self.owner.is_first(self) or self.as_stream()
         rest = found.size is None or end < found.size
         count = end - self.start
-        if (rest and found.etag is None) or (not ranged and count > self.part_bytes):
+        if (rest and None in (found.etag, found.size)) or (not ranged and count > self.part_bytes):
             return self.as_stream()
         if not self._charged(count):
             return False
@@ -152,6 +152,7 @@ class Request:
             self.put(await self.storage.read(self.found.path, self.start, stop, self._etag))
 
     def _look(self, found: FoundObject) -> None:
+        check_listed(printable(self.found.path), self.found.size, found.size)
         if found.size is not None and self.start > found.size:
             raise too_short(printable(self.found.path), found.size, self.start)
         self._etag = self._etag or found.etag

@@ -54,8 +54,8 @@ async def pieces(file: File, start: int, stop: int | None = None) -> AsyncGenera
         head = b""
         if kind is None and not start:
             head = await _head(blocks)
-            kind = sniffed(head)
-            check_not_foreign(path, head)
+            if (kind := sniffed(head)) is None:
+                check_not_foreign(path, head)
         if kind is not None and num_shards > 1:
             raise not_splittable(path, num_shards, kind)
         async with aclosing(

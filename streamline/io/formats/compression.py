@@ -265,8 +265,11 @@ FOREIGN = {
     b"PAR1\x15": ("a Parquet file", "sl.read_parquet reads it"),
     b"ARROW1\x00\x00": ("an Arrow file", "sl.read_arrow reads it"),
     b"\x93NUMPY": ("a NumPy array", "sl.read_npy reads it"),
-    b"\x89HDF\r\n": ("an HDF5 file", "sl.from_items of a dataset in it reads rows"),
+    b"\x89HDF\r\n": ("an HDF5 file", "sl.read_hdf5 reads it"),
     b"SQLite format 3\x00": ("an SQLite database", "sl.from_iterable(lambda: connect().execute(query)) reads rows"),
+    b"\x04\x22\x4d\x18": ("an lz4 file", "unpack it with `lz4 -d`, or write gzip or zstd"),
+    b"\xff\x06\x00\x00sNaPpY": ("a snappy file", "unpack it with `snzip -d`, or write gzip or zstd"),
+    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it with `7z x`, or write gzip or zstd"),
 }
 """First bytes of files that are no lines, records or tar archives, what they are, and the way to read them."""
 
@@ -275,6 +278,8 @@ def check_not_foreign(path: str, head: bytes) -> None:
     for magic, (name, way) in FOREIGN.items():
         if head.startswith(magic):
             raise DataError(f"{path} is {name}, whatever its name says: {way}")
+    if path.partition("?")[0].lower().endswith(".br") and "\ufffd" in head[:-4].decode(errors="replace"):
+        raise DataError(f"{path} is a brotli file, as it seems: unpack it with `brotli -d`")  # it has no mark
 
 
 def not_splittable(path: str, num_shards: int, kind: Compression) -> PlanError:

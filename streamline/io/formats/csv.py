@@ -22,7 +22,7 @@ from streamline.core.lazy_numpy import np
 from streamline.errors import DataError, PlanError
 from streamline.io.fetch.file import File
 from streamline.io.formats.base import Place
-from streamline.io.formats.line_decoding import BOM, SLICE_BYTES, DecodedSlice, Fault, Splitter
+from streamline.io.formats.line_decoding import BOM, SLICE_BYTES, DecodedSlice, Fault, Splitter, not_utf8, wrong_with
 from streamline.io.formats.lines import SLICE_LINES, TextCursor, TextFormat, TooLong, slices
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
@@ -181,6 +181,11 @@ class _CsvCursor(TextCursor[Any]):
         if not self.byte and not self._size and raw.startswith(BOM):
             raw = raw[len(BOM) :]
             self.byte = len(BOM)
+        if self.byte <= len(BOM) and not self._size and raw[:4] == b"sep=" and raw[5:6] in (b"\r", b"\n"):
+            way = f"leave the line out, and write delimiter={chr(raw[4])!r}"
+            raise self.error(Fault(0, 0, f"expected a record, got Excel's {raw[:5].decode()!r}: {way}"))
+        if not self.byte and not self._size and b"\0" in raw[:2]:
+            raise self.error(Fault(0, 0, f"expected CSV: {wrong_with(raw, None)}"))
         if raw:
             self._parts.append(raw)
             self._size += len(raw)
@@ -257,7 +262,7 @@ class Records:
         decoded = self._items(found, raw, wrong)
         size = found.size if decoded.lines == found.lines else bytes_of(raw, decoded.lines)
         if decoded.fault is None and found.bad is not None:
-            decoded.fault = Fault(found.lines, 0, f"expected CSV: {found.bad}", found.bad)
+            decoded.fault = Fault(found.lines, 0, f"expected CSV: {wrong_with(b'', found.bad)}", found.bad)
         elif decoded.fault is None and found.size < len(raw):
             decoded.fault = self._open(len(raw) - found.size, found.lines, final)
         if decoded.fault is not None:
@@ -334,8 +339,7 @@ def _not_utf8(error: UnicodeDecodeError, raw: bytes, line: int) -> str:
     """Return what is wrong with a record that begins with a line of a slice."""
     at = error.start - raw.rfind(b"\n", 0, error.start) - 1
     more = raw.count(b"\n", 0, error.start) - line
-    where = f"byte {at} of the line" if not more else f"byte {at} of line {more + 1} of the record"
-    return f"expected UTF-8, got 0x{raw[error.start]:02x} ({error.reason}) in {where}"
+    return not_utf8(error, f"byte {at} of the line" if not more else f"byte {at} of line {more + 1} of the record")
 
 
 Row = list[str]

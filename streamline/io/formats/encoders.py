@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import msgspec
 
+from streamline.core.item_codec import described, dtype_of
 from streamline.core.lazy_numpy import has_more, loaded_np, np
 from streamline.core.options import given
 from streamline.core.state import Json
@@ -37,6 +38,9 @@ WRITE_BYTES = 256 * 1024
 
 FINITE = frozenset({str, int, bool, type(None)})
 """Types of values in which no NaN is. To look for it in the JSON takes as long as to make that."""
+
+STR = frozenset({str})
+PLAIN = FINITE | {float, bytes}  # values in which there are no keys
 
 GROUP_BYTES = 16 * 1024 * 1024
 """A row group of a Parquet file, in memory: a resume of a reader fetches one again."""
@@ -207,6 +211,8 @@ class _JsonLines(Encoder):
         flat = type(item) is dict and FINITE.issuperset(map(type, item.values()))
         if not flat and lines.find(b"null", start) >= 0 and (what := _not_finite(item)):
             raise UnwritableItemError(f"it holds {what}, which JSON has no word for: write None for it, or a string")
+        for key in _odd_keys(item):
+            raise UnwritableItemError(f"it has the key {key!r}, which would come back as a string: write str(key)")
         lines += b"\n"
         size = self._written + len(lines)
         if len(lines) >= WRITE_BYTES:
@@ -230,18 +236,31 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"JSON has no word for a {type(value).__module__}.{type(value).__qualname__}: .map it to one")
 
 
+def _odd_keys(value: Any) -> Iterator[Any]:
+    """Yield the keys in an item that are no strings, at any depth."""
+    if isinstance(value, Mapping) and not STR.issuperset(map(type, value)):
+        yield from (key for key in value if not isinstance(key, str))
+    parts = value.values() if type(value) is dict else _within(value)
+    if not PLAIN.issuperset(map(type, parts)):
+        for part in parts:
+            yield from _odd_keys(part)
+
+
+def _within(value: Any) -> Collection[Any]:
+    """Return the parts of what JSON makes an object or a list of; none of anything else."""
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value).values()
+    return [part for _, part in parts_of(value) or ()]
+
+
 def _not_finite(value: Any) -> str | None:
     """Return the float in an item that JSON would write as null; None: there is none."""
     if isinstance(value, float | loaded_np.floating):
         return None if math.isfinite(value) else repr(float(value))
-    if isinstance(value, loaded_np.ndarray):
-        parts: Any = value.tolist() if value.ndim else [value.item()]
-    elif isinstance(value, msgspec.Struct):
-        parts = msgspec.structs.asdict(value).values()
-    elif isinstance(value, set | frozenset):
-        parts = value
-    else:
-        parts = [part for _, part in parts_of(value) or ()]
+    array = isinstance(value, loaded_np.ndarray)
+    parts = (value.tolist() if value.ndim else [value.item()]) if array else _within(value)
     return next((found for part in parts if (found := _not_finite(part))), None)
 
 
@@ -299,10 +318,11 @@ def _member(key: str, name: object, data: object) -> Iterator[bytes]:
     content = bytes(content)
     info = tarfile.TarInfo(f"{key}.{name}")
     info.size = len(content)
-    if part_of(TarHeader(info.name, info.size, regular=True, link=""), group=True) != (key, name):
+    header = TarHeader(info.name, info.size, regular=True, link="")
+    if "\0" in info.name or part_of(header, group=True) != (key, name):  # a NUL ends a name
         raise UnwritableItemError(
             f"the member {info.name!r} would be read as another sample or field: the last part of a __key__ has no "
-            "dot and isn't empty, its first is not like __this__, and fields are in lower case"
+            "dot and isn't empty, its first is not like __this__, fields are in lower case, and neither has a NUL"
         )
     try:
         yield info.tobuf(tarfile.PAX_FORMAT)
@@ -332,13 +352,15 @@ class _NpyRows(Encoder):
         self._count = self._size = self._written = 0
 
     def add(self, item: Any) -> int:
-        kinds = loaded_np.ndarray | loaded_np.generic | bool | int | float | complex
-        if not isinstance(item, kinds) or has_more(type(item)):
-            raise UnwritableItemError("expected a plain NumPy array or a number: .map it to one")
-        row = np.asarray(item)
-        if row.dtype.hasobject:
-            raise UnwritableItemError("it is of Python objects, which npy files keep as pickles: .map it to numbers")
-        common = {"descr": _listed(np.lib.format.dtype_to_descr(row.dtype)), "shape": list(row.shape)}
+        if not isinstance(item, loaded_np.ndarray | loaded_np.generic | bool | int | float | complex):
+            raise UnwritableItemError("expected a NumPy array or a number: .map it to one")
+        row = np.asanyarray(item)
+        if (descr := described(row)) is None:
+            raise UnwritableItemError(
+                "it is of Python objects, masked or of another class, or of fields that overlap or aren't in order, which "
+                "npy files can't hold: .map it to numbers, its .filled(…), or np.lib.recfunctions.repack_fields of it"
+            )
+        common = {"descr": _listed(descr), "shape": list(row.shape)}
         self.common = self.common or common
         if common != self.common:
             raise UnwritableItemError(f"expected {_said(self.common)}, as all rows are, got {_said(common)}")
@@ -367,7 +389,7 @@ class _NpyRows(Encoder):
         """Return the header for the rows so far; it leaves room for the number of rows to become larger."""
         made = BytesIO()
         shape = (self._count, *self.common["shape"])
-        descr = np.lib.format.dtype_to_descr(_dtype(self.common))
+        descr = np.lib.format.dtype_to_descr(dtype_of(self.common["descr"]))
         header = {"descr": descr, "fortran_order": False, "shape": shape}
         try:
             np.lib.format.write_array_header_2_0(made, header)
@@ -380,20 +402,8 @@ def _listed(descr: Any) -> Json:
     return [_listed(part) for part in descr] if isinstance(descr, list | tuple) else descr
 
 
-def _dtype(common: Json) -> np.dtype[Any]:
-    kind: np.dtype[Any] = np.dtype(_descr(common["descr"]))
-    return kind
-
-
-def _descr(listed: Json) -> Any:
-    """Return NumPy's description of a type, whose tuples JSON has made lists of: [[name, type, shape], …]."""
-    if isinstance(listed, str):
-        return listed
-    return [(name, _descr(kind), *map(tuple, shape)) for name, kind, *shape in listed]
-
-
 def _said(common: Json) -> str:
-    return f"shape {tuple(common['shape'])} of {_dtype(common)}"
+    return f"shape {tuple(common['shape'])} of {dtype_of(common['descr'])}"
 
 
 # Parquet files --------------------------------------------------------------------------------------------------------
@@ -452,7 +462,6 @@ class _ParquetRows(Encoder):
         self._most_rows, self._bytes = INFERRED_ROWS, 0
         self._slices: list[pa.RecordBatch] = []
         self._slices_bytes = 0
-        self._nested: dict[str, Any] = {}
         self._file = _AsFile(target)
         self._writer: Any = None
         if common is not None:
@@ -465,7 +474,6 @@ class _ParquetRows(Encoder):
         self._schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(common["schema"])))
         self._most_rows = common["slice_rows"]
         self._names = set(self._schema.names)
-        self._nested = {column.name: column.type for column in self._schema if _has_struct(column.type)}
 
     def add(self, item: Any) -> int:
         if isinstance(item, dict):
@@ -498,20 +506,22 @@ class _ParquetRows(Encoder):
         import pyarrow as pa
 
         names = rows[0].keys() if self._schema is None else self._names
+        if not names or not STR.issuperset(map(type, names)):
+            raise UnwritableItemError("expected columns, each with a str as its name", len(rows) - 1)
         for at, row in enumerate(rows):
-            if row.keys() == names and not self._nested:
-                continue
-            if (odd := row.keys() ^ names) or (
-                odd := {key for name, kind in self._nested.items() for key in _lost(row[name], kind, name)}
-            ):
+            if odd := row.keys() ^ names:
                 raise UnwritableItemError(_odd(odd, names), len(rows) - 1 - at)
         if odd := {*filter(has_more, {type(value) for row in rows for value in row.values()})}:
             ago = next(ago for ago, row in enumerate(reversed(rows)) if odd & {*map(type, row.values())})
             raise UnwritableItemError("it holds a masked array, or one of another class: .filled() it", ago)
         try:
             batch = pa.RecordBatch.from_pylist(rows, schema=self._schema)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        except (pa.ArrowException, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise self._culprit(rows, error) from error
+        nested = {column.name: column.type for column in batch.schema if _has_struct(column.type)}
+        for at, row in enumerate(rows if nested else ()):
+            for where, there in (found for name, kind in nested.items() for found in _differing(row[name], kind, name)):
+                raise UnwritableItemError(_odd([where], () if there else [where]), len(rows) - 1 - at)
         self._take(batch)
 
     def _culprit(self, rows: list[Any], error: Exception) -> UnwritableItemError:
@@ -530,10 +540,10 @@ class _ParquetRows(Encoder):
     def _take(self, batch: pa.RecordBatch) -> None:
         import pyarrow.parquet as pq
 
-        if not batch.num_rows:
-            return
+        if self._writer is None:
+            _check_schema(batch.schema)
         if self._schema is None:
-            rows = max(1, self._group_bytes // SLICES * batch.num_rows // max(1, batch.nbytes))
+            rows = max(1, self._group_bytes // SLICES * max(1, batch.num_rows) // max(1, batch.nbytes))
             self._learn(_common(batch.schema, min(rows, INFERRED_ROWS)))
         if not batch.schema.equals(self._schema):
             raise UnwritableItemError(f"expected the columns {_columns(self._schema)}, got {_columns(batch.schema)}")
@@ -552,6 +562,21 @@ class _ParquetRows(Encoder):
         self._slices, self._slices_bytes = [], 0
 
 
+def _check_schema(schema: pa.Schema) -> None:
+    """Refuse columns that no reader would find again: of one name, structs without fields, too deeply nested ones."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if len(set(schema.names)) < max(1, len(schema)):
+        raise UnwritableItemError(f"expected columns, each with a name of its own, got {schema.names}")
+    made = pa.BufferOutputStream()
+    try:
+        pq.write_table(schema.empty_table(), made)
+        pq.read_schema(pa.BufferReader(made.getvalue()))
+    except (pa.ArrowException, OSError) as error:
+        raise UnwritableItemError(said(error, str)) from error
+
+
 def _columns(schema: Any) -> str:
     return ", ".join(f"{column.name}: {column.type}" for column in schema)
 
@@ -568,20 +593,19 @@ def _has_struct(kind: pa.DataType) -> bool:
     return pa.types.is_struct(kind) or any(_has_struct(kind.field(at).type) for at in range(kind.num_fields))
 
 
-def _lost(value: Any, kind: pa.DataType, where: str) -> Iterator[str]:
-    """Yield the keys of nested dicts that a column of this type has no room for: pyarrow would leave them out."""
+def _differing(value: Any, kind: pa.DataType, where: str) -> Iterator[tuple[str, bool]]:
+    """Yield the keys of nested dicts, and whether they are there: those that a column of this type has no room for,
+    which pyarrow would leave out, and those that the dicts lack, which it would make."""
     import pyarrow as pa
 
     if isinstance(value, dict) and pa.types.is_struct(kind):
         fields = {kind.field(at).name: kind.field(at).type for at in range(kind.num_fields)}
-        for key, part in value.items():
-            if key in fields:
-                yield from _lost(part, fields[key], f"{where}.{key}")
-            else:
-                yield f"{where}.{key}"
+        yield from ((f"{where}.{key}", key in value) for key in value.keys() ^ fields.keys())
+        for key in value.keys() & fields.keys():
+            yield from _differing(value[key], fields[key], f"{where}.{key}")
     elif isinstance(value, list | tuple) and pa.types.is_nested(kind) and kind.num_fields == 1:
         for part in value:
-            yield from _lost(part, kind.field(0).type, where)
+            yield from _differing(part, kind.field(0).type, where)
 
 
 class _AsFile:

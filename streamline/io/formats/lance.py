@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -37,6 +37,17 @@ BLOBS = {"blob_handling": "all_binary"}
 """Of columns that are stored apart, a scan gives places otherwise."""
 
 
+@contextmanager
+def calling() -> Iterator[None]:
+    """Make a `ReadError` of a panic of Lance's, as on damaged files: it is no `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ReadError(f"Lance panicked, as on a damaged file: {error}") from error
+
+
 @dataclass(frozen=True, kw_only=True)
 class LanceFormat(Columnar):
     """Reads Lance datasets. Place: see `columnar`; a group is a shard's part of a fragment.
@@ -57,6 +68,7 @@ class LanceFormat(Columnar):
     def options(self) -> dict[str, Any]:
         return {key: value for key, value in super().options().items() if key != "batch_rows"}
 
+    @calling()
     def found(self, path: str) -> FoundObject:
         """Return what is read of a dataset; its version is in the place of an ETag. Blocks.
 
@@ -66,13 +78,14 @@ class LanceFormat(Columnar):
         return FoundObject(path, etag=_version(self._opened(path, self.version)))
 
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
-        with Working(demand.meter):
+        with Working(demand.meter), calling():
             threads = demand.site.tasks.threads
             table = await in_thread(threads, lambda: LanceTable(self, file.part, begin["group"]))
         async with aclosing(self.read(file, table, None, begin, after, name, demand)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
+    @calling()
     def pinned(self, found: FoundObject) -> Any:
         """Return a dataset in the version that was found before. As `found`."""
         dataset = self._opened(found.path, number_of(found.etag))
@@ -136,10 +149,11 @@ class LanceTable:
         wanted = {"columns": list(self._selection.read), "offset": first + start, "limit": group.rows - start}
         ahead = {"batch_size": group.step, "batch_readahead": 2, "io_buffer_size": AHEAD_BYTES}
         try:
-            for batch in fragment.to_batches(**wanted, **ahead, **BLOBS):
-                begin, start = start, start + batch.num_rows
-                rows, after = self._selection.of(batch, begin)
-                yield DecodedRows(rows, after, start)
+            with calling():
+                for batch in fragment.to_batches(**wanted, **ahead, **BLOBS):
+                    begin, start = start, start + batch.num_rows
+                    rows, after = self._selection.of(batch, begin)
+                    yield DecodedRows(rows, after, start)
         except Exception as error:  # of lance: ArrowInvalid for anything
             self._format.pinned(self._found)  # a version that is gone is no damage
             raise ValueError(reason(error)) from error

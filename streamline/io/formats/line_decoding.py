@@ -199,7 +199,7 @@ def decode_text(raw: bytes) -> DecodedSlice[str]:
     except UnicodeDecodeError as error:
         at = raw.rfind(b"\n", 0, error.start) + 1
         good = decode_text(raw[:at])
-        reason = f"expected UTF-8, got {_bad_byte(error, error.start - at)}"
+        reason = not_utf8(error, f"byte {error.start - at} of the line")
         return DecodedSlice(good.items, good.lines, None, Fault(good.lines, at, reason, error))
     if "\r" in text:
         text = text.replace("\r\n", "\n")
@@ -289,10 +289,26 @@ def _why_not_json(line: bytes, error: Exception) -> str:
     try:
         line.decode()
     except UnicodeDecodeError as bad:
-        return f"expected UTF-8, got {_bad_byte(bad, bad.start)}"
+        return not_utf8(bad, f"byte {bad.start} of the line")
     shown = line[:60].decode(errors="replace") + ("…" if len(line) > 60 else "")
-    return f"expected one JSON value, got {shown!r}: {error}"
+    return f"expected one JSON value, got {shown!r}: {wrong_with(line, error)}"
 
 
-def _bad_byte(error: UnicodeDecodeError, at: int) -> str:
-    return f"0x{error.object[error.start]:02x} ({error.reason}) in byte {at} of the line"
+UTF_16 = "it seems to be text in UTF-16: convert the file, `iconv -f UTF-16 -t UTF-8`"
+
+
+def wrong_with(line: bytes, error: Exception | None) -> str:
+    """Return what a text is instead, and the way out; else what a parser says of it."""
+    said = str(error)
+    if b"\0" in line:
+        return UTF_16
+    if b"\r" in line.strip() or "new-line character" in said:  # csv's words
+        return "a line ends with \\n or \\r\\n, and there is \\r alone: convert the file, `tr '\\r' '\\n'`"
+    way = "the file was cut off there, or its JSON goes over several lines: `jq -c '.[]'` makes a line of each element"
+    return f"the value is truncated: {way}" if "truncated" in said else said  # msgspec's
+
+
+def not_utf8(error: UnicodeDecodeError, where: str) -> str:
+    at, data = error.start, error.object
+    hint = f": {UTF_16}" if (not at and data[:2] in (b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:at] else ""
+    return f"expected UTF-8, got 0x{data[at]:02x} ({error.reason}) in {where}{hint}"

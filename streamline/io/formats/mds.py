@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from streamline.core.item_codec import decoded
 from streamline.core.lazy_numpy import np
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
@@ -102,12 +103,7 @@ class MdsFormat(RowFormat):
         if starts[0] < begin or (np.diff(starts) < 0).any():
             raise DataError("it is no MDS shard, or is damaged: the bytes at which its samples begin can't be")
         text = await read(begin, int(starts[0]))
-        try:
-            columns = msgspec.json.decode(text, type=Columns)
-            decoders = [decoder_of(encoding) for encoding in columns.column_encodings]
-            named = list(zip(columns.column_names, decoders, columns.column_sizes, strict=True))
-        except ValueError as error:
-            raise DataError(f"what it says of its columns can't be read: {error}") from error
+        named = decoded(text, _columns, lambda why: DataError(f"what it says of its columns can't be read: {why}"))
         good = int(np.searchsorted(starts[1:], size, side="right"))
         sizes = struct.Struct(f"<{sum(not fixed for _, _, fixed in named)}I")
         return MdsTable(file, packed, starts, named, sizes, good)
@@ -198,7 +194,7 @@ class MdsTable:
                 stop = at + (fixed or next(sizes))
                 sample[name] = decode(bytes(data[at:stop]))
                 at = stop
-        except (ValueError, ArithmeticError, LookupError, struct.error) as error:
+        except (ValueError, ArithmeticError, LookupError, RecursionError, struct.error) as error:
             raise DataError(f"a sample is damaged: {type(error).__name__}: {error}") from error
         if at != len(data):
             raise DataError(f"a sample is damaged: its columns have {at:,} bytes, expected {len(data):,}")
@@ -206,6 +202,12 @@ class MdsTable:
 
     def cut_short(self) -> str:
         return f"the shard is truncated: it says that it has {self.rows:,} samples, and {self.good:,} are there"
+
+
+def _columns(said: Any) -> list[tuple[str, Callable[[bytes], Any], int | None]]:
+    columns = msgspec.convert(said, Columns)
+    decoders = [decoder_of(encoding) for encoding in columns.column_encodings]
+    return list(zip(columns.column_names, decoders, columns.column_sizes, strict=True))
 
 
 def decoder_of(encoding: str) -> Callable[[bytes], Any]:

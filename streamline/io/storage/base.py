@@ -104,6 +104,10 @@ class Storage(Protocol):
         """
         raise ReadError(f"there are no listings of {pattern.partition('://')[0]}://: give a list of paths, or braces")
 
+    def note(self, found: FoundObject) -> None:
+        """Learn what a listing says of an object that is about to be read: of another size, it is refused."""
+        return
+
     async def stat(self, path: str) -> FoundObject:
         """Return what is known of an object.
 
@@ -191,6 +195,14 @@ def too_short(what: str, size: object, start: int) -> ReadError:
     """Return the error for an object that has no byte `start`; `what` it is, as messages show it."""
     has = "an unknown number of" if size is None else f"{size:,}"
     return ReadError(f"{what} has {has} bytes, expected more than {start:,}: has it been replaced?")
+
+
+def check_listed(what: str, listed: int | None, size: int | None) -> None:
+    """Refuse an object whose size isn't the one that was listed; None: not known. `what` it is, as `too_short`."""
+    if listed is not None and size is not None and listed != size:
+        raise ReadError(
+            f"{what} changed since it was listed: it had {listed:,} bytes and has {size:,}; begin anew, or read a copy"
+        )
 
 
 R = TypeVar("R")

@@ -20,7 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from streamline.core.meters import Traffic
 from streamline.errors import ReadError
-from streamline.io.storage.base import Arrival, FoundObject, Storage, joined, too_short
+from streamline.io.storage.base import Arrival, FoundObject, Storage, check_listed, joined, too_short
 from streamline.io.storage.http_client import HttpClient, judged, more_of, shown
 from streamline.io.storage.http_response import Answer, Version, ask, refusal, understand
 from streamline.io.storage.options import HttpOptions
@@ -51,6 +51,10 @@ class HttpStorage(Storage):
         self._options = options
         self._traffic = traffic or Traffic()
         self._client = HttpClient(options, self._traffic)
+        self._listed: dict[str, int | None] = {}
+
+    def note(self, found: FoundObject) -> None:
+        self._listed[found.path] = found.size
 
     async def stat(self, url: str) -> FoundObject:
         """Return an object's size and ETag, where the server says them.
@@ -67,19 +71,18 @@ class HttpStorage(Storage):
     async def blocks(
         self, url: str, start: int = 0, stop: int | None = None, etag: str | None = None
     ) -> AsyncGenerator[bytes, None]:
-        attempts = self._attempts(url)
-        one = _Try(start, attempts)
-        known = None if etag is None else Version.of(etag)
+        attempts, listed = self._attempts(url), self._listed.get(url)
+        one, known = _Try(start, attempts), Version.of(etag, listed)
         while stop is None or one.position < stop:
             async with one:
                 one.response, answer = await self._request(url, one.position, stop, known, attempts)
                 if answer.stop == one.position:
                     return
                 end = UNKNOWN if stop is None else stop
-                body = _Body(one.response, answer, one.position, end, attempts, self._options.timeout_s)
+                body = _Body(one.response, answer, one.position, end, attempts, self._options.timeout_s, listed)
                 while block := await body.next():
                     one.position += len(block)
-                    known = known or answer.version
+                    known = known if known is not None and known.tag else answer.version
                     attempts.progress()
                     yield block
                     attempts.wanted()
@@ -96,9 +99,9 @@ class HttpStorage(Storage):
         Raises:
           ReadError: as for `blocks`; what came before was passed to `arrival`.
         """
-        attempts = self._attempts(url)
+        attempts, listed = self._attempts(url), self._listed.get(url)
         one, end = _Try(start, attempts), stop if arrival.stop is None else arrival.stop
-        known = None if etag is None else Version.of(etag)
+        known = Version.of(etag, listed)
         while one.position < end:
             async with one:
                 one.response, answer = await self._request(url, one.position, end, known, attempts)
@@ -108,8 +111,8 @@ class HttpStorage(Storage):
                     if not arrival.begins(found, answer.stop, not answer.whole):
                         return
                     end = UNKNOWN if arrival.stop is None else arrival.stop
-                    known = known or version
-                body = _Body(one.response, answer, one.position, end, attempts, self._options.timeout_s)
+                    known = known if known is not None and known.tag else version
+                body = _Body(one.response, answer, one.position, end, attempts, self._options.timeout_s, listed)
                 while one.position < end and (block := await body.next()):
                     one.position += len(block)
                     attempts.forgive()
@@ -202,6 +205,7 @@ class _Body:
     stop: int
     attempts: Attempts
     timeout_s: float
+    listed: int | None
     _at: int = 0
     _protocol: Any = None
 
@@ -244,5 +248,7 @@ class _Body:
             )
         if stop is not None and at != stop:
             raise TransientError(f"the body ended at byte {at:,}, expected {stop:,} as the server said")
+        if self.answer.whole:
+            check_listed(self.attempts.what, self.listed, at)
         if at < self.position:
             raise too_short(shown(str(self.response.url)), at, self.position)

@@ -42,10 +42,11 @@ class Version(NamedTuple):
     settled: bool = True
 
     @classmethod
-    def of(cls, tag: str) -> Version:
-        """Return what a tag says."""
-        dated = tag.startswith(MODIFIED)
-        return cls(None, tag.removeprefix(MODIFIED), None) if dated else cls(tag, None, None)
+    def of(cls, tag: str | None, total: int | None = None) -> Version | None:
+        """Return what a tag and a size say; None: nothing is known of either."""
+        if tag is not None and tag.startswith(MODIFIED):
+            return cls(None, tag.removeprefix(MODIFIED), total)
+        return None if tag is None and total is None else cls(tag, None, total)
 
     @property
     def tag(self) -> str | None:
@@ -167,9 +168,9 @@ def _range(url: str, headers: Mapping[str, str], position: int) -> Answer:
 def _past_end(url: str, headers: Mapping[str, str], position: int) -> Answer:
     match = CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
     total = None if match is None else _number(match[3])
-    if total != position:
+    if total is None or total > position:
         raise too_short(url, total, position)
-    return Answer(position, position, Version(None, None, total), whole=True)
+    return Answer(position, total, Version(None, None, total), whole=True)
 
 
 def _check_same(url: str, known: Version, answer: Answer, position: int) -> None:
@@ -190,7 +191,7 @@ def _check_named(url: str, known: Version | None, now: Version) -> None:
             "replaced by one of the same length unnoticed, and HttpOptions(require_validator=True) refuses that: "
             "let the server tell one, read a local copy, or leave require_validator out"
         )
-    if known is not None and not (known.etag and now.etag) and not (known.modified and now.modified):
+    if known is not None and known.tag and not (known.etag and now.etag) and not (known.modified and now.modified):
         before = "an ETag" if known.etag else "a Last-Modified"
         raise ReadError(
             f"{url}: expected {before}, as the server sent before, got none, so the two can't be compared, and "

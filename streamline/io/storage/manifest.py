@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from streamline.core.item_codec import decoded
 from streamline.core.state import digest
 from streamline.core.state_types import Count, Size
 from streamline.errors import ReadError
@@ -80,19 +81,17 @@ def parsed(content: bytes, path: str) -> Manifest:
     Raises:
       ReadError: it is damaged, of a later version, or something else.
     """
-    try:
-        envelope = json.loads(content)
+
+    def read(envelope: Any) -> Manifest:
         version, told, body = (envelope[key] for key in (MAGIC, "sha256", "body"))
-    except (ValueError, LookupError, TypeError, RecursionError):
-        raise ReadError(f"{path} is no manifest of written shards, or is damaged: write the folder anew") from None
-    if version != VERSION:
-        raise ReadError(f"{path} is of version {version!r}, and this streamline reads {VERSION}: upgrade streamline")
-    if digest(body) != told:
-        raise ReadError(f"{path} is damaged, or was edited: its checksum is another one; write the folder anew")
-    try:
+        if version != VERSION:
+            raise ReadError(f"{path} is of version {version!r}, and this streamline reads {VERSION}: upgrade it")
+        if digest(body) != told:
+            raise ReadError(f"{path} is damaged, or was edited: its checksum is another one; write the folder anew")
         return msgspec.convert(body, Manifest)
-    except msgspec.ValidationError as error:
-        raise ReadError(f"{path} is no manifest of written shards: {error}") from None
+
+    what = f"{path} is no manifest of written shards, or is damaged"
+    return decoded(content, read, lambda why: ReadError(f"{what}: {why}; write the folder anew"))
 
 
 def may_be_manifest(path: str) -> bool:

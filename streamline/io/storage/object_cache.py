@@ -191,10 +191,15 @@ class CachedStorage(Storage):
 
     async def stat(self, path: str) -> FoundObject:
         found = await self.remote.stat(path)
-        self.note(found)
+        self._keep(found)
         return found
 
     def note(self, found: FoundObject) -> None:
+        self.remote.note(found)
+        if found.etag:
+            self._keep(found)  # else it would be asked for, to see whether all of the object has been read
+
+    def _keep(self, found: FoundObject) -> None:
         """Keep what the remote storage, or a listing, says of an object that is about to be read."""
         now, path = monotonic(), found.path
         while self._versions and now - next(iter(self._versions.values()))[0] > VERSION_S:

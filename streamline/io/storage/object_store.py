@@ -21,7 +21,7 @@ import anyio
 
 from streamline.core.meters import Traffic
 from streamline.errors import ReadError, WriteError, printable
-from streamline.io.storage.base import FoundObject, joined, together, too_short
+from streamline.io.storage.base import FoundObject, Storage, joined, together, too_short
 from streamline.io.storage.base import Version as KnownVersion
 from streamline.io.storage.options import HttpOptions, open_store
 from streamline.io.storage.paths import Glob, bucket_of
@@ -49,7 +49,7 @@ PAGE = 1000
 """Objects that a store lists in one answer."""
 
 
-class ObjectStorage:
+class ObjectStorage(Storage):
     """Reads the objects of some buckets. Each is opened when a path needs it, and stays open.
 
     Args:

@@ -65,8 +65,8 @@ class OutputFolder(ABC):
         self.disk = disk
 
     @abstractmethod
-    def names(self) -> list[str]:
-        """Return the names of what is directly in the folder, hidden files left out; none where there is no folder."""
+    def names(self) -> dict[str, int | None]:
+        """Return the names of what is directly in the folder, and sizes; hidden files are left out."""
 
     @abstractmethod
     def manifest(self, name: str) -> bytes | None:
@@ -162,9 +162,9 @@ class _LocalFolder(OutputFolder):
                 return descriptor
             os.close(descriptor)  # of a job that has just ended, and has removed it
 
-    def names(self) -> list[str]:
+    def names(self) -> dict[str, int | None]:
         with self._named("look into"):
-            return sorted(entry.name for entry in self._folder.iterdir() if not entry.name.startswith("."))
+            return {path.name: path.lstat().st_size for path in sorted(self._folder.iterdir()) if path.name[0] != "."}
 
     def manifest(self, name: str) -> bytes | None:
         with self._named("read the manifest in"):
@@ -233,9 +233,9 @@ class _StoreFolder(OutputFolder):
         self._call = call
         self._version: Version | None = None
 
-    def names(self) -> list[str]:
+    def names(self) -> dict[str, int | None]:
         listed = self._call(self._storage.list(f"{escape(self.path)}/*"))
-        return [found.path.rpartition("/")[2] for found in listed]
+        return {found.path.rpartition("/")[2]: found.size for found in listed}
 
     def manifest(self, name: str) -> bytes | None:
         found = self._call(self._storage.look(f"{self.path}/{name}"))

@@ -100,6 +100,18 @@ async def test_an_object_that_changes_between_two_parts_is_an_error(server: Any,
     assert '"v2"' in str(whole.failure)
 
 
+@pytest.mark.parametrize("etag", ['"v1"', None])
+@pytest.mark.parametrize("at_most", [None, 100])
+async def test_an_object_whose_size_no_answer_tells_is_read_whole(
+    server: Any, read: Read, etag: str | None, at_most: int | None
+) -> None:
+    server.objects = {"a": b"x" * 289 + b"\n", "b": b"y\n"}
+    server.otherwise = server.faulty(total="*", etag=etag, at_most=at_most)
+    whole = await read(sl.read_lines([server.url("a"), server.url("b")]).plan.source.resolved(), mode="file")
+    assert whole.failure is None
+    assert whole.items == ["x" * 289, "y"]
+
+
 @pytest.mark.parametrize("missing", [None, "3"])
 async def test_what_was_read_or_given_up_is_held_by_no_request(
     server: Any, read: Read, part_bytes: int, missing: str | None, monkeypatch: pytest.MonkeyPatch

@@ -139,3 +139,50 @@ def test_a_bad_line_is_a_dead_letter_too(tmp_path: Path) -> None:
     assert letter["item"] == repr(b"[\n")
     assert letter["position"] == f"{path} line 2 (ends at byte 4)"
     assert "DataError" in letter["traceback"]
+
+
+TABLE = "name,n\nä,1\nb,2\n"
+
+VALUES = "".join(f'{{"a": {n}}}\n' for n in range(3))
+
+UTF_16 = r"it seems to be text in UTF-16: convert the file, `iconv -f UTF-16 -t UTF-8`"
+
+LONE_CR = r"a line ends with \\n or \\r\\n, and there is \\r alone: convert the file, `tr '\\r' '\\n'`"
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "message"),
+    [
+        ("lines", TABLE.encode("utf-16"), rf"line 1 \(byte 0\): expected UTF-8, got 0xff .*: {UTF_16}"),
+        ("csv", TABLE.encode("utf-16"), rf"line 1 \(byte 0\): expected UTF-8, got 0xff .*: {UTF_16}"),
+        ("csv", b"\xfe\xff" + TABLE.encode("utf-16-be"), rf"expected UTF-8, got 0xfe .*: {UTF_16}"),
+        ("csv", TABLE.encode("utf-16-le"), UTF_16),
+        ("csv", TABLE.replace("ä", "a").encode("utf-16-le"), rf"line 1 .*expected CSV: {UTF_16}"),
+        ("jsonl", VALUES.encode("utf-16"), rf"line 1 \(byte 0\): expected UTF-8, got 0xff .*: {UTF_16}"),
+        ("jsonl", VALUES.encode("utf-16-le"), rf"line 1 \(byte 0\): expected one JSON value, got .*: {UTF_16}"),
+        ("jsonl", VALUES.replace("\n", "\r").encode(), rf"line 1 .*: {LONE_CR}"),
+        ("csv", TABLE.replace("\n", "\r").encode(), rf"line 1 .*expected CSV: {LONE_CR}"),
+        ("csv", b"a,b\r\n1,2\r3,4\r\n", rf"line 2 .*expected CSV: {LONE_CR}"),
+        ("csv", b"sep=;\r\na;b\r\n1;2\r\n", r"line 1 .*got Excel's 'sep=;': leave the line out, .*delimiter=';'"),
+        ("csv", b"\xef\xbb\xbfsep=,\na,b\n1,2\n", r"line 1 .*got Excel's 'sep=,'"),
+        ("jsonl", json.dumps([{"a": 1}, {"a": 2}], indent=2).encode(), r"line 1 .*over several lines: `jq -c"),
+        ("jsonl", json.dumps({"a": {"b": 2}}, indent=2).encode(), r"line 1 .*over several lines: `jq -c"),
+        ("jsonl", VALUES.encode()[:-3], r"line 3 .*the value is truncated: the file was cut off"),
+    ],
+)  # fmt: skip
+def test_what_a_text_is_instead_and_the_way_out_are_said(
+    kind: str, content: bytes, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(getattr(sl, f"read_{kind}")(path))
+
+
+def test_brotli_is_named_by_its_files_name_unless_that_holds_text(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl.br"
+    path.write_bytes(bytes.fromhex("1b2a00f88da4b6d5e1ff9a0cc0de"))
+    with pytest.raises(DataError, match=r"x\.jsonl\.br is a brotli file, .*`brotli -d`"):
+        list(sl.read_jsonl(path))
+    path.write_bytes(VALUES.encode())
+    assert len(list(sl.read_jsonl(path))) == 3

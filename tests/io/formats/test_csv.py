@@ -144,7 +144,7 @@ BAD = {
     b"1,2,3": "expected 2 fields, got 3: no column for '3'",
     b'1,"2"3': "expected CSV: ',' expected after '\"'",
     b'1,"\n\n2"3': "expected CSV: ',' expected after '\"'",
-    b"1,2\r3": "expected CSV: new-line character seen in unquoted field",
+    b"1,2\r3": "expected CSV: a line ends with",
     b"1,\xff": "expected UTF-8, got 0xff (invalid start byte) in byte 2 of the line",
     b'1,"\n\xff"': "expected UTF-8, got 0xff (invalid start byte) in byte 0 of line 2 of the record",
     b'"\n",2,"\n"': "expected 2 fields, got 3",

@@ -183,6 +183,30 @@ def test_damage_comes_after_the_rows_before_it(path: Path) -> None:
         assert stream.errors.total == 15
 
 
+def test_a_panic_of_lance_on_a_damaged_file_is_an_error_that_names_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no `Exception` (pyo3's PanicException), so nothing would take it for an error."""
+    pipe = sl.read_lance(path)
+    _, snapshot = taken(pipe, 1)
+    (manifest,) = (path / "_versions").glob("*.manifest")
+    content = bytearray(manifest.read_bytes())
+    content[2] = 255  # of the length of what follows
+    manifest.write_bytes(content)
+    for work in (lambda: list(pipe), lambda: rest(pipe, snapshot)):
+        with pytest.raises(ReadError, match=r"panicked, as on a damaged file: range end index"):
+            work()
+    panic = type("PanicException", (BaseException,), {})
+
+    def panics(*_: object, **__: object) -> Any:
+        raise panic("on a page")
+
+    write(path.with_name("b.lance"), ROWS)
+    monkeypatch.setattr(lance.LanceFragment, "to_batches", panics)
+    with pytest.raises(DataError, match=r"b\.lance fragment 0: can't be decoded: .*panicked.*on a page"):
+        list(sl.read_lance(path.with_name("b.lance")))
+
+
 def test_a_dataset_in_a_store(bucket: Bucket) -> None:
     options = {key: str(value).lower() for key, value in bucket.options.items()} | {"pool_max_idle_per_host": "0"}
     url = f"{bucket.url}/train/a.lance"

@@ -208,6 +208,12 @@ def test_hashes_that_cannot_be_compared_are_refused_if_asked_for(tmp_path: Path)
     ("old", "new", "message"),
     [
         (b'{"version"', b"[", "is no index of MDS shards, or is damaged"),
+        (b'{"version"', b'{"\xff": 1, "version"', "is no index of MDS shards, or is damaged: .*utf-8"),
+        (
+            b'{"version"',
+            b'{"a": ' + b"[" * 100_000,
+            "is no index of MDS shards, or is damaged: it is nested too deeply",
+        ),
         (b'"shards"', b'"others"', "is no index of MDS shards, or is damaged"),
         (b'"format": "mds"', b'"format": "xsv"', "lists shards of xsv, which aren't read"),
         (b'"compression": null', b'"compression": "br:11"', "lists shards of br, which aren't read"),

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from backports import zstd
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import streamline as sl
@@ -92,6 +93,8 @@ def test_parquet_takes_rows_and_batches_and_infers_or_is_told_its_columns(tmp_pa
     late = [{"x": None}, *({"x": number} for number in range(3))]
     schema = pa.schema([("x", pa.float32())])
     sl.write_parquet(sl.from_items(late), tmp_path / "late", schema=schema)
+    sl.write_parquet(sl.read_parquet(tmp_path / "rows", batch_rows=3).map(lambda batch: batch[:0]), tmp_path / "empty")
+    assert list(sl.read_parquet(tmp_path / "empty")) == []
     assert list(sl.read_parquet(tmp_path / "late")) == [{"x": None}, {"x": 0.0}, {"x": 1.0}, {"x": 2.0}]
 
 
@@ -205,6 +208,9 @@ def test_no_items_make_no_shards_and_an_empty_pipeline(tmp_path: Path) -> None:
 
 
 NAN = float("nan")
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+DEEP: Any = reduce(lambda part, _: [part], range(60), cast("Any", 1))
 SAMPLES = [{"__key__": "a", "x": b""}, {"__key__": "b", "x": b""}]
 
 
@@ -218,8 +224,8 @@ SAMPLES = [{"__key__": "a", "x": b""}, {"__key__": "b", "x": b""}]
         ("jsonl", [1, 2, {frozenset([NAN, 1.0]): 1}], "item 3 "),
         ("npy", [np.zeros(2), np.zeros(2), np.zeros(3)], r"item 3 .*shape \(2,\) of float64.*got shape \(3,\)"),
         ("npy", [np.zeros(2), np.zeros(2), np.zeros(2, int)], "item 3 .*of float64.*of int64"),
-        ("npy", [0, 1, "x"], "item 3 .*type str.*expected a plain NumPy array"),
-        ("npy", [0, 1, np.ma.array([1])], "item 3 .*type MaskedArray.*expected a plain NumPy array"),
+        ("npy", [0, 1, "x"], "item 3 .*type str.*expected a NumPy array"),
+        ("npy", [0, 1, np.ma.array([1])], "item 3 .*type MaskedArray.*masked or of another class"),
         ("parquet", [{"x": [1]}, {"x": [2]}, {"x": np.ma.array([1])}, {"x": [2]}], "item 3 .*holds a masked array"),
         ("npy", [0, 1, np.array([object()])], "item 3 .*Python objects"),
         ("tar", [*SAMPLES, {"x": b""}], "item 3 .*__key__"),
@@ -227,10 +233,25 @@ SAMPLES = [{"__key__": "a", "x": b""}, {"__key__": "b", "x": b""}]
         ("tar", [*SAMPLES, {"__key__": "c", "y": 1}], "item 3 .*'y'.*int"),
         ("tar", [*SAMPLES, {"__key__": "c.d", "y": b""}], "item 3 .*another"),
         ("tar", [*SAMPLES, {"__key__": "c", "Y": b""}], "item 3 .*another"),
+        ("tar", [*SAMPLES, {"__key__": "c\0d", "y": b""}], "item 3 .*another sample or field: .*NUL"),
+        ("tar", [*SAMPLES, {"__key__": "c", "y\0z": b""}], "item 3 .*another sample or field: .*NUL"),
+        ("jsonl", [1, 2, {3: 4}], "item 3 .*has the key 3, which would come back as a string"),
+        ("jsonl", [1, 2, [{"a": {2.5: 4}}]], r"item 3 .*has the key 2\.5"),
+        ("npy", [0, 1, np.ma.masked_array([1.0], [True])], "item 3 .*masked"),
+        ("npy", [0, 1, np.zeros(1, "i4, i2")[["f1", "f0"]]], "item 3 .*aren't in order"),
         ("parquet", [{"x": 1}, {"x": 2}, {"x": "3"}], "item 3 "),
         ("parquet", [{"x": 1}, {"x": 2}, {"x": 3, "y": 4}], "item 3 .*has a column.*'y'"),
         ("parquet", [{"x": 1}, {"x": 2}, {}], "item 3 .*lacks the column 'x'"),
         ("parquet", [{"x": 1}, {"x": 2}, 3], "item 3 .*type int.*expected a row"),
+        ("parquet", [{}], "item 1 .*expected columns, each with a str"),
+        ("parquet", [{b"x": 1}], "item 1 .*expected columns, each with a str"),
+        ("parquet", [{"x": {"a": 1}}, {"x": [{"a": 2}]}], "item 2 "),
+        ("parquet", [{"x": [{"a": 1}]}, {"x": [{"b": 2}]}], r"item 1 .*lacks the column 'x\.b'"),
+        ("parquet", [{"x": {}}], "item 1 .*no child field"),
+        ("parquet", [pa.RecordBatch.from_arrays([pa.array([1])] * 2, ["x", "x"])], r"item 1 .*got \['x', 'x'\]"),
+        ("parquet", [{"x": DEEP}], "item 1 .*too deeply nested"),
+        ("jsonl", [1, 2, CYCLE], "item 3 .*recursion"),
+        ("parquet", [{"x": CYCLE}], "item 1 .*nested too deeply, or in itself"),
     ],
 )  # fmt: skip
 def test_an_item_that_cannot_be_written_is_named(format: Any, items: list[Any], said: str, tmp_path: Path) -> None:
@@ -243,10 +264,97 @@ def test_an_item_that_cannot_be_written_is_named(format: Any, items: list[Any], 
         list(sl.read_jsonl(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("later", [{"x": {"a": 1, "b": 2}}, {"x": {"c": 1}}])
-def test_keys_of_nested_dicts_that_a_column_has_no_room_for_are_refused(later: Any, tmp_path: Path) -> None:
+MARKED = st.text(st.sampled_from("aé._ -:\\\n\0/\udcff\ud800Aßİ"), min_size=1, max_size=6)
+"""Names with what files of some kind have no room for, or mean something by."""
+
+KEYS = MARKED | st.text(max_size=4) | st.sampled_from(["a", "b"])
+
+ODD_KEYS = KEYS | st.integers(-2, 2) | st.none() | st.booleans() | st.floats() | st.binary(max_size=2)
+
+PATHS = KEYS | st.sampled_from(["../a", "/a", "a//b", "./a", "__x__/a", "PaxHeader/x", "a/" * 60 + "b", "é" * 60])
+
+
+def nested(keys: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    flat = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=3)
+    return st.recursive(flat, lambda part: st.lists(part, max_size=2) | st.dictionaries(keys, part, max_size=2))
+
+
+TYPES = st.recursive(
+    st.sampled_from(["<i4", ">i2", "<f8", "S3", "<U2", "V2", "<M8[ns]"]),
+    lambda kind: st.lists(
+        st.tuples(st.sampled_from(["a", "é", "b c", "'", "语", "f1"]), kind, st.sampled_from([(), (2,)]))
+        | st.tuples(st.sampled_from([("title", "d"), ("T", "é")]), kind),
+        min_size=1,
+        max_size=3,
+    ),
+    max_leaves=4,
+)
+
+
+def array(kind: Any, aligned: bool, backwards: bool) -> np.ndarray[Any, Any]:
+    """Return an array with fields of many kinds: named and titled, padded, out of order."""
+    try:
+        dtype = np.dtype(kind, align=aligned)
+    except ValueError:
+        assume(False)
+    made = np.frombuffer(bytes(range(256)) * dtype.itemsize, dtype, 2).copy()
+    return made[list(dtype.names)[::-1]] if backwards and dtype.names else made
+
+
+def same_array(one: Any, other: Any) -> bool:
+    return bool(one.dtype == other.dtype and one.dtype.fields == other.dtype.fields and (one == other).all())
+
+
+ARRAYS = st.builds(array, TYPES, st.booleans(), st.booleans())
+
+SAMPLE = st.builds(
+    lambda key, fields: {"__key__": key, **fields},
+    PATHS,
+    st.dictionaries(ODD_KEYS, st.binary(max_size=3), min_size=1, max_size=2),
+)
+
+
+@examples(300)
+@given(
+    st.tuples(st.just("jsonl"), st.lists(nested(ODD_KEYS), min_size=1, max_size=3))
+    | st.tuples(st.just("tar"), st.lists(SAMPLE, min_size=1, max_size=3))
+    | st.tuples(st.just("parquet"), st.lists(st.dictionaries(ODD_KEYS, nested(ODD_KEYS), max_size=2), min_size=1))
+    | st.tuples(st.just("npy"), st.lists(ARRAYS, min_size=1, max_size=1).map(lambda found: found * 2))
+)
+def test_what_is_written_is_read_back_as_it_was_or_refused(job: tuple[Any, list[Any]]) -> None:
+    format, items = job
+    with TemporaryDirectory() as folder:
+        try:
+            sl.from_items(items).write(folder, format)
+        except DataError:
+            return
+        found = list(getattr(sl, f"read_{format}")(folder))
+    if format == "npy":
+        assert all(map(same_array, found, items))
+        return
+    if format == "tar":
+        found = [{name: data for name, data in sample.items() if name in item or name[:2] != "__"}
+                 for sample, item in zip(found, items, strict=True)]  # fmt: skip
+    assert found == items
+
+
+def test_arrays_of_padded_and_titled_fields_are_read_back_as_they_were(tmp_path: Path) -> None:
+    kind: Any = [(("title", "a"), "i1"), ("b", [("é", "<f8", (2,)), ("c", "i1")])]
+    rows = np.zeros(3, np.dtype(kind, align=True))
+    rows["a"] = range(3)
+    for at in range(4):
+        with crash(at):
+            sl.write_npy(sl.from_items(rows), tmp_path / "out", shard_bytes=1, resume=True)
+    sl.write_npy(sl.from_items(rows), tmp_path / "out", shard_bytes=1, resume=True)
+    found = list(sl.read_npy(tmp_path / "out"))
+    assert all(map(same_array, found, rows))
+    assert [row["title"] for row in found] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("later", [{"x": {"a": 1, "b": 2}}, {"x": {"c": 1, "a": 1}}, {"x": {}}])
+def test_keys_of_nested_dicts_that_a_column_has_no_room_for_or_lacks_are_refused(later: Any, tmp_path: Path) -> None:
     schema = pa.schema([("x", pa.struct([("a", pa.int64())]))])
-    with pytest.raises(DataError, match=r"item 2 .*'x\.[bc]'"):
+    with pytest.raises(DataError, match=r"item 2 .*'x\.[abc]'"):
         sl.write_parquet(sl.from_items([{"x": {"a": 1}}, later]), tmp_path, schema=schema)
 
 
@@ -361,6 +469,24 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     rows().write(tmp_path, resume=True)
     with pytest.raises(WriteError, match="holds jsonl, and this writes tar"):
         rows().write(tmp_path, "tar", resume=True)
+
+
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("change", ["gone", "cut", "longer"])
+def test_a_resume_looks_whether_the_shards_that_count_are_there(change: str, complete: bool, tmp_path: Path) -> None:
+    with crash(10**9 if complete else 15):
+        rows().write(tmp_path, shard_bytes=100)
+    shard = tmp_path / "shard-00000-000001.jsonl"
+    content = shard.read_bytes()
+    shard.write_bytes({"cut": content[:-5]}.get(change, content + b"x"))
+    if change == "gone":
+        shard.unlink()
+    says = "is gone" if change == "gone" else r"has \d+ bytes"
+    with pytest.raises(WriteError, match=rf"000001\.jsonl {says}, and {len(content)} were written: put it there again"):
+        rows().write(tmp_path, shard_bytes=100, resume=True)
+    shard.write_bytes(content)
+    assert rows().write(tmp_path, shard_bytes=100, resume=True).items == 20
+    assert list(sl.read_jsonl(tmp_path)) == ROWS
 
 
 def test_another_pipeline_is_refused_in_the_middle(tmp_path: Path) -> None:
@@ -518,6 +644,7 @@ def test_a_shard_that_is_not_as_it_was_written_is_refused(tmp_path: Path) -> Non
         (lambda text: text.replace('"items": 2', '"items": 3', 1), "damaged, or was edited"),
         (lambda text: text.replace('"streamline_manifest": 1', '"streamline_manifest": 9'), "is of version 9"),
         (lambda text: text[:-9], "no manifest of written shards, or is damaged"),
+        (lambda text: text.replace('"body": {', '"body": {"a": ' + "[" * 100_000), "damaged: it is nested too deeply"),
     ],
 )
 def test_a_damaged_manifest_is_refused(change: Callable[[str], str], said: str, tmp_path: Path) -> None:
