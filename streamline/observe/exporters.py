@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamline.core.forks import ForkSafeLock
 from streamline.core.options import check_installed, given, parse_address
-from streamline.errors import PlanTypeError
+from streamline.errors import PlanTypeError, printable
 from streamline.observe.metrics import METRICS, Metric
 from streamline.observe.stats import Stats
 
@@ -173,7 +173,7 @@ def _lines(metric: Metric, readings: Iterable[tuple[dict[str, str], Reading]]) -
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return printable(text).replace("\\", "\\\\").replace('"', '\\"')
 
 
 class OpenTelemetryExporter(Exporter):
@@ -199,7 +199,8 @@ class OpenTelemetryExporter(Exporter):
 
         for stream in self.streams:
             for own, value in metric.points(*stream.read()):
-                yield Observation(value, {**stream.labels, **dict(zip(metric.labels, own, strict=True))})
+                labels = {**stream.labels, **dict(zip(metric.labels, own, strict=True))}
+                yield Observation(value, {name: printable(one) for name, one in labels.items()})
 
 
 _exporters: dict[str, Exporter] = {}

@@ -92,7 +92,7 @@ class Written:
 
     def __str__(self) -> str:
         items, shards = counted(self.items, "item"), counted(self.shards, "shard")
-        found = f"{self.folder}: {items} in {shards}, {in_bytes(self.bytes)}"
+        found = f"{printable(self.folder)}: {items} in {shards}, {in_bytes(self.bytes)}"
         return found + (f"; {self.items_before:,} of the items by earlier runs" if self.items_before else "")
 
 
@@ -235,7 +235,7 @@ class _WriteJob:
         opened = pipeline.open(resume=snapshot, **options)
         if begun is not None and begun.complete:
             _ = opened.resolved  # whether it is this pipeline that has written it
-            logger.info("%s is complete: nothing to do", self._out.path)
+            logger.info("%s is complete: nothing to do", printable(self._out.path))
             return self._written(before=begun.items)
         before = self._manifest.items
         with opened as stream:

@@ -62,7 +62,7 @@ class HttpFeed(MarkedStream[Any]):
     request: EndlessRequest
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.request.url!r} ({self.request.framing})"
+        return printable(f"{self.kind} {self.request.url!r} ({self.request.framing})")
 
     def options(self) -> dict[str, Any]:
         return {"framing": self.request.framing}
@@ -129,9 +129,7 @@ class _FeedReader:
     _why: str = ""
 
     def __post_init__(self) -> None:
-        from streamline.io.storage.http_client import shown
-
-        self._url = shown(self.request.url)
+        self._url = printable(self.request.url)
         self._retry_s = PAUSE_S
 
     async def connection(self) -> AsyncGenerator[Any, None]:
@@ -164,8 +162,8 @@ class _FeedReader:
         logger.log(
             logging.WARNING if self._failed else logging.INFO,
             "%s: %s; connecting again in %.2f s",
-            printable(self._url),
-            printable(str(self._why)),
+            self._url,
+            self._why,
             pause_s,
         )
         await anyio.sleep(pause_s)

@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
 from streamline.core.options import check_flag, check_int, check_seconds, given
-from streamline.errors import PlanError, PlanTypeError
+from streamline.errors import PlanError, PlanTypeError, printable
 from streamline.io.peers.peer import check_peers
 from streamline.io.storage.base import ADDED, Storage
 
@@ -206,7 +206,7 @@ class HttpOptions:
         if self.auth is not None:
             given["auth"] = "…"
         if self.proxy is not None:
-            given["proxy"] = re.sub(r"//[^/]*@", "//…@", self.proxy)
+            given["proxy"] = printable(self.proxy)
         return f"HttpOptions({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     def sent(self) -> dict[str, str]:

@@ -161,8 +161,10 @@ def _one(path: object) -> str:
     return text
 
 
-def check_user(text: str) -> None:
-    """Refuse a URL with a user or a password in it."""
+def check_host(text: str) -> None:
+    """Refuse a URL without a host, and one with a user or a password in it."""
+    if text.split("://", 1)[1][:1] in ("", *"/?#"):
+        raise PlanError(f"expected https://HOST/PATH, got {text}")
     if "@" in text and "@" in re.split(r"[/?#]", text.split("://", 1)[1])[0]:
         raise PlanError(
             f"a URL with a user or a password in it would show them in every message and snapshot: write "
@@ -171,7 +173,7 @@ def check_user(text: str) -> None:
 
 
 def _check_url(text: str) -> None:
-    check_user(text)
+    check_host(text)
     if "#" in text:
         raise PlanError(f"{text}: what follows a # is never sent: leave it out, or write %23 if it belongs to the name")
     if "*" in text.split("?")[0]:
