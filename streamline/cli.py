@@ -18,14 +18,14 @@ from typing import Any
 import click
 
 from streamline import __version__
-from streamline.errors import PlanError, StreamlineError, printable_lines
+from streamline.errors import DISTRIBUTION, PlanError, StreamlineError, printable_lines
 
 WIDTH, WIDEST = 120, 160
 """Columns where there is no terminal, and at the most."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="streamline")
+@click.version_option(__version__, prog_name=DISTRIBUTION)
 def main() -> None:
     """Data into training loops, with exact resume at every item."""
 

@@ -213,6 +213,15 @@ class HostError(StreamlineError, RuntimeError):
     """A process for workers, or a thread, that can't be started or used as it is. User code is not at fault."""
 
 
+DISTRIBUTION = "streamline-data"
+"""What this package is called where packages are installed from: "streamline" is another project's there."""
+
+
+def install(extra: str) -> str:
+    """Return the command that installs what an extra brings, for messages."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
 PACKAGE = str(Path(__file__).parent)
 
 

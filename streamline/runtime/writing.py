@@ -148,7 +148,7 @@ def write_parquet(
 ) -> Written:
     """Run a pipeline, and write its items, dicts by column or record batches, as rows of Parquet files.
 
-    Otherwise as `write_jsonl`; `read_parquet(folder)` reads it. Needs `pip install 'streamline[arrow]'`.
+    Otherwise as `write_jsonl`; `read_parquet(folder)` reads it. Needs `pip install 'streamline-data[arrow]'`.
 
     Args:
       schema: the columns and their types; None: as the first 1,000 rows show them, for all shards of this rank.

@@ -53,7 +53,7 @@ def image(mode: Mode = "RGB") -> Callable[[Data], npt.NDArray[np.uint8]]:
 
     As it is stored: a camera's orientation isn't applied. RGB of a JPEG is decoded by simplejpeg, where it is
     installed, in half the time that Pillow takes for the same pixels; the rest by Pillow. Needs
-    `pip install 'streamline[media]'`.
+    `pip install 'streamline-data[media]'`.
 
     Args:
       mode: "RGB"; "L": grey, (height, width); "RGBA".
@@ -69,7 +69,7 @@ def image(mode: Mode = "RGB") -> Callable[[Data], npt.NDArray[np.uint8]]:
 
 
 def audio() -> Callable[[Data], Audio]:
-    """Return a function that decodes audio (WAV, FLAC, Ogg, MP3), by soundfile. Needs `streamline[media]`.
+    """Return a function that decodes audio (WAV, FLAC, Ogg, MP3), by soundfile. Needs `streamline-data[media]`.
 
     Raises:
       PlanError: soundfile isn't installed.
@@ -80,7 +80,7 @@ def audio() -> Callable[[Data], Audio]:
 
 
 def video(times: Sequence[float] | int) -> Callable[[Data], VideoFrames]:
-    """Return a function that decodes frames of a video, by PyAV. Needs `pip install 'streamline[media]'`.
+    """Return a function that decodes frames of a video, by PyAV. Needs `pip install 'streamline-data[media]'`.
 
     Only what lies between the key frame before a time and that time is decoded, where the container can be searched.
 
@@ -105,7 +105,7 @@ def video(times: Sequence[float] | int) -> Callable[[Data], VideoFrames]:
 
 
 def example(features: Mapping[str, Sequence[int]] | None = None) -> Callable[[Data], dict[str, Any]]:
-    """Return a function that parses a `tf.train.Example`, without TensorFlow. Needs `streamline[tfrecord]`.
+    """Return a function that parses a `tf.train.Example`, without TensorFlow. Needs `streamline-data[tfrecord]`.
 
     Args:
       features: those that are wanted, and the shape of each: `{"label": (), "image": (), "boxes": (-1, 4)}`; () is one

@@ -17,7 +17,7 @@ from fnmatch import translate
 from pathlib import Path
 from typing import Any
 
-from streamline.errors import PlanError, PlanTypeError, ReadError
+from streamline.errors import PlanError, PlanTypeError, ReadError, install
 from streamline.io.storage.base import ADDED
 from streamline.io.storage.manifest import HEAD, check_size, manifests_among, may_be_manifest, parsed, shards_of
 
@@ -194,7 +194,7 @@ def _check_scheme(scheme: str, text: str) -> None:
         near = f": did you mean {NEAR[scheme]}://?" if scheme in NEAR else ""
         raise PlanError(
             f"{scheme}:// can't be read{near}: give local paths, http(s) URLs, objects as s3://, gs:// or az:// (they "
-            f"need pip install 'streamline[stores]'), or files of the Hugging Face Hub as hf:// ('streamline[hub]'); "
+            f"need {install('stores')}), or files of the Hugging Face Hub as hf:// ({install('hub')}); "
             f"got {text}"
         )
     bucket, key = bucket_of(text)

@@ -20,7 +20,7 @@ PATH = "hf://datasets/me/data/a.txt"
 def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "find_spec", lambda name: None if name == "huggingface_hub" else find_spec(name))
     pipe = sl.read_lines(PATH)  # looks at nothing
-    with pytest.raises(PlanError, match=r"not installed: pip install 'streamline\[hub\]'"):
+    with pytest.raises(PlanError, match=r"not installed: pip install 'streamline-data\[hub\]'"):
         list(pipe)
 
 
