@@ -103,6 +103,7 @@ class Exporter(ABC):
         self, name: str, rank: int, stats: Callable[[], Stats], about: Callable[[], Any] | None = None
     ) -> ExportedStream:
         """Export a stream; a further one of the same name gets a number."""
+        name = printable(name)
         taken = [(one.labels["stream"], one.labels["rank"]) for one in self.streams]
         names = (name if number == 1 else f"{name} {number}" for number in range(1, len(taken) + 2))
         free = next(one for one in names if (one, str(rank)) not in taken)

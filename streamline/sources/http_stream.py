@@ -253,16 +253,16 @@ class _FeedReader:
             found = TransientError(f"the name {error.host} can't be looked up any more")
         else:
             found = judged(url, error)
-        self._why = printable(str(found))
+        self._why = str(found)
         self._asked_s = min(found.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
         self._failed += 1
         if self._answered_at is None and self._failed > self.retries:
-            raise ReadError(f"{url}: failed {self._failed} times, and has never answered: {self._why}") from error
+            raise ReadError(f"{url}: failed {self._failed} times, and has never answered: {self._why}") from found
         if self._answered_at is not None and (down_s := monotonic() - self._answered_at) > self.request.give_up_s:
             raise ReadError(
                 f"{url}: no answer for {down_s:,.0f} s, {self._failed} attempts, the last one: {self._why}. Nothing is "
                 "lost: resume when the server is back, or raise give_up_s"
-            ) from error
+            ) from found
 
     def _learn(self, framer: Framer[Any]) -> None:
         """Keep what the next connection needs, and drop the rest."""

@@ -345,7 +345,7 @@ MAY_PASS = (socket.EAI_AGAIN, getattr(socket, "EAI_FAIL", socket.EAI_AGAIN))
 
 
 def judged(url: str, error: Exception) -> TransientError:
-    """Return why another try may fare better.
+    """Return why another try may fare better. A `ReadError` isn't raised from an error that has the URL in its text.
 
     Args:
       url: `printable`.
@@ -366,9 +366,9 @@ def judged(url: str, error: Exception) -> TransientError:
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return _proxy(url, error)
     if isinstance(error, aiohttp.ClientResponseError) and TLS_ALERT in error.message:
-        raise ReadError(f"{url}: that port speaks TLS: is it an https:// URL?") from error
+        raise ReadError(f"{url}: that port speaks TLS: is it an https:// URL?") from None
     if isinstance(error, aiohttp.InvalidURL):
-        raise ReadError(f"{url}: not a URL: {error}") from error
+        raise ReadError(f"{url}: not a URL: {error}") from None
     return TransientError(_said(error))
 
 
@@ -409,4 +409,4 @@ def _proxy(url: str, error: aiohttp.ClientHttpProxyError) -> TransientError:
         wait = None if error.headers is None else error.headers.get("Retry-After")
         return TransientError(said, retry_after_s(wait))
     advice = "give user and password in its URL" if error.status == 407 else "ask those who run it"
-    raise ReadError(f"{url}: {said}: {advice}, http=HttpOptions(proxy=…) or the environment's") from error
+    raise ReadError(f"{url}: {said}: {advice}, http=HttpOptions(proxy=…) or the environment's") from None

@@ -128,7 +128,7 @@ class HubStorage(Storage):
                 return result  # type: ignore[return-value]
             meant = meaning(attempts.what, error)
             if isinstance(meant, ReadError):
-                raise meant from error
+                raise meant  # not from it: its text may have the signed URL of a CDN
             await attempts.failed(meant, position, error)
 
     def _attempts(self, path: str) -> Attempts:
