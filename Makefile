@@ -11,8 +11,14 @@ RAY := .venv-ray
 # Tests start some hundred interpreters: each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
+# Groups of dependencies are installed by pip 25.1 or newer, which venv may not bring.
+venv = $(PYTHON) -m venv $(@D) && $(install) --quiet --upgrade 'pip>=25.1'
 install = $(@D)/bin/python -m pip install --disable-pip-version-check --progress-bar off
 torch = $(install) torch==2.13.0
+
+# The package with the extras that its tests and benchmarks read and write with; a group of pyproject.toml comes on top.
+package = --editable '.[array_record,arrow,hdf5,lance,media,stores,tfrecord,zstd]'
+developers = $(package) --group dev
 
 .PHONY: demo demo-cluster test test-trainers test-ray check format laws bench bench-smoke clean
 
@@ -61,30 +67,30 @@ bench: $(BENCH)/.ready  ## the tables, with the peers
 $(RUNTIME): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "streamline needs Python 3.11 or newer; make PYTHON=...")'
 	@echo "== What streamline itself needs, into $(@D): once, some 20 s"
-	$(PYTHON) -m venv $(@D)
+	$(venv)
 	$(install) --editable .
 	@touch $@
 
 $(READY): $(RUNTIME)
 	@echo "== What its tests need, too: once, less than a minute"
-	$(install) --editable '.[dev]'
+	$(install) $(developers)
 	@touch $@
 
 $(BENCH)/.ready: pyproject.toml
-	$(PYTHON) -m venv $(@D)
+	$(venv)
 	$(torch)
-	$(install) --editable '.[bench]'
+	$(install) $(package) --group bench
 	touch $@
 
 $(TRAINERS)/.ready: pyproject.toml
-	$(PYTHON) -m venv $(@D)
+	$(venv)
 	$(torch)
-	$(install) --editable '.[trainers]'
+	$(install) $(package) --group trainers
 	touch $@
 
 $(RAY)/.ready: pyproject.toml
-	$(PYTHON) -m venv $(@D)
-	$(install) --editable '.[ray-tests]'
+	$(venv)
+	$(install) --editable . --group ray-tests
 	touch $@
 
 clean:

@@ -1,6 +1,6 @@
 """Torch: a training program is killed with SIGKILL inside an epoch, started again, and ends as if never killed.
 
-Run it as it is: it starts itself three times, in processes. Needs torch (`pip install 'streamline[torch]'`).
+Run it as it is: it starts itself three times, in processes. Needs torch (`pip install 'streamline-data[torch]'`).
 """
 
 from __future__ import annotations

@@ -18,14 +18,14 @@ from typing import Any
 import click
 
 from streamline import __version__
-from streamline.errors import PlanError, StreamlineError, printable
+from streamline.errors import DISTRIBUTION, PlanError, StreamlineError, printable_lines
 
 WIDTH, WIDEST = 120, 160
 """Columns where there is no terminal, and at the most."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="streamline")
+@click.version_option(__version__, prog_name=DISTRIBUTION)
 def main() -> None:
     """Data into training loops, with exact resume at every item."""
 
@@ -59,7 +59,7 @@ def inspect(path: str, rank: int | None) -> None:
     try:
         click.echo(report(Snapshot.load(path, rank=rank), width), nl=False)
     except StreamlineError as error:
-        raise click.ClickException(_shown(error)) from error
+        raise click.ClickException(str(error)) from error
 
 
 def _range(_: click.Context, __: click.Parameter, text: str) -> tuple[int, int]:
@@ -88,11 +88,11 @@ def steps(path: str, steps: tuple[int, int], rank: int | None, epoch: int | None
     try:
         records = StepRecords(path, epoch)
         for line in describe_steps(records, *steps, rank):
-            click.echo(_shown(line))
+            click.echo(line)
         ranks = records.ranks if rank is None else [rank]
         found = any(True for one in ranks for _ in records.read(one, *steps))
     except StreamlineError as error:
-        raise click.ClickException(_shown(error)) from error
+        raise click.ClickException(str(error)) from error
     sys.exit(0 if found else 1)
 
 
@@ -111,8 +111,8 @@ def check(target: str, world_size: int | None) -> None:
     try:
         report = named(target, Pipeline).check(world_size=world_size)
     except StreamlineError as error:
-        raise click.ClickException(_shown(error)) from error
-    click.echo(_shown(report))
+        raise click.ClickException(str(error)) from error
+    click.echo(str(report))
     sys.exit(0 if report.ok else 1)
 
 
@@ -173,15 +173,15 @@ def run(
             progress=True,
         )
     except StreamlineError as error:
-        raise click.ClickException(_shown("\n".join([str(error), *_notes(error)]))) from error
+        raise click.ClickException(printable_lines("\n".join([str(error), *_notes(error)]))) from error
     except KeyboardInterrupt as error:
-        click.echo(_shown("\n".join(["Stopped; --resume goes on.", *_notes(error)])), err=True)
+        click.echo(printable_lines("\n".join(["Stopped; --resume goes on.", *_notes(error)])), err=True)
         sys.exit(130)
     except Exception as error:
         traceback.print_exception(error)
         sys.exit(1)
     todo = ": nothing to do" if found.items and found.items == found.items_before else ""
-    click.echo(_shown(f"{found}{todo}"))
+    click.echo(f"{found}{todo}")
 
 
 def _notes(error: BaseException) -> list[str]:
@@ -205,7 +205,7 @@ def top(url: str) -> None:
             lines: list[str] = []
             for line in updates:
                 if line.strip():
-                    lines.append(_shown(line.decode().removeprefix("data: ").rstrip("\n")))
+                    lines.append(printable_lines(line.decode().removeprefix("data: ").rstrip("\n")))
                 else:
                     show(said := "\n".join(lines))
                     lines.clear()
@@ -213,7 +213,7 @@ def top(url: str) -> None:
         if isinstance(error, HTTPError):
             error.close()
         if not said:
-            raise click.ClickException(_shown(f"there is no page at {url}: {error}")) from error
+            raise click.ClickException(printable_lines(f"there is no page at {url}: {error}")) from error
     except KeyboardInterrupt:
         return
     click.echo(f"{said}\nThe page has closed.")
@@ -274,13 +274,8 @@ def worker(connect: str, key_file: str | None, tls: str | None, hosts: int | Non
         with ended_by_sigterm():
             lost = run_agent(address, key, hosts or cpus_here(), tls=certificates, wait_s=wait, rejoin_s=rejoin)
     except StreamlineError as error:
-        raise click.ClickException(_shown(error)) from error
+        raise click.ClickException(str(error)) from error
     sys.exit(0 if lost is None else 1)
-
-
-def _shown(text: object) -> str:
-    """Return text of several lines for a terminal: what records and servers say may hold anything."""
-    return "\n".join(map(printable, str(text).split("\n")))
 
 
 SHOWN = 8

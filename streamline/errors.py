@@ -6,6 +6,7 @@ streamline itself finds.
 
 from __future__ import annotations
 
+import re
 import sys
 import unicodedata
 from pathlib import Path
@@ -40,10 +41,13 @@ __all__ = [
 
 
 class StreamlineError(Exception):
-    """The base of everything raised by streamline itself. Its text has no control characters, see `printable`."""
+    """The base of everything raised by streamline itself. Its text has no secrets of URLs, see `printable`."""
 
     def __str__(self) -> str:
-        return "\n".join(map(printable, super().__str__().split("\n")))
+        return printable_lines(super().__str__())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 class PlanError(StreamlineError, ValueError):
@@ -209,6 +213,15 @@ class HostError(StreamlineError, RuntimeError):
     """A process for workers, or a thread, that can't be started or used as it is. User code is not at fault."""
 
 
+DISTRIBUTION = "streamline-data"
+"""What this package is called where packages are installed from: "streamline" is another project's there."""
+
+
+def install(extra: str) -> str:
+    """Return the command that installs what an extra brings, for messages."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
 PACKAGE = str(Path(__file__).parent)
 
 
@@ -220,17 +233,45 @@ def users_level() -> int:
     return level
 
 
-def printable(text: str) -> str:
-    """Return text from elsewhere (a server, a file name) with everything escaped that would act on a terminal.
+USER = re.compile(
+    r"""(https?:/{0,9})[^/?#\s"<>]{0,999}@|(://)[^/?#\s"<>@:]{0,999}:[^/?#\s"<>]{0,999}@""", re.IGNORECASE
+)
+"""What identifies in a URL; in abfss://CONTAINER@ACCOUNT nothing does."""
 
-    Escaped, as Python writes it in a string: control characters (ESC, line ends, tabs), format characters (overrides of
-    the direction of writing, zero width), line and paragraph separators, lone surrogates, unassigned code points.
+SECRET = re.compile(
+    r"""([?&](?:[^=&?#\s]{0,64}(?:sig|token|secret|passw|pwd|credential|auth(?!or)|jwt|(?:api|access)-?_?key)"""
+    r"""[^=&?#\s]{0,64}|key|code|pass)=)([^&#\s"<>]*)""",
+    re.IGNORECASE,
+)
+"""Parts of a query that open a door: X-Amz-Signature, sig (Azure), access_token, X-Goog-Credential, ..."""
+
+SENTENCE = "',.:;)]}"
+
+
+def printable(text: str) -> str:
+    """Return text that has names from elsewhere (paths, URLs, what a server says) as everything that prints shows it.
+
+    Passwords and signatures in URLs become "…". What would act on a terminal, or can't be written as UTF-8, is escaped
+    as Python writes it in a string: control characters (ESC, line ends, tabs), format characters (overrides of the
+    direction of writing, zero width), line and paragraph separators, lone surrogates, unassigned code points.
     Everything else stays as it is, blanks and backslashes included: `é`, `東京` and a name without such characters read
     as before. For messages, logs and pictures; not for what is saved or opened, since it can't be undone.
     """
+    if "@" in text or "?" in text:  # as in few: patterns take 2 µs
+        text = SECRET.sub(_hidden, USER.sub(r"\1\2…@", text))
     if text.isprintable():
         return text
     return "".join(map(_printable, text))
+
+
+def printable_lines(text: str) -> str:
+    """Return text of several lines, each `printable`."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _hidden(found: re.Match[str]) -> str:
+    """Return a part of a query without its value; punctuation at its end belongs to the sentence around the URL."""
+    return f"{found[1]}…{found[2][len(found[2].rstrip(SENTENCE)) :]}"
 
 
 def _printable(character: str) -> str:

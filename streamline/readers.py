@@ -106,7 +106,7 @@ def read_array_record(
     """Read the records of ArrayRecord files, as bytes; `.map(sl.decode.example())` parses `tf.train.Example`.
 
     A resume reads the group of its record again. One file is split over shards by ranges of records. Files are local:
-    array_record reads no others. Needs `pip install 'streamline[array_record]'`.
+    array_record reads no others. Needs `pip install 'streamline-data[array_record]'`.
 
     Args:
       paths: as `read_lines`, local ones.
@@ -277,7 +277,7 @@ def read_npy(
 def read_hdf5(
     paths: Paths, *, datasets: Iterable[str] | None = None, name: str = "read_hdf5", **access: Unpack[AccessOptions]
 ) -> Pipeline[dict[str, Any]]:
-    """Read the rows of HDF5 files, along the first axis: dicts {data set: row}. Needs `pip install 'streamline[hdf5]'`.
+    """Read the rows of HDF5 files, along the first axis: dicts {data set: row}. Needs `streamline-data[hdf5]`.
 
     The data sets of a file have as many rows. Rows are views of the chunks that were read, NumPy's scalars where the
     first axis is the only one, and str where they are UTF-8. One file is split over shards by ranges of rows. Of a
@@ -305,7 +305,7 @@ def read_lance(
     storage_options: Mapping[str, str] | None = None,
     name: str = "read_lance",
 ) -> Pipeline[dict[str, Any]]:
-    """Read the rows of Lance datasets as dicts. Needs `pip install 'streamline[lance]'`.
+    """Read the rows of Lance datasets as dicts. Needs `pip install 'streamline-data[lance]'`.
 
     A run reads one version of a dataset, which its snapshots name, and a resume reads on in that one, at its row,
     whatever was written since. One dataset is split over shards by ranges of rows. Lance reads local folders and
@@ -358,7 +358,7 @@ def read_parquet(
     name: str = "read_parquet",
     **access: Unpack[AccessOptions],
 ) -> Pipeline[Any]:
-    """Read the rows of Parquet files as dicts, or as record batches. Needs `pip install 'streamline[arrow]'`.
+    """Read the rows of Parquet files as dicts, or as record batches. Needs `pip install 'streamline-data[arrow]'`.
 
     Fetched are the footer, and then the wanted columns of the wanted row groups; a resume fetches one row group again.
     One file is split over shards by row groups.
@@ -530,7 +530,7 @@ def read_tfrecord(
 
     Both checksums of each record are checked. A resume goes on at the byte; in a compressed file, it decompresses what
     is before it once more. Nothing in a file says where its records begin, so one file can't be split over shards.
-    Needs `pip install 'streamline[tfrecord]'`.
+    Needs `pip install 'streamline-data[tfrecord]'`.
 
     Args:
       paths: as `read_lines`.

@@ -46,8 +46,8 @@ def test_without_a_command_help_is_shown() -> None:
     assert "Traceback" not in result.output
 
 
-def test_version_is_the_packages() -> None:
-    assert run("--version").output == f"streamline, version {sl.__version__}\n"
+def test_version_is_the_packages_and_says_which_distribution_that_is() -> None:
+    assert run("--version").output == f"streamline-data, version {sl.__version__}\n"
 
 
 def test_a_snapshot_is_printed_for_a_person(snapshot: Path) -> None:
@@ -165,7 +165,7 @@ def test_it_runs_as_a_module(command: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", *command, "--version"], capture_output=True, text=True, timeout=200, check=True
     )
-    assert done.stdout == f"streamline, version {sl.__version__}\n"
+    assert done.stdout == f"streamline-data, version {sl.__version__}\n"
     assert done.stderr == ""
 
 

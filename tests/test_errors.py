@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import streamline as sl
 from streamline.core.flow import Site
 from streamline.core.process_random import Look
-from streamline.errors import printable
+from streamline.errors import ReadError, printable
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,44 @@ def test_what_would_act_on_a_terminal_is_escaped_and_nothing_else(text: str, sho
     assert printable(text) == shown
     assert printable(shown) == shown, "what is escaped stays as it is"
     shown.encode("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://h/x?a=1&author=me&monkey=2", "http://h/x?a=1&author=me&monkey=2"),
+        ("http://me:PW@h/x", "http://…@h/x"),
+        ("http:///u:PW@h", "http:///…@h"),
+        ("see HTTPS://token@h/x, or it fails", "see HTTPS://…@h/x, or it fails"),
+        ("s3://me:PW@bucket/x", "s3://…@bucket/x"),
+        ("abfss://container@account/x", "abfss://container@account/x"),
+        ("hf://datasets/me/data@main/x and me@h", "hf://datasets/me/data@main/x and me@h"),
+        ("http://h/x?X-Amz-Signature=PW&b=2", "http://h/x?X-Amz-Signature=…&b=2"),
+        ("http://h/x?sv=1&sig=PW%2B==.", "http://h/x?sv=1&sig=…."),
+        ("http://h/x?ACCESS_TOKEN=PW#z", "http://h/x?ACCESS_TOKEN=…#z"),
+        ("http://h/x?key=PW&AWSAccessKeyId=PW", "http://h/x?key=…&AWSAccessKeyId=…"),
+        ("['http://h/x?sig=PW', 'http://h/y?sig=PW']", "['http://h/x?sig=…', 'http://h/y?sig=…']"),
+        ('["http://h/x?sig=PW","http://h/y?sig=PW"]', '["http://h/x?sig=…","http://h/y?sig=…"]'),
+        ("http://x/a\x1b[31m\u202e?sig=PW&y=\x9b", r"http://x/a\x1b[31m\u202e?sig=…&y=\x9b"),
+    ],
+)
+def test_a_url_is_shown_without_what_opens_doors(text: str, shown: str) -> None:
+    assert printable(text) == shown
+    assert printable(shown) == shown
+
+
+@pytest.mark.parametrize("part", ["?sig", "&sig", "sig", "?sig='", "http:", "://:", ":", "@", "'"])
+def test_text_of_a_server_is_made_printable_in_time_that_grows_with_its_length(part: str) -> None:
+    begun = time.process_time()
+    printable(f"https://?token={part * 100_000}!")
+    assert time.process_time() - begun < 5, "it takes some 0.1 s; minutes, where the time grows with the square"
+
+
+def test_an_error_shows_no_secret_of_a_url_however_it_is_printed() -> None:
+    error = ReadError("http:///u:PW@h/x?sig=PW: a\udce9")
+    assert str(error) == r"http:///…@h/x?sig=…: a\udce9"
+    assert "PW" not in repr(error)
+    assert "PW" not in repr([pickle.loads(pickle.dumps(error))])
 
 
 CLEAR = "a\x1b[2Jb"

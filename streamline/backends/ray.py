@@ -30,7 +30,7 @@ from streamline.backends.remote.remote import AgentsBackend, RemoteHost
 from streamline.core.dial import UnreachableError
 from streamline.core.forks import ForkSafeLock
 from streamline.core.threads import bring, start_thread
-from streamline.errors import HostError, PlanError
+from streamline.errors import DISTRIBUTION, HostError, PlanError, install
 from streamline.plan.plan import Plan
 
 logger = logging.getLogger("streamline.hosts")
@@ -303,7 +303,7 @@ class _AskedActor:
 
 
 INSTALL = (
-    "Install streamline on the nodes, in the version that is here, or let Ray do that where an actor starts: "
+    f"Install {DISTRIBUTION} on the nodes, in the version that is here, or let Ray do that where an actor starts: "
     "Ray(runtime_env={'pip': [...]})"
 )
 
@@ -397,7 +397,7 @@ def connected_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise PlanError("sl.Ray needs ray, which is not installed: pip install 'streamline[ray]'") from error
+        raise PlanError(f"sl.Ray needs ray, which is not installed: {install('ray')}") from error
     with _connecting:
         if not ray.is_initialized():
             _connect(ray)

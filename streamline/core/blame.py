@@ -44,7 +44,7 @@ def blame(
     error = not_an_end(error, stage)
     if call is not None:
         call.attach(error)
-    at = position.where() if position is not None else ""
+    at = printable(position.where()) if position is not None else ""
     if isinstance(error, WorkerDied):
         error.position = at
     where = site.tasks.session.where or f"pid {os.getpid()}"

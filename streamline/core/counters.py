@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from streamline.core.tree import nbytes
+from streamline.errors import printable
 
 
 class ChannelMeter:
@@ -187,7 +188,7 @@ def label(name: str, kind: str) -> str:
     """Return a stage as it is printed: "map(decode)"; where its name says no more than its kind, "read_jsonl"."""
     if kind == "numbering":  # what makes the generators of .map(seed=)
         return f"rng({name.removesuffix('.rng')})"
-    return kind if name.startswith(kind) or kind.endswith(f"_{name}") else f"{kind}({name})"
+    return kind if name.startswith(kind) or kind.endswith(f"_{name}") else printable(f"{kind}({name})")
 
 
 def host_label(number: int, kind: HostKind, pid: int | None, node: str = "", *, shared: bool = False) -> str:

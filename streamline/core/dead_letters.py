@@ -94,7 +94,7 @@ class DeadLetters:
             "kind": failure.kind,
             "items": failure.items,
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "position": clean(failure.position),
+            "position": failure.position,
             "error": type(failure.error).__qualname__,
             "message": clean(said(failure.error, str)),
             "item": cut(said(failure.item, repr)),

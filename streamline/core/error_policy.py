@@ -445,7 +445,7 @@ class Skips:
             stage=self.name,
             kind=self._kind,
             shard=self.shard,
-            position=position.where(),
+            position=printable(position.where()),
             item=call.fn.item(item) if isinstance(call, FailedCall) and isinstance(call.fn, Adapter) else item,
             error=error,
             items=items,

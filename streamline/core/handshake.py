@@ -30,7 +30,7 @@ from typing import Annotated, Literal, NoReturn, TypeVar
 
 import msgspec
 
-from streamline.errors import HostError
+from streamline.errors import DISTRIBUTION, HostError
 
 MAGIC = b"strmln\x00\x01"
 """The last byte is the protocol's version."""
@@ -65,7 +65,8 @@ class HandshakeError(HostError):
 
 
 def _version() -> str:
-    return str(sys.modules["streamline"].__version__)  # of the code that runs; what is installed may be another one
+    version = sys.modules["streamline"].__version__  # of the code that runs; what is installed may be another one
+    return f"{DISTRIBUTION} {version}"
 
 
 _Short = Annotated[str, msgspec.Meta(max_length=64)]
@@ -259,8 +260,8 @@ def _mismatch(hello: PeerHello) -> str:
     agents = hello.role in ("control", "link")
     ours, theirs = ("the trainer", "the agent") if agents else ("this peer", "the one")
     return (
-        f"{ours} runs streamline {here.version} on Python {here.python}, {theirs} on {hello.node} streamline "
-        f"{hello.version} on Python {hello.python}: install the same streamline and the same minor version of Python"
+        f"{ours} runs {here.version} on Python {here.python}, {theirs} on {hello.node} {hello.version} on Python "
+        f"{hello.python}: install the same {DISTRIBUTION} and the same minor version of Python"
     )
 
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from types import FunctionType
 from typing import Any
 
-from streamline.errors import PlanError, PlanTypeError
+from streamline.errors import PlanError, PlanTypeError, install
 
 
 def check_int(option: str, value: object, least: int | None, most: int | None = None) -> int:
@@ -65,7 +65,7 @@ def parse_address(option: str, text: str) -> tuple[str, int]:
 def check_installed(function: str, module: str, package: str, extra: str) -> None:
     """Check that a package which streamline doesn't bring is installed, without importing it."""
     if find_spec(module) is None:
-        raise PlanError(f"{function} needs {package}, which is not installed: pip install 'streamline[{extra}]'")
+        raise PlanError(f"{function} needs {package}, which is not installed: {install(extra)}")
 
 
 def check_function(option: str, value: object) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamline.core.forks import ForkSafeLock
 from streamline.core.options import check_installed, given, parse_address
-from streamline.errors import PlanTypeError
+from streamline.errors import PlanTypeError, printable_lines
 from streamline.observe.metrics import METRICS, Metric
 from streamline.observe.stats import Stats
 
@@ -103,6 +103,7 @@ class Exporter(ABC):
         self, name: str, rank: int, stats: Callable[[], Stats], about: Callable[[], Any] | None = None
     ) -> ExportedStream:
         """Export a stream; a further one of the same name gets a number."""
+        name = printable_lines(name)
         taken = [(one.labels["stream"], one.labels["rank"]) for one in self.streams]
         names = (name if number == 1 else f"{name} {number}" for number in range(1, len(taken) + 2))
         free = next(one for one in names if (one, str(rank)) not in taken)
@@ -173,7 +174,7 @@ def _lines(metric: Metric, readings: Iterable[tuple[dict[str, str], Reading]]) -
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return printable_lines(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 class OpenTelemetryExporter(Exporter):
@@ -199,7 +200,8 @@ class OpenTelemetryExporter(Exporter):
 
         for stream in self.streams:
             for own, value in metric.points(*stream.read()):
-                yield Observation(value, {**stream.labels, **dict(zip(metric.labels, own, strict=True))})
+                labels = {**stream.labels, **dict(zip(metric.labels, own, strict=True))}
+                yield Observation(value, {name: printable_lines(one) for name, one in labels.items()})
 
 
 _exporters: dict[str, Exporter] = {}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from streamline.errors import printable_lines
 from streamline.observe.stats import Stats
 from streamline.observe.verdict import CONTENTION, OTHER_RANKS
 
@@ -60,7 +61,7 @@ def scalars(stats: Stats) -> dict[str, float]:
     `stats.since(earlier)` for those of a window.
     """
     return {
-        "/".join((metric.name, *labels)): float(value)
+        printable_lines("/".join((metric.name, *labels))): float(value)
         for metric in METRICS
         for labels, value in metric.points(stats, stats)
     }

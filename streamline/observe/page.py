@@ -29,7 +29,7 @@ from streamline.core.cpus import cpu_s
 from streamline.core.error_policy import ErrorReport
 from streamline.core.options import given, parse_address
 from streamline.core.text import said
-from streamline.errors import HostError, PlanTypeError
+from streamline.errors import HostError, PlanTypeError, printable_lines
 from streamline.observe.exporters import (
     CONTENT_TYPE,
     ExportedStream,
@@ -581,8 +581,8 @@ def _share(part: float, whole: float) -> float:
 
 
 def _cut(text: str) -> str:
-    text = text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 1]}…"
-    return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates, as names of files may have
+    text = printable_lines(text)
+    return text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 1]}…"
 
 
 def text_lines(shown: dict[str, Any]) -> Iterator[str]:

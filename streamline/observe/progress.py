@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO, TypeAlias
 
 from streamline.core.forks import ForkSafeLock
 from streamline.core.threads import start_thread
+from streamline.errors import printable
 from streamline.observe.figures import ChannelStats, per_s
 from streamline.observe.stats import Stats
 from streamline.observe.tables import brief
@@ -198,7 +199,7 @@ def lines(stats: Stats, now: float | None, epoch: int, width: int) -> Text:
     drawn = [Text("  ").join(filter(None, figures))]
     if channels := [_bar(channel) for channel in stats.channels if channel.capacity]:
         drawn.append(Text("  ").join(channels))
-    drawn += [Text(brief(stage), "dim") for stage in stats.stages if stage.details][:MOST_DETAILS]
+    drawn += [Text(printable(brief(stage)), "dim") for stage in stats.stages if stage.details][:MOST_DETAILS]
     if stats.verdict is not None:
         verdict = wrap(str(stats.verdict), max(width, 2), max_lines=2, placeholder="…")
         drawn += [Text(line, "bold") for line in verdict]
@@ -213,7 +214,8 @@ def _bar(channel: ChannelStats) -> Text:
 
     share = min(1.0, channel.depth / max(1, channel.capacity * channel.channels))
     full = round(share * BAR_CHARS)
-    name = channel.name if len(channel.name) <= NAME_CHARS else f"{channel.name[: NAME_CHARS - 1]}…"
+    name = printable(channel.name)
+    name = name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 1]}…"
     bar = (("━" * full, "cyan"), ("─" * (BAR_CHARS - full), "dim"))
     return Text.assemble((f"{name} ", "dim"), *bar, f" {share:>3.0%}")
 

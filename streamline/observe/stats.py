@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from streamline.core.counters import BORDER, ChannelMeter, HostMeter, StageMeter, together
 from streamline.core.cpus import usable_cpus
 from streamline.core.meters import Meters, Traffic
+from streamline.errors import printable_lines
 from streamline.observe.contention import CONTENTION
 from streamline.observe.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats, WorkerStats, between
 from streamline.observe.tables import table
@@ -180,7 +181,7 @@ class Stats(Figures):
 
     def __str__(self) -> str:
         verdict = self.verdict
-        return table(self) + (f"\n{verdict}" if verdict is not None else "")
+        return printable_lines(table(self) + (f"\n{verdict}" if verdict is not None else ""))
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"

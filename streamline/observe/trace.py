@@ -205,7 +205,7 @@ class Trace:
         """Write how full the channels are, how fast the consumer is, and how much of its time it waits, if changed."""
         found: dict[str, dict[str, float]] = {}
         for (name, _), meter in list(self._meters.channels.items()):
-            channel = found.setdefault(f"channel after {name}", {"items": 0})
+            channel = found.setdefault(f"channel after {printable(name)}", {"items": 0})
             channel["items"] += meter.depth
         consumer = self._meters.consumer
         items, waited_s = consumer.items, consumer.waited_until(now)

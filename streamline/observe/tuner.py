@@ -24,6 +24,7 @@ from statistics import fmean
 from typing import TypeAlias
 
 from streamline.core.knobs import Knob
+from streamline.errors import printable
 from streamline.observe.figures import Figures, HostStats, StageStats, between
 from streamline.observe.verdict import LEAST_ITEMS, LEAST_S, LOADED, WAITS, Loads, limit_of
 
@@ -114,7 +115,7 @@ class TuningStep:
     why: str
 
     def __str__(self) -> str:
-        return f"{self.stage}: {self.kind} {self.before} -> {self.after}: {self.why}"
+        return printable(f"{self.stage}: {self.kind} {self.before} -> {self.after}: {self.why}")
 
 
 _Way: TypeAlias = tuple[str, int, bool]

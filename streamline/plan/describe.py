@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from streamline.core.flow import LIST_ITEMS
 from streamline.core.text import in_bytes
+from streamline.errors import printable
 from streamline.plan.plan import READ_AHEAD_ITEMS, Plan, in_flight, stages_of
 from streamline.plan.topology import Part, PlannedChannel, Task, sources, topology, written
 
@@ -79,7 +80,7 @@ def describe(plan: Plan) -> str:
     more = f"; on several ranks {ranks:,} more" if ranks else ""
     more += f"; in a quick plain loop {border:,} more" if border else ""
     lines.append(f"at most {_held(plan, n):,} items in flight{more}")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _limits(plan: Plan) -> Iterator[str]:

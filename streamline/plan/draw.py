@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import east_asian_width
 
-from streamline.errors import PlanError
+from streamline.errors import PlanError, printable
 from streamline.plan.plan import Plan
 from streamline.plan.topology import Part, PlannedChannel, sources, topology, written
 
@@ -178,6 +178,7 @@ def _mermaid(pieces: Sequence[Piece]) -> Iterator[str]:
 
 def _escaped(words: str) -> str:
     """Return a label in which nothing is syntax: neither Mermaid's, HTML's nor Markdown's."""
+    words = printable(words)
     words = words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"
     return "".join(char if char.isalnum() or char in " (),.=…:/-" else f"#{ord(char)};" for char in words)
 
@@ -252,6 +253,7 @@ def _rect(kind: str, x: float, y: float, width: float, height: float, radius: fl
 
 def _text(kind: str, x: float, y: float, words: str, room: float, anchor: str = "start", style: str = "") -> str:
     """Return one line of text, cut to what `room` px hold; whole, it is in the tooltip."""
+    words = printable(words)
     shown = _cut(words, max(4, int(room / CHARS[kind])))
     tip = "" if shown == words else f"<title>{_safe(words)}</title>"
     return f'<text class="sl-{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}"{style}>{_safe(shown)}{tip}</text>'
@@ -271,5 +273,5 @@ def _cut(words: str, most: int) -> str:
 
 
 def _safe(words: str) -> str:
-    """Return text as XML takes it: escaped, and without characters that XML has no place for."""
-    return escape("".join(char if char.isprintable() else "·" for char in words), quote=False)
+    """Return text as XML takes it."""
+    return escape(printable(words), quote=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from streamline.core.text import in_bytes
-from streamline.errors import CheckError, printable
+from streamline.errors import CheckError, printable_lines
 
 DEADLINE_S = 10.0
 """Seconds for reading, and as many for the stages: a server may have to wake up, and a person waits."""
@@ -95,8 +95,9 @@ class Report:
         lines += [f"  PROBLEM   {problem.what}: {_indented(problem.message)}" for problem in self.problems]
         count = len(self.problems)
         found = "no problems" if self.ok else f"{count} problem{'s' * (count > 1)}"
-        text = "\n".join([*lines, f"{found} found in {self.took_s:.1f} s"])
-        return "\n".join(map(printable, text.split("\n")))
+        return printable_lines("\n".join([*lines, f"{found} found in {self.took_s:.1f} s"]))
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"

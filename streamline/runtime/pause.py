@@ -21,7 +21,7 @@ from streamline.core.forks import belongs_elsewhere
 from streamline.core.gate import Event, Gate, Phase
 from streamline.core.tasks import Job, Tasks
 from streamline.core.threads import interruptible, waker
-from streamline.errors import ClosedError, PausedError, PlanError, PlanTypeError
+from streamline.errors import ClosedError, PausedError, PlanError, PlanTypeError, printable
 
 QUIESCE_S = 10.0
 """Seconds that a pause waits for what is at work, by default: a slow call rather than a dead one."""
@@ -232,5 +232,5 @@ def _tell(at_work: tuple[str, ...], within_s: float) -> None:
             "paused, but still at work after %g s: %s; what they are at may share CPU and network with you until it "
             "ends, and its results wait until the stream goes on",
             within_s,
-            ", ".join(at_work),
+            printable(", ".join(at_work)),
         )

@@ -35,7 +35,7 @@ from streamline.core.knobs import HOSTS, Knob, Widths
 from streamline.core.meters import Meters
 from streamline.core.options import given
 from streamline.core.tasks import Session, Tasks
-from streamline.errors import PlanError, PlanTypeError
+from streamline.errors import PlanError, PlanTypeError, printable
 from streamline.observe.stats import collect
 from streamline.observe.tuner import HostTuner, Measurement, PassLooks, Tuner, TuningStep
 from streamline.plan.plan import Plan, sources_of, stages_of
@@ -102,7 +102,8 @@ class StreamTuning:
             + (f" (written: {self._knobs[stage].written})" if value != self._knobs[stage].written else "")
             for stage, value in self.values.items()
         ]
-        return "\n".join([*(lines or [NO_KNOB]), *([f"now: {self.resting}"] if lines and self.resting else [])])
+        more = [f"now: {self.resting}"] if lines and self.resting else []
+        return "\n".join(map(printable, [*(lines or [NO_KNOB]), *more]))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the values to a file, atomically, which `open(tune=path)` goes by: as JSON, for people to read.

@@ -92,7 +92,7 @@ class Written:
 
     def __str__(self) -> str:
         items, shards = counted(self.items, "item"), counted(self.shards, "shard")
-        found = f"{self.folder}: {items} in {shards}, {in_bytes(self.bytes)}"
+        found = f"{printable(self.folder)}: {items} in {shards}, {in_bytes(self.bytes)}"
         return found + (f"; {self.items_before:,} of the items by earlier runs" if self.items_before else "")
 
 
@@ -148,7 +148,7 @@ def write_parquet(
 ) -> Written:
     """Run a pipeline, and write its items, dicts by column or record batches, as rows of Parquet files.
 
-    Otherwise as `write_jsonl`; `read_parquet(folder)` reads it. Needs `pip install 'streamline[arrow]'`.
+    Otherwise as `write_jsonl`; `read_parquet(folder)` reads it. Needs `pip install 'streamline-data[arrow]'`.
 
     Args:
       schema: the columns and their types; None: as the first 1,000 rows show them, for all shards of this rank.
@@ -235,7 +235,7 @@ class _WriteJob:
         opened = pipeline.open(resume=snapshot, **options)
         if begun is not None and begun.complete:
             _ = opened.resolved  # whether it is this pipeline that has written it
-            logger.info("%s is complete: nothing to do", self._out.path)
+            logger.info("%s is complete: nothing to do", printable(self._out.path))
             return self._written(before=begun.items)
         before = self._manifest.items
         with opened as stream:

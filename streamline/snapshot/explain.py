@@ -8,6 +8,7 @@ from html import escape
 
 from streamline.core.state import Tree
 from streamline.core.text import Entry
+from streamline.errors import printable
 from streamline.plan.fingerprint import sections
 from streamline.plan.plan import Plan
 from streamline.snapshot.compatibility import Fit, NewFiles, accepting, check_snapshot, checked, fitted, refusal
@@ -57,8 +58,12 @@ def explain(
     fits = [fitted(plan, part, now, accepted) for part in snapshot.parts or (snapshot,)]
     for fit in fits:
         if fit.open:
-            return Explanation(False, ("the snapshot doesn't fit this plan:", *refusal(fit).splitlines()))
-    return Explanation(True, tuple(line for fit in fits for line in _lines(fit)))
+            return _explained(False, ["the snapshot doesn't fit this plan:", *refusal(fit).split("\n")])
+    return _explained(True, [line for fit in fits for line in _lines(fit)])
+
+
+def _explained(fits: bool, lines: Sequence[str]) -> Explanation:
+    return Explanation(fits, tuple(map(printable, lines)))
 
 
 def _lines(fit: Fit) -> Iterator[str]:

@@ -213,7 +213,7 @@ def _words(own: Json) -> str | None:
 
 def _short(value: Json) -> str:
     """Return a value as JSON, cut short in the middle of what is too long."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
     if len(text) <= SHORT_CHARS:
         return text
     return f"{text[: SHORT_CHARS * 2 // 3]}… ({len(text):,} characters)"
@@ -232,7 +232,7 @@ def describe_steps(records: StepRecords, first: int, last: int, rank: int | None
         steps = list(records.read(one, first, last))
         missing = sorted(set(range(first, last + 1)).difference(step.number for step in steps))
         for step in steps:
-            yield from _step(step)
+            yield from map(printable, _step(step))
         if missing:
             yield (
                 f"rank {one}: {_amount(len(missing), 'step')} of {first}..{last} not recorded: {some(missing)}; "

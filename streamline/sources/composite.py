@@ -22,7 +22,7 @@ from streamline.core.options import given
 from streamline.core.state import Json, Reference, State, Tally, Tree
 from streamline.core.state_types import FingerprintEntry, check_type
 from streamline.core.text import line_of
-from streamline.errors import PlanError, PlanTypeError, SnapshotError
+from streamline.errors import PlanError, PlanTypeError, SnapshotError, printable
 from streamline.io.storage.base import FoundObject
 from streamline.sources.base import Change, Mode, Part, Source, Split
 
@@ -304,7 +304,7 @@ class Several(Source[T], ABC):
         return replace(self, components=tuple((name, component.bound(bind)) for name, component in self.components))
 
     def __str__(self) -> str:
-        return f"{self.kind} of {', '.join(name for name, _ in self.components)}"
+        return printable(f"{self.kind} of {', '.join(name for name, _ in self.components)}")
 
     @property
     def made_of(self) -> Sequence[tuple[str, str, Any]]:

@@ -18,7 +18,7 @@ from streamline.core.lazy_numpy import np
 from streamline.core.meters import Traffic
 from streamline.core.state import At, Json, Tree
 from streamline.core.state_types import Count, check_type
-from streamline.errors import PlanError, ResumeError
+from streamline.errors import PlanError, ResumeError, printable
 from streamline.io.fetch.fetcher import Fetcher
 from streamline.io.fetch.file import FilePart
 from streamline.io.formats.base import Format, Place
@@ -74,10 +74,10 @@ class Files(Source[T]):
     listing_type: ClassVar[Any] = list[ListedFile]
 
     format: Format[T]
-    paths: tuple[str, ...]
+    paths: tuple[str, ...] = field(repr=False)  # they may hold signatures
     access: Access = field(default_factory=Access)
-    found: tuple[FoundObject, ...] | None = None
-    gone: frozenset[str] = frozenset()
+    found: tuple[FoundObject, ...] | None = field(default=None, repr=False)
+    gone: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def knob(self) -> Knob | None:
@@ -157,7 +157,7 @@ class Files(Source[T]):
 
     def __str__(self) -> str:
         paths = self.paths if self.found is None else [found.path for found in self.found]
-        first = f"{self.kind} {paths[0]!r}" if paths else self.kind
+        first = printable(f"{self.kind} {paths[0]!r}") if paths else self.kind
         return first if len(paths) < 2 else f"{first} and {len(paths) - 1:,} more"
 
     def check_split(self, mode: Mode, num_shards: int) -> None:

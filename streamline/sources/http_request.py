@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from streamline.core.options import check_int, check_seconds, given
 from streamline.errors import PlanError, PlanTypeError
 from streamline.io.storage.options import HttpOptions
-from streamline.io.storage.paths import check_user, is_url
+from streamline.io.storage.paths import check_host, is_url
 from streamline.sources.framing import FRAMINGS, Framing
 
 IDLE_TIMEOUT_S = 300.0
@@ -37,7 +37,7 @@ class EndlessRequest:
       PlanError: one out of range.
     """
 
-    url: str
+    url: str = field(repr=False)  # it may hold a signature
     framing: Framing
     http: HttpOptions | None = None
     idle_timeout_s: float = IDLE_TIMEOUT_S
@@ -52,7 +52,7 @@ class EndlessRequest:
                 f"stream_http(url) is one http(s) URL, got {self.url!r}: for another kind of feed write "
                 "from_stream(feed), for files read_lines and the like"
             )
-        check_user(self.url)
+        check_host(self.url)
         if self.framing not in FRAMINGS:
             raise PlanError(f"stream_http(framing=) is one of {', '.join(FRAMINGS)}, got {given(self.framing)}")
         if self.http is not None and not isinstance(self.http, HttpOptions):

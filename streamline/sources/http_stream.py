@@ -62,7 +62,7 @@ class HttpFeed(MarkedStream[Any]):
     request: EndlessRequest
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.request.url!r} ({self.request.framing})"
+        return printable(f"{self.kind} {self.request.url!r} ({self.request.framing})")
 
     def options(self) -> dict[str, Any]:
         return {"framing": self.request.framing}
@@ -129,9 +129,7 @@ class _FeedReader:
     _why: str = ""
 
     def __post_init__(self) -> None:
-        from streamline.io.storage.http_client import shown
-
-        self._url = shown(self.request.url)
+        self._url = printable(self.request.url)
         self._retry_s = PAUSE_S
 
     async def connection(self) -> AsyncGenerator[Any, None]:
@@ -164,8 +162,8 @@ class _FeedReader:
         logger.log(
             logging.WARNING if self._failed else logging.INFO,
             "%s: %s; connecting again in %.2f s",
-            printable(self._url),
-            printable(str(self._why)),
+            self._url,
+            self._why,
             pause_s,
         )
         await anyio.sleep(pause_s)
@@ -255,16 +253,16 @@ class _FeedReader:
             found = TransientError(f"the name {error.host} can't be looked up any more")
         else:
             found = judged(url, error)
-        self._why = printable(str(found))
+        self._why = str(found)
         self._asked_s = min(found.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
         self._failed += 1
         if self._answered_at is None and self._failed > self.retries:
-            raise ReadError(f"{url}: failed {self._failed} times, and has never answered: {self._why}") from error
+            raise ReadError(f"{url}: failed {self._failed} times, and has never answered: {self._why}") from found
         if self._answered_at is not None and (down_s := monotonic() - self._answered_at) > self.request.give_up_s:
             raise ReadError(
                 f"{url}: no answer for {down_s:,.0f} s, {self._failed} attempts, the last one: {self._why}. Nothing is "
                 "lost: resume when the server is back, or raise give_up_s"
-            ) from error
+            ) from found
 
     def _learn(self, framer: Framer[Any]) -> None:
         """Keep what the next connection needs, and drop the rest."""

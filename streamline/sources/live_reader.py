@@ -29,7 +29,7 @@ from streamline.core.item_codec import EncodedItem
 from streamline.core.pace import HANDOVER_S, Pace
 from streamline.core.state import At, CountedStates, Json, Tree
 from streamline.core.tasks import Job
-from streamline.errors import JournalError, ResumeError, WorkerStarved
+from streamline.errors import JournalError, ResumeError, WorkerStarved, printable
 from streamline.sources.disk_journal import DiskJournal
 from streamline.sources.journal import Entry, Journal, MemoryJournal, Places, SavedJournal, kept_of
 from streamline.sources.live import Live
@@ -259,7 +259,7 @@ class LiveReader:
         """Return an error of the user's stream or functions, with its place."""
         rank = f"rank {self._site.shard} of {self._site.num_shards}, " if self._site.num_shards > 1 else ""
         error = not_an_end(error, self._live.name)
-        error.add_note(f"in {self._live.name}, read for all workers ({rank}pid {os.getpid()}), at {at}")
+        error.add_note(printable(f"in {self._live.name}, read for all workers ({rank}pid {os.getpid()}), at {at}"))
         return error
 
     async def _sync(self, journal: DiskJournal) -> None:

@@ -15,7 +15,7 @@ The laws, by the name that a broken one's message begins with:
 - Liveness: something happens within seconds.
 
 The oracle compares a stage or a source of your own with a plain generator that `@reference(MyStage)` registers.
-`streamline.testing.compositions` makes random pipelines; it needs hypothesis (`pip install streamline[testing]`).
+`streamline.testing.compositions` makes random pipelines; it needs `streamline-data[testing]`.
 """
 
 from __future__ import annotations

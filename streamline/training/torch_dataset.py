@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from streamline.backends.hosts.plan_shipping import dumps
 from streamline.core.options import check_int
-from streamline.errors import PlanError, PlanTypeError
+from streamline.errors import PlanError, PlanTypeError, install
 from streamline.runtime.open import Openable
 from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ranks import find_rank
@@ -24,7 +24,7 @@ try:
     import torch
     from torch.utils.data import IterableDataset, get_worker_info
 except ImportError as error:
-    raise PlanError("TorchDataset needs torch, which is not installed: pip install 'streamline[torch]'") from error
+    raise PlanError(f"TorchDataset needs torch, which is not installed: {install('torch')}") from error
 
 
 T = TypeVar("T")

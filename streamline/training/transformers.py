@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from streamline.core.atomic_file import replace_file
-from streamline.errors import PlanError, SnapshotError
+from streamline.errors import PlanError, SnapshotError, install
 from streamline.training.loader import Loader
 from streamline.training.trainers import LoaderView
 
@@ -22,9 +22,7 @@ try:
     import transformers
     from torch.utils.data import DataLoader, IterableDataset
 except ImportError as error:
-    raise PlanError(
-        "LoaderTrainer needs transformers and torch: pip install transformers 'streamline[torch]'"
-    ) from error
+    raise PlanError(f"LoaderTrainer needs transformers and torch: {install('torch')} transformers") from error
 
 
 class LoaderTrainer(transformers.Trainer):  # type: ignore[misc]  # nobody types it

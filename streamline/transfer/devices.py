@@ -12,7 +12,7 @@ from typing import Any
 
 from streamline.core.lazy_numpy import loaded_np
 from streamline.core.tree import replaced
-from streamline.errors import PlanError, PlanTypeError
+from streamline.errors import PlanError, PlanTypeError, install
 from streamline.transfer.base import Copies, HostMemory, Mover, Target
 from streamline.transfer.tensors import as_tensor, is_plain
 
@@ -94,7 +94,7 @@ def _cuda(torch: Any, device: str) -> Target:
 
 def _jax(place: Any) -> Target:
     if not _installed("jax"):
-        raise PlanError('.transfer("jax") needs JAX, which is not installed: pip install "streamline[jax]"')
+        raise PlanError(f'.transfer("jax") needs JAX, which is not installed: {install("jax")}')
     from streamline.transfer.jax_arrays import Jax
 
     return Jax(place, spread=not getattr(place, "is_fully_addressable", True))
@@ -103,7 +103,7 @@ def _jax(place: Any) -> Target:
 def _torch(device: str) -> Any:
     if not _installed("torch"):
         raise PlanError(
-            f'.transfer("{device}") needs torch, which is not installed: pip install "streamline[torch]", or '
+            f'.transfer("{device}") needs torch, which is not installed: {install("torch")}, or '
             '.transfer("host") leaves arrays where they are'
         )
     import torch

@@ -14,7 +14,7 @@ from streamline.core.knobs import Knob
 from streamline.core.limits import Limit
 from streamline.core.state import Json, Over, State, Tree
 from streamline.core.state_types import check_type
-from streamline.errors import PlanError, ResumeError
+from streamline.errors import PlanError, ResumeError, printable
 from streamline.sharding.index import Index
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class Stage(ABC, Generic[In, Out]):
         raise TypeError(f"{type(self).__name__} overrides neither open nor lists")
 
     def __str__(self) -> str:
-        return self.kind if self.name.startswith(self.kind) else f"{self.kind}({self.name})"
+        return self.kind if self.name.startswith(self.kind) else printable(f"{self.kind}({self.name})")
 
     def line(self, more: Sequence[str] = ()) -> str:
         """Return this stage as it was written, more or less: "shuffle(window=4096, seed=0)".

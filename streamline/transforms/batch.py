@@ -31,7 +31,7 @@ from streamline.core.pace import Pace, check_awaited
 from streamline.core.replay import FailedCall
 from streamline.core.state import Json, Over, Reference, State, Tree
 from streamline.core.state_types import Size
-from streamline.errors import PlanError, ResumeError
+from streamline.errors import PlanError, ResumeError, install
 from streamline.transforms.base import Stage, StageLayout
 from streamline.transforms.collate import as_list, shown_collate, stack, stack_tensors
 
@@ -208,7 +208,7 @@ def collate_of(option: str, collate: object) -> Callable[[list[Any]], Any]:
     if isinstance(collate, str) and collate not in NAMED:
         raise PlanError(f"{option} is 'stack', 'torch', None or a function, got {collate!r}")
     if collate == "torch" and find_spec("torch") is None:
-        raise PlanError(f"{option}'torch' needs torch, which is not installed: pip install 'streamline[torch]'")
+        raise PlanError(f"{option}'torch' needs torch, which is not installed: {install('torch')}")
     fn: Any = NAMED[collate] if isinstance(collate, str) else as_list if collate is None else collate
     check_function(option, fn)
     if is_async(fn) or inspect.isasyncgenfunction(fn):

@@ -24,7 +24,7 @@ from streamline.core.pace import Pace
 from streamline.core.state import Since, State, Tree
 from streamline.core.threads import in_thread
 from streamline.core.tree import nbytes
-from streamline.errors import ResumeError
+from streamline.errors import ResumeError, printable
 from streamline.transforms.cache_files import ROOT, BlockInfo, CacheBlock, CacheFiles, FoundBlocks, new_id, whole
 from streamline.transforms.pass_history import CacheState, PassHistory, PassPlace, ServedStates, gives_fewer
 
@@ -171,7 +171,9 @@ class _DiskPass(Generic[T]):
         elif self.served >= kept:  # the rest can be drawn, but later passes would lack the beginning
             self._keeps = False
         else:
-            logger.warning("%s: its files in %s are gone, drawing anew", self._files.stage, self._files.folder)
+            logger.warning(
+                "%s are gone, drawing anew", printable(f"{self._files.stage}: its files in {self._files.folder}")
+            )
             self._open_at, self._keeps = LOST, drawing >= found.newest
             await self._open_after([])
         history.epoch = self.place.epoch
@@ -236,7 +238,7 @@ class _DiskPass(Generic[T]):
 
     async def _drop(self, chain: list[CacheBlock], at: int, why: str) -> None:
         """Remove a damaged block, and all later ones."""
-        logger.warning("%s %s: drawing it again, and all later ones", chain[at].path, why)
+        logger.warning("%s %s: drawing it again, and all later ones", printable(str(chain[at].path)), why)
         await self._call(partial(self._files.remove, chain[at:]))
 
     # Serving --------------------------------------------------------------------------------------------------------

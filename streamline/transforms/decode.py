@@ -66,7 +66,7 @@ def image(mode: str = "RGB") -> Callable[[Data], npt.NDArray[Any]]:
 
     JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, JPEG 2000 and AVIF, nothing else. As it is stored: a camera's orientation
     isn't applied. JPEGs are decoded by simplejpeg, where it is installed, in half the time that Pillow takes for the
-    same pixels; the rest by Pillow. Of 16 bits it gives the upper 8. Needs `pip install 'streamline[media]'`.
+    same pixels; the rest by Pillow. Of 16 bits it gives the upper 8. Needs `pip install 'streamline-data[media]'`.
 
     Args:
       mode: "RGB"; "L": grey, (height, width); "RGBA"; "I;16": uint16 (height, width), of images in grey of 16 bits.
@@ -83,7 +83,7 @@ def image(mode: str = "RGB") -> Callable[[Data], npt.NDArray[Any]]:
 
 
 def audio(truncated: Literal["raise", "keep"] = "raise") -> Callable[[Data], Audio]:
-    """Return a function that decodes audio (WAV, AIFF, FLAC, Ogg, MP3), by soundfile. Needs `streamline[media]`.
+    """Return a function that decodes audio (WAV, AIFF, FLAC, Ogg, MP3), by soundfile. Needs `streamline-data[media]`.
 
     Args:
       truncated: what becomes of audio that is cut: "raise"; "keep": the frames that there are, of FLAC none.
@@ -99,7 +99,7 @@ def audio(truncated: Literal["raise", "keep"] = "raise") -> Callable[[Data], Aud
 
 
 def video(times: Sequence[float] | int) -> Callable[[Data], VideoFrames]:
-    """Return a function that decodes frames of a video, by PyAV. Needs `pip install 'streamline[media]'`.
+    """Return a function that decodes frames of a video, by PyAV. Needs `pip install 'streamline-data[media]'`.
 
     Only what lies between the key frame before a time and that time is decoded, where the container can be searched.
 
@@ -126,7 +126,7 @@ def video(times: Sequence[float] | int) -> Callable[[Data], VideoFrames]:
 
 
 def example(features: Mapping[str, Sequence[int]] | None = None) -> Callable[[Data], dict[str, Any]]:
-    """Return a function that parses a `tf.train.Example`, without TensorFlow. Needs `streamline[tfrecord]`.
+    """Return a function that parses a `tf.train.Example`, without TensorFlow. Needs `streamline-data[tfrecord]`.
 
     Args:
       features: those that are wanted, and the shape of each: `{"label": (), "image": (), "boxes": (-1, 4)}`; () is one

@@ -23,7 +23,7 @@ from streamline.core.process_random import Look, check_alone, set_globally, torc
 from streamline.core.replay import Adapter
 from streamline.core.state import Json, NumberedStates, Over, Skipped, Tree
 from streamline.core.state_types import Count
-from streamline.errors import PlanError, PlanTypeError
+from streamline.errors import PlanError, PlanTypeError, install
 from streamline.transforms.base import Stage, StageLayout
 from streamline.transforms.completion_order import AsCompleted, CompletionPart, Delivery, InOrder
 from streamline.transforms.concurrent import CallPool, LimitedThreads, TaskPool, ThreadedPool
@@ -337,7 +337,7 @@ def _generators_of(fn: Callable[..., Any], seed_globals: bool) -> tuple[str, ...
     if "generator" in found and find_spec("torch") is None:
         raise PlanError(
             f".map(seed=): {stage_name(fn)} takes generator=, one of torch's, which is not installed: take rng=, a "
-            "NumPy Generator, or pip install 'streamline[torch]'"
+            f"NumPy Generator, or {install('torch')}"
         )
     return found or (() if seed_globals else ("rng",))
 

@@ -19,7 +19,7 @@ def _without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_error_names_the_extra() -> None:
-    words = r"sl\.Ray needs ray, which is not installed: pip install 'streamline\[ray\]'"
+    words = r"sl\.Ray needs ray, which is not installed: pip install 'streamline-data\[ray\]'"
     pipe = sl.from_items(range(3)).shard(1)
     with pytest.raises(PlanError, match=words):
         pipe.open(backend=sl.Ray(1))

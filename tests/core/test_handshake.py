@@ -319,14 +319,24 @@ def test_a_hello_that_comes_too_early_is_refused() -> None:
     assert "no streamline" in str(there.failed)
 
 
-@pytest.mark.parametrize("change", [{"version": "0.0.9"}, {"python": "3.99.0"}, {"python": ""}, {"python": "3.1.1"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": "streamline-data 0.0.9"},
+        {"version": streamline.__version__},
+        {"python": "3.99.0"},
+        {"python": ""},
+        {"python": "3.1.1"},
+    ],
+)
 def test_another_version_is_refused_by_name_and_is_not_done(change: dict[str, str]) -> None:
     hello = msgspec.structs.replace(HELLO, **change)
     dialer, there = Fed(DialerHandshake(KEY, hello)), Fed(ListenerHandshake(KEY))
     dialer.give(there.give(dialer.give(there.give(dialer.end.greeting))))  # type: ignore[union-attr]
     for part in (
-        f"streamline {streamline.__version__} on Python {python_version()}",
-        f"streamline {hello.version} on Python {hello.python}",
+        f"streamline-data {streamline.__version__} on Python {python_version()}",
+        f"{hello.version} on Python {hello.python}",
+        "install the same streamline-data",
         "node7",
     ):
         assert part in str(dialer.failed)
@@ -338,7 +348,7 @@ def test_the_longest_hello_is_refused_in_words_that_fit_a_verdict() -> None:
     hello = msgspec.structs.replace(HELLO, node="\x00" * 253, version="\x00" * 64, python="\x00" * 64)
     dialer, there = Fed(DialerHandshake(KEY, hello)), Fed(ListenerHandshake(KEY))
     dialer.give(there.give(dialer.give(there.give(dialer.end.greeting))))  # type: ignore[union-attr]
-    assert "the trainer runs streamline" in str(dialer.failed)
+    assert "the trainer runs streamline-data" in str(dialer.failed)
     assert "\x00" not in str(dialer.failed)
 
 

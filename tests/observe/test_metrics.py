@@ -244,7 +244,7 @@ def test_what_is_no_place_for_metrics_is_refused(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(PlanError, match=r'\.open\(metrics=\) is an address such as "0.0.0.0:7077"'):
             pipe().open(metrics=wrong)
     monkeypatch.setattr("streamline.core.options.find_spec", lambda _: None)
-    with pytest.raises(PlanError, match=r"pip install 'streamline\[opentelemetry\]'"):
+    with pytest.raises(PlanError, match=r"pip install 'streamline-data\[opentelemetry\]'"):
         pipe().open(metrics="opentelemetry")
 
 

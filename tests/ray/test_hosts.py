@@ -181,7 +181,7 @@ def test_fewer_hosts_begin_and_a_node_that_comes_brings_others(cluster: Cluster)
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("import streamline\nstreamline.__version__ = '9.9'\n", r"streamline 9\.9"),
+        ("import streamline\nstreamline.__version__ = '9.9'\n", r"streamline-data 9\.9"),
         (BLOCKED, r"a Ray actor on \S+ has ended: No module named 'streamline'\. Install"),
     ],
     ids=["another version", "without"],
@@ -218,7 +218,7 @@ def test_too_few_hosts_are_counted(cluster: Cluster) -> None:
 def test_nodes_without_streamline_are_found_at_the_start(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BLOCKED)
     with pytest.raises(
-        HostError, match=r"No module named 'streamline'\. Install streamline on the nodes.*runtime_env="
+        HostError, match=r"No module named 'streamline'\. Install streamline-data on the nodes.*runtime_env="
     ):
         opened(sl.Ray(1, runtime_env={"env_vars": {"PYTHONPATH": str(tmp_path)}}))
 

@@ -134,7 +134,7 @@ def test_new_files_is_for_sources_of_files() -> None:
         ("gcs://b/k", "did you mean gs://"),
         (
             "hdfs://b/k",
-            r"hdfs:// can't be read: .*s3://, gs:// or az:// \(they need pip install 'streamline\[stores\]'\)",
+            r"hdfs:// can't be read: .*s3://, gs:// or az:// \(they need pip install 'streamline-data\[stores\]'\)",
         ),
     ],
 )

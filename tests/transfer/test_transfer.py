@@ -81,7 +81,7 @@ def test_writing_a_plan_imports_nothing_and_opening_it_says_what_is_missing(monk
     monkeypatch.setattr("streamline.transfer.devices.find_spec", lambda name: None)
     cuda, jax = numbers().transfer("cuda"), numbers().transfer("jax")
     for pipe, extra in ((cuda, "torch"), (numbers().transfer("cpu"), "torch"), (jax, "jax")):
-        with pytest.raises(PlanError, match=rf'not installed: pip install "streamline\[{extra}\]"'):
+        with pytest.raises(PlanError, match=rf"not installed: pip install 'streamline-data\[{extra}\]'"):
             pipe.open()
         with pytest.raises(PlanError, match="not installed"):
             pipe.loader()

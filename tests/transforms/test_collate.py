@@ -500,7 +500,7 @@ def test_tensors_of_a_process_are_tensors_here() -> None:
 def test_collate_torch_without_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamline.transforms.batch.find_spec", lambda name: None)
     with pytest.raises(
-        PlanError, match=r"'torch' needs torch, which is not installed: pip install 'streamline\[torch\]'"
+        PlanError, match=r"'torch' needs torch, which is not installed: pip install 'streamline-data\[torch\]'"
     ):
         sl.from_items(ITEMS).batch(3, collate="torch")
 

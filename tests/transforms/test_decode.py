@@ -882,10 +882,10 @@ def test_options_are_checked() -> None:
 @pytest.mark.parametrize(
     ("make", "needs"),
     [
-        (sl.decode.image, r"Pillow.*streamline\[media\]"),
-        (partial(sl.decode.video, 1), r"PyAV.*streamline\[media\]"),
-        (sl.decode.audio, r"soundfile.*streamline\[media\]"),
-        (sl.decode.example, r"protobuf.*streamline\[tfrecord\]"),
+        (sl.decode.image, r"Pillow.*streamline-data\[media\]"),
+        (partial(sl.decode.video, 1), r"PyAV.*streamline-data\[media\]"),
+        (sl.decode.audio, r"soundfile.*streamline-data\[media\]"),
+        (sl.decode.example, r"protobuf.*streamline-data\[tfrecord\]"),
     ],
 )
 def test_a_library_that_is_not_there_is_named(make: Any, needs: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from streamline.core.channel import Channel, FlushPoints, Inbox
 from streamline.core.counters import BORDER
 from streamline.core.flow import Chunk, Site
 from streamline.core.state import Reference, Tree
-from streamline.errors import TransportError, WorkerDied
+from streamline.errors import TransportError, WorkerDied, printable
 from streamline.plan.plan import Plan
 from streamline.plan.worker import BeginState
 
@@ -226,7 +226,7 @@ class RemoteWorker(Generic[T]):
     @property
     def position(self) -> str:
         """Its position in the source, for a person."""
-        return "" if self._last is None else self._last.get().where()
+        return "" if self._last is None else printable(self._last.get().where())
 
     @property
     def hungry(self) -> bool:

@@ -21,7 +21,7 @@ from functools import partial
 from lzma import FORMAT_XZ, LZMADecompressor
 from typing import Any, Protocol
 
-from streamline.errors import DataError, PlanError, ReadError
+from streamline.errors import DataError, PlanError, ReadError, install
 
 PIECE_BYTES = 256 * 1024
 """The largest piece: about a millisecond of work for gzip, so that the event loop can run between two."""
@@ -177,7 +177,7 @@ def _zstd() -> Any:
         else:
             from backports import zstd
     except ImportError:
-        raise ReadError("zstd files need the backports.zstd package: pip install 'streamline[zstd]'") from None
+        raise ReadError(f"zstd files need the backports.zstd package: {install('zstd')}") from None
     return zstd
 
 

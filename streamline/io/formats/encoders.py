@@ -357,8 +357,8 @@ class _NpyRows(Encoder):
         row = np.asanyarray(item)
         if (descr := described(row)) is None:
             raise UnwritableItemError(
-                "it is of Python objects, masked or of another class, or of fields that overlap or aren't in order, which "
-                "npy files can't hold: .map it to numbers, its .filled(…), or np.lib.recfunctions.repack_fields of it"
+                "it is of Python objects, masked or of another class, or of fields that overlap or aren't in order, "
+                "which npy files can't hold: .map it to numbers, its .filled(…), or np.lib.recfunctions.repack_fields of it"
             )
         common = {"descr": _listed(descr), "shape": list(row.shape)}
         self.common = self.common or common

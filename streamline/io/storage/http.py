@@ -19,9 +19,9 @@ import anyio
 from aiohttp.http_exceptions import HttpProcessingError
 
 from streamline.core.meters import Traffic
-from streamline.errors import ReadError
+from streamline.errors import ReadError, printable
 from streamline.io.storage.base import Arrival, FoundObject, Storage, check_listed, joined, too_short
-from streamline.io.storage.http_client import HttpClient, judged, more_of, shown
+from streamline.io.storage.http_client import HttpClient, judged, more_of
 from streamline.io.storage.http_response import Answer, Version, ask, refusal, understand
 from streamline.io.storage.options import HttpOptions
 from streamline.io.storage.retry import Attempts, TransientError
@@ -91,7 +91,7 @@ class HttpStorage(Storage):
 
     async def read(self, url: str, start: int, stop: int | None, etag: str | None = None) -> bytes:
         async with aclosing(self.blocks(url, start, stop, etag)) as blocks:
-            return joined(shown(url), [block async for block in blocks], start, stop)
+            return joined(printable(url), [block async for block in blocks], start, stop)
 
     async def fetch(self, url: str, start: int, stop: int, etag: str | None, arrival: Arrival) -> None:
         """Pass bytes `start` to `stop` of an object to `arrival` as they come.
@@ -125,7 +125,7 @@ class HttpStorage(Storage):
         await self._client.aclose()
 
     def _attempts(self, url: str) -> Attempts:
-        return Attempts(shown(url), self._options.retries, self._options.deadline_s, self._traffic)
+        return Attempts(printable(url), self._options.retries, self._options.deadline_s, self._traffic)
 
     async def _request(
         self, url: str, position: int, stop: int | None, known: Version | None, attempts: Attempts
@@ -244,11 +244,11 @@ class _Body:
         at, stop = self._at, self.answer.stop
         if self._protocol is not None and isinstance(self._protocol.exception(), HttpProcessingError):
             raise ReadError(  # what followed is no answer
-                f"{shown(str(self.response.url))}: expected the end at byte {at:,}, as the server said, got more"
+                f"{self.response.url}: expected the end at byte {at:,}, as the server said, got more"
             )
         if stop is not None and at != stop:
             raise TransientError(f"the body ended at byte {at:,}, expected {stop:,} as the server said")
         if self.answer.whole:
             check_listed(self.attempts.what, self.listed, at)
         if at < self.position:
-            raise too_short(shown(str(self.response.url)), at, self.position)
+            raise too_short(str(self.response.url), at, self.position)

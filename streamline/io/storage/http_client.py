@@ -31,7 +31,7 @@ from yarl import URL
 
 from streamline.core.meters import Traffic
 from streamline.core.threads import OneThread
-from streamline.errors import ReadError, printable
+from streamline.errors import ReadError
 from streamline.io.storage.http_response import retry_after_s, status_name
 from streamline.io.storage.options import HttpOptions, check_proxy
 from streamline.io.storage.retry import TransientError
@@ -99,9 +99,7 @@ class HttpClient:
             response.release()
             target = _redirected(url, target, response.headers.get("Location"))
             proxy = self._proxy(target)
-        raise ReadError(
-            f"{shown(url)}: redirected {MAX_REDIRECTS} times, the last time to {shown(str(target))}: a loop?"
-        )
+        raise ReadError(f"{url}: redirected {MAX_REDIRECTS} times, the last time to {target}: a loop?")
 
     async def aclose(self) -> None:
         session, self._opened = self._opened, None
@@ -158,7 +156,7 @@ class HttpClient:
                 return root.with_path(url[path:], encoded=True), proxy  # a tenth of the time that parsing takes
             target = _parsed(url)
         except ValueError as error:
-            raise ReadError(f"not a URL: {shown(url)}: {error}") from error
+            raise ReadError(f"not a URL: {url}: {error}") from error
         proxy = self._proxy(target)
         if not set(server) & set("?#") and path > 0:
             self._servers[server] = _url(f"{server}/"), proxy
@@ -250,15 +248,15 @@ def _parsed(text: str) -> URL:
 def _redirected(url: str, target: URL, location: str | None) -> URL:
     """Return where a redirect leads; not from https to http, where data could be replaced on the way."""
     if not location:
-        raise ReadError(f"{shown(url)}: the server redirects, and doesn't say where to (no Location)")
+        raise ReadError(f"{url}: the server redirects, and doesn't say where to (no Location)")
     try:
         following = _parsed(str(target.join(_url(location))))
     except ValueError:
         following = URL()
     if following.scheme not in ("http", "https"):
-        raise ReadError(f"{shown(url)}: redirected to {shown(location)!r}, which is no http(s) URL")
+        raise ReadError(f"{url}: redirected to {location!r}, which is no http(s) URL")
     if target.scheme == "https" and following.scheme == "http":
-        raise ReadError(f"{shown(url)}: redirected from https to {shown(location)}: if that is meant, read that URL")
+        raise ReadError(f"{url}: redirected from https to {location}: if that is meant, read that URL")
     return following
 
 
@@ -336,11 +334,6 @@ def _resolved(host: str, family: int, proto: int, address: tuple[object, ...]) -
     return ResolveResult(hostname=host, host=numeric, port=int(port), family=family, proto=proto, flags=flags)
 
 
-USER = re.compile(r"(?<=://)[^/?#]*@")
-
-SECRET = re.compile(r"([?&][^=&#]*(?:sig|token|secret|password|credential|api-?_?key)[^=&#]*=)[^&#]*", re.IGNORECASE)
-"""Parts of a query that open a door: X-Amz-Signature, sig (Azure), access_token, X-Goog-Credential, ..."""
-
 NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 """What OpenSSL calls an answer that isn't TLS, by its version."""
 
@@ -351,18 +344,11 @@ MAY_PASS = (socket.EAI_AGAIN, getattr(socket, "EAI_FAIL", socket.EAI_AGAIN))
 """Name look-ups that failed, rather than having found no such name."""
 
 
-def shown(url: str) -> str:
-    """Return a URL as messages and logs show it: without password and signature, printable."""
-    if "?" not in url and "@" not in url:  # as most: patterns would take 2 µs of each request
-        return printable(url)
-    return printable(SECRET.sub(r"\1…", USER.sub("…@", url)))
-
-
 def judged(url: str, error: Exception) -> TransientError:
-    """Return why another try may fare better.
+    """Return why another try may fare better. A `ReadError` isn't raised from an error that has the URL in its text.
 
     Args:
-      url: as `shown`.
+      url: `printable`.
 
     Raises:
       ReadError: it wouldn't.
@@ -380,9 +366,9 @@ def judged(url: str, error: Exception) -> TransientError:
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return _proxy(url, error)
     if isinstance(error, aiohttp.ClientResponseError) and TLS_ALERT in error.message:
-        raise ReadError(f"{url}: that port speaks TLS: is it an https:// URL?") from error
+        raise ReadError(f"{url}: that port speaks TLS: is it an https:// URL?") from None
     if isinstance(error, aiohttp.InvalidURL):
-        raise ReadError(f"{url}: not a URL: {error}") from error
+        raise ReadError(f"{url}: not a URL: {error}") from None
     return TransientError(_said(error))
 
 
@@ -423,4 +409,4 @@ def _proxy(url: str, error: aiohttp.ClientHttpProxyError) -> TransientError:
         wait = None if error.headers is None else error.headers.get("Retry-After")
         return TransientError(said, retry_after_s(wait))
     advice = "give user and password in its URL" if error.status == 407 else "ask those who run it"
-    raise ReadError(f"{url}: {said}: {advice}, http=HttpOptions(proxy=…) or the environment's") from error
+    raise ReadError(f"{url}: {said}: {advice}, http=HttpOptions(proxy=…) or the environment's") from None

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from streamline.core.meters import Traffic
 from streamline.core.threads import ThreadPool
-from streamline.errors import PlanError, ReadError, printable
+from streamline.errors import PlanError, ReadError, install, printable
 from streamline.io.storage.base import FoundObject, Storage, too_short
 from streamline.io.storage.http_response import retry_after_s
 from streamline.io.storage.options import HttpOptions
@@ -42,7 +42,7 @@ class HubStorage(Storage):
 
     def __init__(self, options: Mapping[str, Any] | None, http: HttpOptions | None, traffic: Traffic) -> None:
         if find_spec("huggingface_hub") is None:
-            raise PlanError("hf:// is read by huggingface_hub, which is not installed: pip install 'streamline[hub]'")
+            raise PlanError(f"hf:// is read by huggingface_hub, which is not installed: {install('hub')}")
         import huggingface_hub  # takes 0.2 s to import
 
         self._system: Any = huggingface_hub.HfFileSystem(**{**(options or {}), "skip_instance_cache": True})
@@ -128,7 +128,7 @@ class HubStorage(Storage):
                 return result  # type: ignore[return-value]
             meant = meaning(attempts.what, error)
             if isinstance(meant, ReadError):
-                raise meant from error
+                raise meant  # not from it: its text may have the signed URL of a CDN
             await attempts.failed(meant, position, error)
 
     def _attempts(self, path: str) -> Attempts:

@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from streamline.core.atomic_file import UnsafeFileError, is_open_as, is_own, open_own, removed_if_abandoned, try_lock
-from streamline.errors import PlanError, ReadError
+from streamline.errors import PlanError, ReadError, printable
 
 logger = logging.getLogger(__name__)
 
@@ -105,13 +105,14 @@ class CacheFolder:
         except UnsafeFileError as error:
             raise self._planted(error) from None
         except OSError as error:
-            logger.warning("can't read %s of the cache, fetching it anew: %s", path, error)
+            logger.warning("can't read %s of the cache, fetching it anew: %s", printable(str(path)), error)
             return None
         try:
             status = os.fstat(fd)
             size = status.st_size - TRAILER.size
             if size < 0 or os.pread(fd, TRAILER.size, size) != TRAILER.pack(MAGIC, size):
-                logger.warning("%s of the cache is damaged, fetching it anew: it doesn't end as it was written", path)
+                why = "it doesn't end as it was written"
+                logger.warning("%s of the cache is damaged, fetching it anew: %s", printable(str(path)), why)
                 self._remove_same(path, status)
                 os.close(fd)
                 return None
@@ -119,7 +120,7 @@ class CacheFolder:
                 os.utime(fd)  # when it was used last
             return CachedObject(fd, size)
         except OSError as error:
-            logger.warning("can't read %s of the cache, fetching it anew: %s", path, error)
+            logger.warning("can't read %s of the cache, fetching it anew: %s", printable(str(path)), error)
             os.close(fd)
             return None
 
@@ -192,7 +193,8 @@ class CacheFolder:
         """The disk can't be written to: go on without, and say so once."""
         if self._writes:
             self._writes = False
-            logger.warning("can't write to the cache %s, going on without keeping more: %s", self.path, error.strerror)
+            where = printable(str(self.path))
+            logger.warning("can't write to the cache %s, going on without keeping more: %s", where, error.strerror)
 
     # Room ---------------------------------------------------------------------------------------------------------
 

@@ -353,8 +353,6 @@ CODE = re.compile(r"<Code>\s*(.*?)\s*</Code>", re.DOTALL)
 
 SAID = re.compile(r"<Message>\s*(.*?)\s*(?:\n|</Message>)", re.DOTALL)
 
-QUERY = re.compile(r"\?\S*")
-
 METADATA = re.compile(r"://169\.254\.|metadata\.google\.internal|/latest/api/token|/computeMetadata/|/identity/oauth2/")
 """Where a machine in a cloud asks who it is: tried when nothing else says with which credentials to read."""
 
@@ -446,7 +444,7 @@ def _status(text: str) -> int | None:
 
 
 def _said(text: str) -> str:
-    """Return what the server said, in short; without a query, which may be a signature."""
+    """Return what the server said, in short."""
     status, code, message = STATUS.search(text), CODE.search(text), SAID.search(text)
     if status is not None:
         words = [f"{status[1]} {status[2] or ''}".strip(), *(found[1] for found in (code, message) if found)]
@@ -461,7 +459,7 @@ def _said(text: str) -> str:
 
 
 def _first(text: str) -> str:
-    return printable(QUERY.sub("", text.strip().partition("\n")[0]))
+    return printable(text.strip().partition("\n")[0])
 
 
 def _certificate(text: str) -> str:

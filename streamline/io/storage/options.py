@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
 from streamline.core.options import check_flag, check_int, check_seconds, given
-from streamline.errors import PlanError, PlanTypeError
+from streamline.errors import PlanError, PlanTypeError, install, printable
 from streamline.io.peers.peer import check_peers
 from streamline.io.storage.base import ADDED, Storage
 
@@ -206,7 +206,7 @@ class HttpOptions:
         if self.auth is not None:
             given["auth"] = "…"
         if self.proxy is not None:
-            given["proxy"] = re.sub(r"//[^/]*@", "//…@", self.proxy)
+            given["proxy"] = printable(self.proxy)
         return f"HttpOptions({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     def sent(self) -> dict[str, str]:
@@ -325,7 +325,7 @@ def open_store(base: str, options: Mapping[str, Any], http: HttpOptions) -> Any:
         obstore = import_module("obstore.store")
         base_error = import_module("obstore.exceptions").BaseError
     except ImportError as error:
-        raise PlanError(f"{base}: object stores need obstore: pip install 'streamline[stores]'") from error
+        raise PlanError(f"{base}: object stores need obstore: {install('stores')}") from error
     client: dict[str, Any] = {"timeout": LONG, "read_timeout": _span(http.timeout_s)}
     client["connect_timeout"] = _span(http.connect_timeout_s)
     client |= {name: value for name, value in options.items() if name in CLIENT}

@@ -32,7 +32,7 @@ from streamline.core.atomic_file import (
     sync_directory,
     write_all,
 )
-from streamline.errors import PlanError, PlanTypeError, WriteError
+from streamline.errors import PlanError, PlanTypeError, WriteError, printable
 from streamline.io.storage.base import ADDED, ShardFile, Storage, Version
 from streamline.io.storage.options import Access
 from streamline.io.storage.paths import MAGIC, escape, is_object, scheme_of
@@ -154,7 +154,9 @@ class _LocalFolder(OutputFolder):
             except (OSError, ImportError) as error:
                 if isinstance(error, OSError) and error.errno not in NO_LOCKS:
                     raise
-                logger.warning("%s can't be locked (%s): make sure that one job writes to it", self.path, error)
+                logger.warning(
+                    "%s can't be locked (%s): make sure that one job writes to it", printable(self.path), error
+                )
                 return None
             if descriptor is None:
                 raise WriteError(f"another job writes to {self.path}: wait for its end, or give another folder")

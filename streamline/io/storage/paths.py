@@ -17,7 +17,7 @@ from fnmatch import translate
 from pathlib import Path
 from typing import Any
 
-from streamline.errors import PlanError, PlanTypeError, ReadError
+from streamline.errors import PlanError, PlanTypeError, ReadError, install
 from streamline.io.storage.base import ADDED
 from streamline.io.storage.manifest import HEAD, check_size, manifests_among, may_be_manifest, parsed, shards_of
 
@@ -161,8 +161,10 @@ def _one(path: object) -> str:
     return text
 
 
-def check_user(text: str) -> None:
-    """Refuse a URL with a user or a password in it."""
+def check_host(text: str) -> None:
+    """Refuse a URL without a host, and one with a user or a password in it."""
+    if text.split("://", 1)[1][:1] in ("", *"/?#"):
+        raise PlanError(f"expected https://HOST/PATH, got {text}")
     if "@" in text and "@" in re.split(r"[/?#]", text.split("://", 1)[1])[0]:
         raise PlanError(
             f"a URL with a user or a password in it would show them in every message and snapshot: write "
@@ -171,7 +173,7 @@ def check_user(text: str) -> None:
 
 
 def _check_url(text: str) -> None:
-    check_user(text)
+    check_host(text)
     if "#" in text:
         raise PlanError(f"{text}: what follows a # is never sent: leave it out, or write %23 if it belongs to the name")
     if "*" in text.split("?")[0]:
@@ -192,7 +194,7 @@ def _check_scheme(scheme: str, text: str) -> None:
         near = f": did you mean {NEAR[scheme]}://?" if scheme in NEAR else ""
         raise PlanError(
             f"{scheme}:// can't be read{near}: give local paths, http(s) URLs, objects as s3://, gs:// or az:// (they "
-            f"need pip install 'streamline[stores]'), or files of the Hugging Face Hub as hf:// ('streamline[hub]'); "
+            f"need {install('stores')}), or files of the Hugging Face Hub as hf:// ({install('hub')}); "
             f"got {text}"
         )
     bucket, key = bucket_of(text)

@@ -16,7 +16,7 @@ from time import monotonic
 import anyio
 
 from streamline.core.meters import Traffic
-from streamline.errors import ReadError, printable
+from streamline.errors import ReadError, printable, printable_lines
 
 logger = logging.getLogger("streamline.reading")  # as the docs call it
 
@@ -40,7 +40,7 @@ class TransientError(Exception):
     """
 
     def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
-        super().__init__(reason)
+        super().__init__(printable(reason))
         self.retry_after_s = retry_after_s
 
 
@@ -102,12 +102,14 @@ class Attempts:
 
         Args:
           position: the byte at which that goes on.
-          cause: what was raised; None: `error` itself.
+          cause: what was raised; None: `error` itself, as for one in whose text, which tracebacks print, is a secret.
 
         Raises:
           ReadError: there is none.
         """
-        cause, reason = cause or error, printable(str(error))
+        reason = str(error)
+        if cause is None or printable_lines(str(cause)) != str(cause):
+            cause = error
         self._failed += 1
         if self._failed > self._retries:
             raise ReadError(f"{self.what}: failed {self._times()} at byte {position:,}: {reason}") from cause

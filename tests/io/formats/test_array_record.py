@@ -92,5 +92,5 @@ def test_what_is_remote_is_refused_where_it_is_written() -> None:
 
 def test_without_array_record_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamline.core.options.find_spec", lambda module: None)
-    with pytest.raises(PlanError, match=r"read_array_record needs array_record.*streamline\[array_record\]"):
+    with pytest.raises(PlanError, match=r"read_array_record needs array_record.*streamline-data\[array_record\]"):
         sl.read_array_record("a")

@@ -249,5 +249,5 @@ async def test_of_a_remote_file_the_metadata_and_the_wanted_chunks_are_fetched(s
 
 def test_without_h5py_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamline.core.options.find_spec", lambda module: None)
-    with pytest.raises(PlanError, match=r"read_hdf5 needs h5py.*streamline\[hdf5\]"):
+    with pytest.raises(PlanError, match=r"read_hdf5 needs h5py.*streamline-data\[hdf5\]"):
         sl.read_hdf5("a.h5")

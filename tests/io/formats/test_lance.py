@@ -240,5 +240,5 @@ def test_options_are_checked_where_they_are_written(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ReadError, match=r"can't open the Lance dataset a: Dataset at path .*a was not found"):
         list(sl.read_lance("a"))
     monkeypatch.setattr("streamline.core.options.find_spec", lambda module: None)
-    with pytest.raises(PlanError, match=r"read_lance needs pylance.*streamline\[lance\]"):
+    with pytest.raises(PlanError, match=r"read_lance needs pylance.*streamline-data\[lance\]"):
         sl.read_lance("a")

@@ -486,7 +486,7 @@ def test_without_pyarrow_the_extra_is_named() -> None:
         "    try:\n        read('a')\n    except sl.errors.PlanError as error:\n        print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200)
-    assert done.stdout.count("pip install 'streamline[arrow]'") == 2
+    assert done.stdout.count("pip install 'streamline-data[arrow]'") == 2
 
 
 def test_a_plan_imports_no_pyarrow() -> None:

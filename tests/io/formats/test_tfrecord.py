@@ -175,5 +175,5 @@ def test_options_are_checked(put: Callable[..., Path], monkeypatch: pytest.Monke
     with pytest.raises(PlanError, match=r"can't be split into 2 shards \(read_tfrecord\)"):
         list(sl.read_tfrecord(put(DATA)).shard(2, mode="contiguous"))
     monkeypatch.setattr("streamline.core.options.find_spec", lambda name: None)
-    with pytest.raises(PlanError, match=r"read_tfrecord needs google-crc32c.*streamline\[tfrecord\]"):
+    with pytest.raises(PlanError, match=r"read_tfrecord needs google-crc32c.*streamline-data\[tfrecord\]"):
         sl.read_tfrecord("a")

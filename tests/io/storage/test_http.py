@@ -23,7 +23,7 @@ from streamline.errors import PlanError, PlanTypeError, ReadError
 from streamline.io.storage import http
 from streamline.io.storage import retry as attempts
 from streamline.io.storage.http import HttpStorage
-from streamline.io.storage.http_client import HttpClient, shown
+from streamline.io.storage.http_client import HttpClient
 from streamline.io.storage.http_response import retry_after_s
 from streamline.io.storage.options import HttpOptions
 from streamline.sources import http_stream as http_reader
@@ -605,10 +605,6 @@ async def test_nothing_that_a_server_says_acts_on_a_terminal(
         assert str(caught.value).isprintable(), answer
     assert [text for text in caplog.messages if not text.isprintable()] == []
     assert len(caplog.messages) > 5
-
-
-def test_a_url_is_shown_printable() -> None:
-    assert shown("http://x/a\x1b[31m\u202e?sig=s&y=\x9b") == r"http://x/a\x1b[31m\u202e?sig=…&y=\x9b"
 
 
 def test_hedge_after_s_warns_that_it_has_no_effect() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import math
+import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -205,6 +206,15 @@ def test_what_a_port_for_tls_says_to_plain_http_is_named(faults: Faults) -> None
     assert found == []
     assert "that port speaks TLS: is it an https:// URL?" in str(error)
     assert len(faults.requests) == 1
+
+
+@pytest.mark.parametrize("data", [b"HTTP/1.1 9x\r\n\r\n", bytes.fromhex("15030300020246")], ids=["garbage", "TLS"])
+def test_a_traceback_shows_no_signature_nor_do_the_errors_that_caused_it(faults: Faults, data: bytes) -> None:
+    faults.script = [garbage(data)] * 2
+    _, error = records(faults.url("x.txt?X-Amz-Signature=s3cret"), retries=0)
+    shown = "".join(traceback.format_exception(error))
+    assert "x.txt?X-Amz-Signature=…" in shown
+    assert "s3cret" not in shown
 
 
 def test_a_server_that_never_answers_meets_the_deadline(faults: Faults) -> None:

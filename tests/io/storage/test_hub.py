@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import streamline as sl
 from streamline.errors import PlanError, ReadError
 from streamline.io.storage import hub
 from streamline.io.storage.hub import meaning
-from streamline.io.storage.retry import TransientError
+from streamline.io.storage.retry import Attempts, TransientError
 
 PATH = "hf://datasets/me/data/a.txt"
 
@@ -20,7 +21,7 @@ PATH = "hf://datasets/me/data/a.txt"
 def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "find_spec", lambda name: None if name == "huggingface_hub" else find_spec(name))
     pipe = sl.read_lines(PATH)  # looks at nothing
-    with pytest.raises(PlanError, match=r"not installed: pip install 'streamline\[hub\]'"):
+    with pytest.raises(PlanError, match=r"not installed: pip install 'streamline-data\[hub\]'"):
         list(pipe)
 
 
@@ -69,3 +70,10 @@ def test_a_server_that_asks_to_wait_is_heard() -> None:
     found = meaning(PATH, answered(429, **{"Retry-After": "7"}))
     assert isinstance(found, TransientError)
     assert found.retry_after_s == 7
+
+
+async def test_the_signed_url_of_a_cdn_is_in_no_traceback() -> None:
+    cause = OSError("Server error for url 'https://cdn-lfs.example/x?X-Amz-Signature=s3cret&v=1'")
+    with pytest.raises(ReadError, match="Signature=…&v=1") as caught:
+        await Attempts(PATH, retries=0).failed(meaning(PATH, cause), 0, cause)  # type: ignore[arg-type]
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
