@@ -8,6 +8,7 @@ exit.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import importlib.util
 import logging
 import math
@@ -19,8 +20,10 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, InvalidStateError
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
+from time import perf_counter, sleep
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import anyio
@@ -175,8 +178,11 @@ class ThreadPool:
         self._threads: list[threading.Thread] = []
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
-    async def run(self, fn: Callable[[], R]) -> R:
+    async def run(self, fn: Callable[[], R], patience_s: float = 0.0) -> R:
         """Return `fn()`, called in one of the threads; it must not raise, but return what went wrong.
+
+        Args:
+          patience_s: how long a caller that is cancelled waits for a function that has begun.
 
         Raises:
           What it raised all the same: `MemoryError`, where there is no memory left to return anything.
@@ -185,9 +191,14 @@ class ThreadPool:
         self._expect(1)
         self._put(call, call.run)
         try:
-            return await call.wait()
+            return await call.wait(patience_s)
         finally:
             self._pending -= 1
+
+    @property
+    def in_library(self) -> bool:
+        """Whether a close waits for one of its calls into a library."""
+        return any(call.threads is self for call in list(_library_calls))
 
     def share(self, most: int) -> ThreadShare:
         """Return what runs calls in up to `most` of the threads at once."""
@@ -297,15 +308,22 @@ class _ThreadCall(Generic[R]):
 
     def __init__(self, fn: Callable[[], R]) -> None:
         self._fn: Callable[[], R] | None = fn
+        self._begun = False  # set before the function is looked at
         self._done = anyio.Event()
         self.wake = waker()
         self._result: R | None = None
         self._failure: BaseException | None = None
 
-    async def wait(self) -> R:
+    async def wait(self, patience_s: float = 0.0) -> R:
         """Return the result, once it is there; a call whose waiter was cancelled doesn't begin."""
         try:
             await self._done.wait()
+        except BaseException:
+            self._fn = None
+            if patience_s and self._begun:
+                with anyio.move_on_after(patience_s, shield=True):
+                    await self._done.wait()
+            raise
         finally:
             self._fn = None
         if self._failure is not None:
@@ -319,6 +337,7 @@ class _ThreadCall(Generic[R]):
         Raises:
           RuntimeError: the loop has ended.
         """
+        self._begun = True
         fn = self._fn
         if fn is not None:
             try:
@@ -327,7 +346,7 @@ class _ThreadCall(Generic[R]):
                 self._failure = failure
             self._fn = None
             del fn  # a cycle may hang on it, and the waiter makes the next one at once
-            self.wake(self._done.set)
+        self.wake(self._done.set)
 
 
 def _work(jobs: SimpleQueue[Callable[[], None] | None], place: Place | None) -> None:
@@ -340,24 +359,75 @@ def _work(jobs: SimpleQueue[Callable[[], None] | None], place: Place | None) -> 
         del job  # an idle thread must not hold on to items
 
 
-async def in_thread(threads: ThreadPool, fn: Callable[[], R]) -> R:
-    """Return `fn()`, called in a thread. A caller that is cancelled waits for it all the same.
+CALL_S = 10.0
+"""Seconds that a close, and Python's end, wait for a call into a library. Most take milliseconds; HDF5's library loops
+for ever on some damaged files."""
 
-    For calls of milliseconds into libraries: an abandoned thread in pyarrow would be killed there when
-    Python ends, and one that copies from memory would read what has been freed.
+
+@dataclass(eq=False)
+class _LibraryCall:
+    """A call that a thread is in.
+
+    Attributes:
+      what: it is at work on.
+      threads: whose close waits for it; None: nothing waits for it any more.
     """
 
+    what: str
+    threads: ThreadPool | None
+
+
+_library_calls: set[_LibraryCall] = set()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_library_calls.clear)  # their threads aren't there
+
+
+async def in_thread(threads: ThreadPool, fn: Callable[[], R], what: str = "a file", *, to_its_end: bool = False) -> R:
+    """Return `fn()`, called in a thread: for calls of milliseconds into libraries.
+
+    Args:
+      what: it is at work on, for a warning.
+      to_its_end: one that copies from memory would read what has been freed.
+
+    Cancellation: it waits for a call that has begun, for `CALL_S` at the most. When Python ends, an abandoned thread in
+    pyarrow would be killed there, and one in h5py would keep its lock, for which Python's end waits.
+    """
+    own = _LibraryCall(what, threads)
+
     def call() -> tuple[R | None, BaseException | None]:
+        _library_calls.add(own)
         try:
             return fn(), None
         except BaseException as error:
             return None, error
+        finally:
+            _library_calls.discard(own)
 
-    with anyio.CancelScope(shield=True):
-        result, error = await threads.run(call)
+    try:
+        result, error = await threads.run(call, math.inf if to_its_end else CALL_S)
+    finally:
+        own.threads = None
+        if own in _library_calls:
+            logger.warning(
+                "closed while a thread is at work on %s, which it was given %g s to finish: it is left behind",
+                what,
+                CALL_S,
+            )
     if error is not None:
         raise error
     return result  # type: ignore[return-value]
+
+
+@atexit.register  # early, so it comes late
+def finish_calls() -> bool:
+    """As Python ends, wait for the calls into libraries that a close would wait for; return whether any goes on."""
+    until, calls = perf_counter() + CALL_S, [call for call in _library_calls if call.threads is not None]
+    while not _library_calls.isdisjoint(calls) and perf_counter() < until:
+        sleep(0.01)
+    for call in calls:
+        call.threads = None
+    return bool(_library_calls)
 
 
 def hold_descriptors() -> None:

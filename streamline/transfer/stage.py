@@ -116,7 +116,7 @@ class Transfer(Stage[Any, Any]):
 
     async def _move(self, mover: Mover, batch: Any, run: Run[Any]) -> Any:
         with Working(run.meter):
-            return await in_thread(run.site.tasks.threads, partial(mover.move, batch))
+            return await in_thread(run.site.tasks.threads, partial(mover.move, batch), "a batch", to_its_end=True)
 
 
 class _OneByOne(Flow[Any]):

@@ -87,7 +87,7 @@ class ArrowFormat(Columnar):
 
             return FileTable(self, file, size, data, held, batches, begin["group"])
 
-        return await in_thread(demand.site.tasks.threads, open_)
+        return await in_thread(demand.site.tasks.threads, open_, file.path)
 
     async def _stream(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
         """Yield the items of a stream. One batch is kept back, to know whether it is the last."""
@@ -142,7 +142,7 @@ class ArrowFormat(Columnar):
                     if message.kind != SCHEMA:
                         raise DataError(f"{file.path} is not an Arrow stream, or damaged: expected a schema first")
                     head.append(data)
-                    table = await in_thread(demand.site.tasks.threads, opened)
+                    table = await in_thread(demand.site.tasks.threads, opened, file.path)
                 elif message.kind == DICTIONARY:
                     head.append(data)
                 elif message.kind == RECORD_BATCH:

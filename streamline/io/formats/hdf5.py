@@ -9,14 +9,17 @@ asked again; the chunks of a block, whose places the file tells, are fetched ahe
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from math import prod
 from typing import Any, ClassVar, TypeVar
 
+from streamline.core.threads import finish_calls
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
 from streamline.io.formats.columnar import Unchanged
@@ -155,8 +158,7 @@ class Hdf5File:
             missed.append((start, await self.file.read(start, stop)))
 
     def _answer(self, question: Callable[[Any], T], held: Iterable[tuple[int, bytes]]) -> T | AbsentError:
-        import h5py
-
+        h5py = _h5py()
         source: Any = self.file.path
         if self.unchanged is None:
             source = SparseFile(self.size)
@@ -177,6 +179,25 @@ class Hdf5File:
     def _check(self) -> None:
         if self.unchanged is not None:
             self.unchanged.check()
+
+
+END_S = 10.0
+"""Seconds that Python may take to end when a thread is in h5py for ever."""
+
+
+@cache
+def _h5py() -> Any:
+    import h5py
+
+    atexit.register(_end, h5py)  # comes before what h5py has registered
+    return h5py
+
+
+def _end(h5py: Any) -> None:
+    """Let Python end although a thread is in h5py for ever, with its lock, which h5py takes as Python ends."""
+    if finish_calls():
+        atexit.unregister(h5py._unregister_converters)
+        faulthandler.dump_traceback_later(END_S, exit=True, file=2)
 
 
 def _layout(h5: Any, wanted: tuple[str, ...] | None) -> tuple[tuple[str, ...], int, int, int]:
