@@ -6,7 +6,7 @@ import asyncio
 import gc
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from queue import SimpleQueue
 from types import FrameType
@@ -328,7 +328,7 @@ def test_an_interrupt_while_a_thread_starts_is_no_lack_of_room() -> None:
     assert ran.wait(200)
 
 
-def cancelled_by_a_scope(call: Callable[[], Awaitable[object]], begun: threading.Event) -> Awaitable[None]:
+def cancelled_by_a_scope(call: Callable[[], Coroutine[Any, Any, Any]], begun: threading.Event) -> Awaitable[None]:
     async def run() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(call)
@@ -338,7 +338,7 @@ def cancelled_by_a_scope(call: Callable[[], Awaitable[object]], begun: threading
     return run()
 
 
-def cancelled_as_asyncio_does(call: Callable[[], Awaitable[object]], begun: threading.Event) -> Awaitable[None]:
+def cancelled_as_asyncio_does(call: Callable[[], Coroutine[Any, Any, Any]], begun: threading.Event) -> Awaitable[None]:
     async def run() -> None:
         task = asyncio.ensure_future(call())
         await anyio.to_thread.run_sync(begun.wait, 200)
