@@ -96,9 +96,8 @@ class LoopThread(Generic[T]):
 
     def _join(self) -> None:
         """Wait until the thread has ended; no longer than `EXIT_S` if the loop doesn't turn."""
-        began, threads = perf_counter(), self._session.threads
-        turns = True
-        while turns and self._thread.is_alive() and perf_counter() - began < SLOW_EXIT_S + CALL_S * threads.in_library:
+        began, calls, turns = perf_counter(), self._session.threads.library_calls, True
+        while turns and self._thread.is_alive() and perf_counter() - began < SLOW_EXIT_S + CALL_S * bool(calls):
             turned = threading.Event()
             self.signal(turned)
             self._thread.join(EXIT_S)

@@ -376,7 +376,7 @@ async def test_a_call_into_a_library_that_does_not_end_is_left_behind_with_a_war
     await cancelled(partial(in_thread, pool, read, "a.h5"), begun)
     release.set()
     assert [record.getMessage() for record in caplog.records] == [
-        "closed while a thread is at work on a.h5, which it was given 0.01 s to finish: it is left behind"
+        "closed; a thread is still at work on a.h5 after 0.01 s, and is left"
     ]
 
 

@@ -34,11 +34,8 @@ OBJECT_ROWS = 256
 FIRST_BLOCKS, MOST_BLOCKS = 16, 1024
 """Blocks of a remote file whose places are asked for at once, at first and later: nothing is read ahead beyond them."""
 
-UNPACKED = 1032
-"""Bytes that one byte of a file may unpack to: what deflate makes of zeros. More is only said to be there."""
-
-MOST_ROW_BYTES = 2**30
-"""In a row that is only said to be there."""
+UNPACKED, MOST_ROW_BYTES = 1032, 2**30
+"""Bytes that a byte of a file may unpack to (zeros, deflated), and that a row may have that only seems to be there."""
 
 FIXED_BYTES = 64 * 1024
 """What is fetched around bytes that h5py misses: its own reads of metadata have some hundred bytes."""
@@ -110,7 +107,7 @@ class Hdf5Table:
             for _ in cuts:
                 yield None
         while rows := list(islice(cuts, count)):
-            spans = await self.opened.asked(partial(_spans_of_blocks, names=self.names, rows=rows))
+            spans = await self.opened.asked(lambda h5: [_spans(h5, self.names, *span) for span in rows])
             async with aclosing(self.opened.file.ranges(span for block in spans for span in block)) as ranges:
                 for block in spans:
                     yield [(begin, await anext(ranges)) for begin, _ in block]
@@ -262,10 +259,6 @@ def _texts(found: Any) -> Any:
 
     text = h5py.check_string_dtype(found.dtype)
     return found.asstr() if text is not None and text.encoding == "utf-8" else found
-
-
-def _spans_of_blocks(h5: Any, names: Sequence[str], rows: Sequence[Span]) -> list[list[Span]]:
-    return [_spans(h5, names, *span) for span in rows]
 
 
 def _spans(h5: Any, names: Sequence[str], start: int, stop: int) -> list[Span]:

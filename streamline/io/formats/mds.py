@@ -133,7 +133,7 @@ def check_hash(content: bytes | bytearray, expected: Mapping[str, str], *, neede
 
 async def _unpacked(file: File, most: int) -> bytearray:
     """Return all of a shard, which may be compressed: one that isn't may be as large as it is."""
-    whole, most = bytearray(), max(most, (await file.found()).size or 0)
+    whole, most = bytearray(), max(most, file.part.found.size or 0)
     async with aclosing(pieces(file, 0)) as unpacked:
         async for data, _ in unpacked:
             whole += data

@@ -254,7 +254,7 @@ def test_without_h5py_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch)
 
 
 LEFT_EARLY = """
-import asyncio, sys, threading, time
+import asyncio, atexit, threading, time
 import h5py, numpy as np
 import streamline as sl
 from streamline.core import threads
@@ -264,7 +264,8 @@ from streamline.runtime import loop_thread
 with h5py.File("a.h5", "w") as file:
     file["x"] = np.arange(9)
 hdf5.BLOCK_BYTES = 8
-inside, read = threading.Event(), h5py.Dataset.__getitem__
+inside, ended, read = threading.Event(), threading.Event(), h5py.Dataset.__getitem__
+atexit.register(lambda: print(ended.is_set()))
 
 
 def slow(dataset, key):
@@ -273,6 +274,7 @@ def slow(dataset, key):
         for _ in range(COUNT):
             with h5py._objects.phil:
                 time.sleep(0.01)
+        ended.set()
     return read(dataset, key)
 
 
@@ -305,8 +307,7 @@ def test_a_loop_that_is_left_while_h5py_reads_ends_before_python_does(
     python: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    script = LEFT_EARLY.replace("COUNT", "50") + leave + "\nprint(threading.active_count())"
-    assert python(script) == "1\n"
+    assert python(LEFT_EARLY.replace("COUNT", "50") + leave) == "True\n"
 
 
 def test_a_thread_that_is_in_h5py_for_ever_does_not_keep_python_from_ending(
@@ -314,9 +315,8 @@ def test_a_thread_that_is_in_h5py_for_ever_does_not_keep_python_from_ending(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     short = "threads.CALL_S = loop_thread.CALL_S = 0.1; hdf5.END_S = 0.5\n"
-    ending = "import atexit; atexit.register(print, 'others have ended')\n"
-    with start_python(ending + LEFT_EARLY.replace("range(COUNT)", "iter(int, 1)") + short + "plain()") as process:
+    with start_python(LEFT_EARLY.replace("range(COUNT)", "iter(int, 1)") + short + "plain()") as process:
         output, errors = process.communicate(timeout=200)
-    assert (process.returncode, output) == (1, "others have ended\n")
-    assert "a thread is at work on a.h5" in errors
+    assert (process.returncode, output) == (1, "False\n")  # what others have registered is done
+    assert "a thread is still at work on a.h5" in errors
     assert "Timeout (0:00:00.500000)!" in errors
