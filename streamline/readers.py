@@ -17,7 +17,7 @@ from streamline.io.formats.hdf5 import Hdf5Format
 from streamline.io.formats.lance import LanceFormat
 from streamline.io.formats.line_decoding import MAX_LINE_BYTES, Decode, decode_json, decode_text
 from streamline.io.formats.lines import LineFormat
-from streamline.io.formats.mds import MdsFormat
+from streamline.io.formats.mds import MAX_SHARD_BYTES, MdsFormat
 from streamline.io.formats.npy import NpyFormat
 from streamline.io.formats.parquet import ParquetFormat
 from streamline.io.formats.tar import MAX_SAMPLE_BYTES, Member, TarFormat
@@ -229,7 +229,12 @@ def _csv_dialect(delimiter: Any, quotechar: Any) -> Dialect:
 
 
 def read_mds(
-    paths: Paths, *, check_hashes: bool = False, name: str = "read_mds", **access: Unpack[AccessOptions]
+    paths: Paths,
+    *,
+    check_hashes: bool = False,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    name: str = "read_mds",
+    **access: Unpack[AccessOptions],
 ) -> Pipeline[dict[str, Any]]:
     """Read the samples of MDS shards, as MosaicML's streaming writes them, as dicts by column. Needs nothing else.
 
@@ -242,6 +247,7 @@ def read_mds(
         "train/*.mds.zstd".
       check_hashes: compare each shard with its hash in the index before its first sample: it is read whole for that,
         by a resume, too. Compressed ones are compared in any case.
+      max_shard_bytes: a compressed shard that unpacks to more is an error; >= 1.
       name, access: as `read_lines`.
 
     Raises:
@@ -250,7 +256,8 @@ def read_mds(
     """
     if not isinstance(check_hashes, bool):
         raise PlanTypeError(f"expected read_mds(check_hashes=) as True or False, got {given(check_hashes)}")
-    format = MdsFormat(check_hashes=check_hashes)
+    most = check_int("read_mds(max_shard_bytes=)", max_shard_bytes, 1)
+    format = MdsFormat(check_hashes=check_hashes, max_shard_bytes=most)
     return Pipeline(MdsShards(name=name, format=format, paths=given_paths(paths), access=access_of(format, access)))
 
 

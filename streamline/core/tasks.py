@@ -336,6 +336,19 @@ async def supervise(ready: Callable[[Tasks], None], stop: anyio.Event, session: 
         session.close()
 
 
+async def surely(event: anyio.Event) -> None:
+    """Wait for `event`. A cancellation comes out after it: asyncio's `task.cancel()`, too, which ignores shields."""
+    cancelled: BaseException | None = None
+    with anyio.CancelScope(shield=True):
+        while not event.is_set():
+            try:
+                await event.wait()
+            except anyio.get_cancelled_exc_class() as error:
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
 def spawn(work: Callable[[], Coroutine[Any, Any, None]], name: str, on_end: Callable[[], None] = lambda: None) -> None:
     """Start a task that belongs to the event loop, not to the caller.
 

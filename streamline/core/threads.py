@@ -8,6 +8,7 @@ exit.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import importlib.util
 import logging
 import math
@@ -21,6 +22,7 @@ from concurrent.futures import Executor, Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
+from time import perf_counter, sleep
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import anyio
@@ -159,6 +161,16 @@ def log_refused(error: HostError, how: str) -> None:
         logger.warning("%s. Going on %s", error, how)
 
 
+CALL_S = 10.0
+"""Seconds that a close, and Python's end, wait for a call into a library. Most take milliseconds; HDF5's library loops
+for ever on some damaged files."""
+
+_library_calls: set[_ThreadCall[Any]] = set()  # that threads are in
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_library_calls.clear)
+
+
 class ThreadPool:
     """Runs sync functions in up to `max_threads` threads, started when needed.
 
@@ -174,19 +186,23 @@ class ThreadPool:
         self._pending = 0
         self._threads: list[threading.Thread] = []
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.library_calls: set[_ThreadCall[Any]] = set()  # that a close waits for
 
-    async def run(self, fn: Callable[[], R]) -> R:
-        """Return `fn()`, called in one of the threads; it must not raise, but return what went wrong.
+    async def run(self, fn: Callable[[], R], what: str = "") -> R:
+        """Return `fn()`, called in one of the threads. Raises what it raises.
 
-        Raises:
-          What it raised all the same: `MemoryError`, where there is no memory left to return anything.
+        Args:
+          what: it is at work on, for a caller that waits for it for `CALL_S` if it is cancelled; "": it doesn't wait.
         """
-        call = _ThreadCall(fn)
+        call = _ThreadCall(fn, what)
         self._expect(1)
         self._put(call, call.run)
+        if what:
+            self.library_calls.add(call)
         try:
             return await call.wait()
         finally:
+            self.library_calls.discard(call)
             self._pending -= 1
 
     def share(self, most: int) -> ThreadShare:
@@ -292,11 +308,14 @@ class _ThreadCall(Generic[R]):
     """One call on its way to a thread and back. Made in the event loop.
 
     Attributes:
+      what: as in `ThreadPool.run`; "", too, once nothing waits for it any more.
       wake: runs a sync function in that loop.
     """
 
-    def __init__(self, fn: Callable[[], R]) -> None:
+    def __init__(self, fn: Callable[[], R], what: str = "") -> None:
         self._fn: Callable[[], R] | None = fn
+        self.what = what
+        self._begun = False  # set before the function is looked at
         self._done = anyio.Event()
         self.wake = waker()
         self._result: R | None = None
@@ -306,8 +325,16 @@ class _ThreadCall(Generic[R]):
         """Return the result, once it is there; a call whose waiter was cancelled doesn't begin."""
         try:
             await self._done.wait()
-        finally:
+        except anyio.get_cancelled_exc_class():
             self._fn = None
+            if self.what and self._begun:
+                with anyio.move_on_after(CALL_S, shield=True) as scope:
+                    await self._done.wait()
+                if scope.cancelled_caught:
+                    logger.warning("closed; a thread is still at work on %s after %g s, and is left", self.what, CALL_S)
+            raise
+        finally:
+            self._fn, self.what = None, ""
         if self._failure is not None:
             raise self._failure
         result, self._result = self._result, None
@@ -319,15 +346,19 @@ class _ThreadCall(Generic[R]):
         Raises:
           RuntimeError: the loop has ended.
         """
+        self._begun = True
         fn = self._fn
         if fn is not None:
+            if self.what:
+                _library_calls.add(self)
             try:
                 self._result = fn()
             except BaseException as failure:  # else its caller waits for ever, and this thread is gone
                 self._failure = failure
             self._fn = None
+            _library_calls.discard(self)
             del fn  # a cycle may hang on it, and the waiter makes the next one at once
-            self.wake(self._done.set)
+        self.wake(self._done.set)
 
 
 def _work(jobs: SimpleQueue[Callable[[], None] | None], place: Place | None) -> None:
@@ -340,24 +371,24 @@ def _work(jobs: SimpleQueue[Callable[[], None] | None], place: Place | None) -> 
         del job  # an idle thread must not hold on to items
 
 
-async def in_thread(threads: ThreadPool, fn: Callable[[], R]) -> R:
-    """Return `fn()`, called in a thread. A caller that is cancelled waits for it all the same.
+async def in_thread(threads: ThreadPool, fn: Callable[[], R], what: str = "a file") -> R:
+    """Return `fn()`, called in a thread: for calls of milliseconds into libraries, at work on `what`.
 
-    For calls of milliseconds into libraries: an abandoned thread in pyarrow would be killed there when
-    Python ends, and one that copies from memory would read what has been freed.
+    Cancellation: it waits for a call that has begun, for `CALL_S` at the most. When Python ends, an abandoned thread in
+    pyarrow would be killed there, and one in h5py would keep its lock, for which Python's end waits.
     """
+    return await threads.run(fn, what)
 
-    def call() -> tuple[R | None, BaseException | None]:
-        try:
-            return fn(), None
-        except BaseException as error:
-            return None, error
 
-    with anyio.CancelScope(shield=True):
-        result, error = await threads.run(call)
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value]
+@atexit.register  # early, so it comes late
+def finish_calls() -> bool:
+    """As Python ends, wait for the calls into libraries that a close would wait for; return whether any goes on."""
+    until, calls = perf_counter() + CALL_S, [call for call in list(_library_calls) if call.what]
+    while not _library_calls.isdisjoint(calls) and perf_counter() < until:
+        sleep(0.01)
+    for call in calls:
+        call.what = ""
+    return bool(_library_calls)
 
 
 def hold_descriptors() -> None:

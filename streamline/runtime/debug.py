@@ -287,7 +287,7 @@ def _closed_unless_begun(work: Any) -> Iterator[Any]:
 class _CallingThread(ThreadPool):
     """Calls functions where it is asked to, instead of in threads."""
 
-    async def run(self, fn: Callable[[], R]) -> R:
+    async def run(self, fn: Callable[[], R], what: str = "") -> R:
         return fn()
 
     def share(self, most: int) -> ThreadShare:

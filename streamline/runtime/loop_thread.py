@@ -20,7 +20,7 @@ import anyio
 from streamline.core.flow import Chunk, Flow
 from streamline.core.state import State
 from streamline.core.tasks import Session, Tasks, supervise
-from streamline.core.threads import hold_quietly, interruptible, new_event_loop, start_thread, waker
+from streamline.core.threads import CALL_S, hold_quietly, interruptible, new_event_loop, start_thread, waker
 from streamline.errors import ClosedError
 from streamline.observe.watchdog import Patience
 from streamline.runtime.pause import RemoteGate
@@ -96,9 +96,8 @@ class LoopThread(Generic[T]):
 
     def _join(self) -> None:
         """Wait until the thread has ended; no longer than `EXIT_S` if the loop doesn't turn."""
-        deadline = perf_counter() + SLOW_EXIT_S
-        turns = True
-        while turns and self._thread.is_alive() and perf_counter() < deadline:
+        began, calls, turns = perf_counter(), self._session.threads.library_calls, True
+        while turns and self._thread.is_alive() and perf_counter() - began < SLOW_EXIT_S + CALL_S * bool(calls):
             turned = threading.Event()
             self.signal(turned)
             self._thread.join(EXIT_S)

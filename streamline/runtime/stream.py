@@ -22,7 +22,7 @@ from streamline.core.cursor import AsyncCursor, CurrentChunk
 from streamline.core.flow import LIST_ITEMS, Chunk, Flow
 from streamline.core.options import check_ago
 from streamline.core.pace import SLICE_S, Pace
-from streamline.core.tasks import Session, Tasks, spawn, supervise
+from streamline.core.tasks import Session, Tasks, spawn, supervise, surely
 from streamline.core.threads import waker
 from streamline.errors import ClosedError, PlanError, PlanTypeError
 from streamline.observe.watchdog import HoldHint, watch
@@ -124,10 +124,12 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         self._session.leave()
         self._session.errors.close(self.state)
         with anyio.CancelScope(shield=True):
-            if self._flow is not None:
-                await self._flow.aclose()
-            if self._supervisor is not None:
-                await self._supervisor.stop()
+            try:
+                if self._flow is not None:
+                    await self._flow.aclose()
+            finally:
+                if self._supervisor is not None:
+                    await self._supervisor.stop()
 
     def snapshot(self, items_ago: int = 0) -> Snapshot:
         """Return the state of the run: what resumes right after the last item received. Doesn't wait.
@@ -246,7 +248,10 @@ class _Supervisor:
         self._spawned = True
         try:
             await self._ready.wait()
-        except BaseException:
+        except anyio.get_cancelled_exc_class():
+            await self.stop()
+            raise
+        except BaseException:  # its loop has ended, perhaps: nothing can be awaited
             self._stop.set()
             raise
         assert self._tasks is not None
@@ -256,7 +261,7 @@ class _Supervisor:
         """Cancel what still runs, and wait for it."""
         self._stop.set()
         if self._spawned:  # Ctrl-C may have come before
-            await self._done.wait()
+            await surely(self._done)
 
     def abandon(self) -> None:
         """The stream is gone: clean up after it. From any thread; does not wait."""

@@ -30,7 +30,7 @@ from streamline.core.forks import belongs_elsewhere, disowned_in_copies
 from streamline.core.gate import Gate
 from streamline.core.pace import SLICE_S
 from streamline.core.state import Reference, Since
-from streamline.core.tasks import spawn
+from streamline.core.tasks import spawn, surely
 from streamline.core.threads import hold_quietly, interruptible, start_thread, waker
 from streamline.errors import ClosedError, PlanError, PlanTypeError, ReplicaStalled
 from streamline.runtime.open import Openable, RunOptions
@@ -165,8 +165,7 @@ class Dispatcher:
         if self.begun:
             over, wake = anyio.Event(), waker()
             self._over.add_done_callback(lambda _: wake(over.set))
-            with anyio.CancelScope(shield=True):
-                await over.wait()
+            await surely(over)
 
     def close(self) -> None:
         """Read no more, and wait until the stream is closed, but not for user code that is stuck."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
+from anyio import CancelScope
+
 from streamline.core.blame import blame, cancellation_requested
 from streamline.core.channel import Inbox
 from streamline.core.counters import Working
@@ -115,8 +117,8 @@ class Transfer(Stage[Any, Any]):
             run.site.tasks.disown(mover.close)
 
     async def _move(self, mover: Mover, batch: Any, run: Run[Any]) -> Any:
-        with Working(run.meter):
-            return await in_thread(run.site.tasks.threads, partial(mover.move, batch))
+        with Working(run.meter), CancelScope(shield=True):  # it would copy from memory that is free
+            return await in_thread(run.site.tasks.threads, partial(mover.move, batch), "a batch")
 
 
 class _OneByOne(Flow[Any]):

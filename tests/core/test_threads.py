@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from queue import SimpleQueue
 from types import FrameType
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from streamline.core.threads import OneThread, ThreadPool, ThreadShare, start_thread, waker
+from streamline.core.threads import OneThread, ThreadPool, ThreadShare, in_thread, start_thread, waker
 
 BACKENDS = ["asyncio", "trio"]
 
@@ -324,3 +326,75 @@ def test_an_interrupt_while_a_thread_starts_is_no_lack_of_room() -> None:
     else:
         pytest.fail("it was never struck")
     assert ran.wait(200)
+
+
+def cancelled_by_a_scope(call: Callable[[], Coroutine[Any, Any, Any]], begun: threading.Event) -> Awaitable[None]:
+    async def run() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await anyio.to_thread.run_sync(begun.wait, 200)
+            group.cancel_scope.cancel()
+
+    return run()
+
+
+def cancelled_as_asyncio_does(call: Callable[[], Coroutine[Any, Any, Any]], begun: threading.Event) -> Awaitable[None]:
+    async def run() -> None:
+        task = asyncio.ensure_future(call())
+        await anyio.to_thread.run_sync(begun.wait, 200)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    return run()
+
+
+@pytest.mark.parametrize("cancelled", [cancelled_by_a_scope, cancelled_as_asyncio_does])
+async def test_a_caller_that_is_cancelled_waits_for_its_call_into_a_library(pool: ThreadPool, cancelled: Any) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def read() -> None:
+        begun.set()
+        assert not ended.wait(0.1)
+        ended.set()
+
+    await cancelled(partial(in_thread, pool, read), begun)
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize("cancelled", [cancelled_by_a_scope, cancelled_as_asyncio_does])
+async def test_a_call_into_a_library_that_does_not_end_is_left_behind_with_a_warning(
+    pool: ThreadPool, cancelled: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("streamline.core.threads.CALL_S", 0.01)
+    begun, release = threading.Event(), threading.Event()
+
+    def read() -> None:
+        begun.set()
+        release.wait(200)
+
+    await cancelled(partial(in_thread, pool, read, "a.h5"), begun)
+    release.set()
+    assert [record.getMessage() for record in caplog.records] == [
+        "closed; a thread is still at work on a.h5 after 0.01 s, and is left"
+    ]
+
+
+async def test_a_call_into_a_library_that_was_cancelled_before_it_began_is_not_made(pool: ThreadPool) -> None:
+    begun, release, made = threading.Event(), threading.Event(), list[int]()
+
+    def stuck() -> None:
+        begun.set()
+        release.wait(200)
+
+    one = ThreadPool(max_threads=1)
+    async with anyio.create_task_group() as group:
+        group.start_soon(one.run, stuck)
+        await anyio.to_thread.run_sync(begun.wait, 200)
+        group.start_soon(in_thread, one, lambda: made.append(1))
+        await anyio.wait_all_tasks_blocked()
+        group.cancel_scope.cancel()
+    release.set()
+    assert await in_thread(one, lambda: "next") == "next"
+    one.close()
+    assert made == []

@@ -258,6 +258,27 @@ def test_leaving_an_async_loop_leaves_nothing(way: Way, run: Run, capfd: pytest.
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("shape", ["source", "four workers", "behind the merge", "prefetch"])
+def test_a_task_that_is_cancelled_at_any_of_its_steps_and_awaited_leaves_no_task(shape: str, run: Run) -> None:
+    async def consume() -> None:
+        async with RUNNING[shape]().open() as stream:
+            for _ in range(3):
+                await anext(stream)
+
+    async def test() -> None:
+        for steps in itertools.count():
+            task = asyncio.ensure_future(consume())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            assert streamline_tasks() == set(), f"cancelled after {steps} steps"
+            if not task.cancelled():
+                return
+
+    run(test)
+
+
 @pytest.mark.parametrize("shape", ALL)
 def test_closing_from_another_task_while_a_pull_waits_is_an_error_for_it_not_an_end(shape: str, run: Run) -> None:
     seen: list[BaseException] = []

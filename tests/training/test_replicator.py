@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import anyio
@@ -620,3 +621,21 @@ def test_a_list_of_readers_with_bodies_of_any_length_is_served(run: Callable[[As
 async def islice_async(replica: Replica[int]) -> AsyncIterator[int]:
     async for item in replica:
         yield item
+
+
+async def test_a_task_that_is_cancelled_at_any_of_its_steps_and_awaited_leaves_no_task() -> None:
+    async def consume() -> None:
+        async with sl.StreamReplicator(sl.from_items(range(1000)), 1) as replicator:
+            for _ in range(3):
+                await anext(replicator.replica(0))
+
+    others = asyncio.all_tasks()
+    for steps in count():
+        task = asyncio.ensure_future(consume())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert asyncio.all_tasks() - others == set(), f"cancelled after {steps} steps"
+        if not task.cancelled():
+            return

@@ -73,7 +73,7 @@ class RecordTable:
         groups = 1
         try:
             while start < stop:
-                span = start, min(stop, (start // self.group + groups) * self.group)
+                span = start, min(stop, (start // self.group + groups) * self.group, start + BLOCK_ROWS)
                 try:
                     records, size = await self.in_thread(partial(self._read, *span))
                 except DataError:

@@ -58,7 +58,7 @@ class ArrowFormat(Columnar):
             tail = await file.read(max(0, size - FOOTER_BYTES), size)
             table = await self._opened(file, size, tail, begin, demand) if tail.endswith(MAGIC) else None
         if table is None:
-            read = self._stream(file, begin, after, name, demand)
+            read = self._stream(file, size, begin, after, name, demand)
         else:
             read = self.read(file, table, unchanged, begin, after, name, demand)
         async with aclosing(read) as chunks:
@@ -78,6 +78,8 @@ class ArrowFormat(Columnar):
                     f"{file.path}: block {number} is said to be bytes {block.start:,} to {block.stop:,} of {size:,}, "
                     "so the footer is damaged, or the file was cut short"
                 )
+        if sum(block.stop - block.start for block in dictionaries) > size:
+            raise DataError(f"{file.path} is damaged: it says that its dictionaries take more than its {size:,} bytes")
         away = [block for block in dictionaries if block.start < size - len(data) and not file.local]
         starts = [from_start(block.start) if number == 0 else block.start for number, block in enumerate(away)]
         held = [(start, await file.read(start, block.stop)) for start, block in zip(starts, away, strict=True)]
@@ -87,9 +89,9 @@ class ArrowFormat(Columnar):
 
             return FileTable(self, file, size, data, held, batches, begin["group"])
 
-        return await in_thread(demand.site.tasks.threads, open_)
+        return await in_thread(demand.site.tasks.threads, open_, file.path)
 
-    async def _stream(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
+    async def _stream(self, file: File, size: int, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
         """Yield the items of a stream. One batch is kept back, to know whether it is the last."""
         if file.part.num_shards > 1:
             raise PlanError(
@@ -98,7 +100,7 @@ class ArrowFormat(Columnar):
             )
         pending: tuple[GroupedTable, RowGroup, list[bytes]] | None = None
         failure: StreamlineError | None = None
-        async with aclosing(self._batches(file, begin, demand)) as batches:
+        async with aclosing(self._batches(file, size, begin, demand)) as batches:
             more = True
             while more:
                 try:
@@ -122,7 +124,7 @@ class ArrowFormat(Columnar):
             raise failure
 
     async def _batches(
-        self, file: File, begin: Place, demand: Demand
+        self, file: File, size: int, begin: Place, demand: Demand
     ) -> AsyncGenerator[tuple[GroupedTable, RowGroup, list[bytes]], None]:
         """Yield the record batches of a stream that are wanted, each with all messages that it is decoded with."""
 
@@ -136,13 +138,13 @@ class ArrowFormat(Columnar):
         table: GroupedTable | None = None
         head: list[bytes] = []  # the schema, and the dictionaries so far
         number = 0
-        async with aclosing(_messages(file)) as messages:
+        async with aclosing(_messages(file, size)) as messages:
             async for message, data in messages:
                 if table is None:
                     if message.kind != SCHEMA:
                         raise DataError(f"{file.path} is not an Arrow stream, or damaged: expected a schema first")
                     head.append(data)
-                    table = await in_thread(demand.site.tasks.threads, opened)
+                    table = await in_thread(demand.site.tasks.threads, opened, file.path)
                 elif message.kind == DICTIONARY:
                     head.append(data)
                 elif message.kind == RECORD_BATCH:
@@ -151,7 +153,7 @@ class ArrowFormat(Columnar):
                     number += 1
 
 
-async def _messages(file: File) -> AsyncGenerator[tuple[Message, bytes], None]:
+async def _messages(file: File, size: int) -> AsyncGenerator[tuple[Message, bytes], None]:
     path, at = file.path, 0
     async with aclosing(file.blocks()) as incoming:
         buffer = bytearray()
@@ -178,10 +180,10 @@ async def _messages(file: File) -> AsyncGenerator[tuple[Message, bytes], None]:
                     message = Message.of(bytes(buffer[PREFIX_BYTES:end]))
                 except ValueError as error:
                     raise DataError(f"{path} is damaged in the message at byte {at:,}: {error}") from error
-                if await whole(end + message.body):
+                if at + end + message.body <= size and await whole(end + message.body):
                     yield message, bytes(buffer[: end + message.body])
                     at += end + message.body
                     del buffer[: end + message.body]
                     continue
             break
-        raise DataError(f"{path} was cut short: it ends at byte {at + len(buffer):,}, without an end of the stream")
+        raise DataError(f"{path} was cut short: it ends at byte {size:,}, without an end of the stream")

@@ -11,7 +11,7 @@ from pyarrow import ipc
 from streamline.errors import DataError, StreamlineError
 from streamline.io.fetch.file import File
 from streamline.io.formats.arrow_messages import PREFIX_BYTES, Message, MessageBlock
-from streamline.io.formats.columnar import Columnar, DecodedRows, RowGroup
+from streamline.io.formats.columnar import STEP_BYTES, Columnar, DecodedRows, RowGroup
 from streamline.io.formats.columnar_selection import Selection, filter_columns, named
 from streamline.io.formats.sparse_file import SparseFile, from_start
 from streamline.sharding.split import contiguous
@@ -33,7 +33,7 @@ class _BatchDecoder:
     def decoded(self, batch: Any, start: int) -> Iterator[DecodedRows]:
         """Yield the rows of a batch from row `start` on, checked: damaged offsets would be read as addresses."""
         batch.validate(full=True)
-        rows, step = batch.num_rows, self._batch_rows or max(1, batch.num_rows)
+        rows, step = batch.num_rows, self._batch_rows or STEP_BYTES  # of nulls, a message may have trillions
         for first in range(start - start % step, rows, step):
             begin, stop = max(start, first), min(rows, first + step)
             wanted, after = self.selection.of(batch.slice(begin, stop - begin), begin)

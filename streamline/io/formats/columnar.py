@@ -76,7 +76,8 @@ class Columnar(Format[Any]):
             groups = table.groups
             if groups:  # a writer that had no rows may not have known their types
                 with Working(demand.meter):
-                    await in_thread(demand.site.tasks.threads, lambda: check_schema(file.path, table.schema, demand))
+                    threads = demand.site.tasks.threads
+                    await in_thread(threads, lambda: check_schema(file.path, table.schema, demand), file.path)
             spans = [span for group in groups for span in group.spans]
             async with aclosing(file.ranges(spans)) as ranges:
                 for number, group in enumerate(groups):
@@ -103,7 +104,7 @@ async def watched(file: File, demand: Demand) -> Unchanged | None:
     if not file.local:
         return None
     size = file.part.found.size
-    return await in_thread(demand.site.tasks.threads, lambda: Unchanged(file.path, size))
+    return await in_thread(demand.site.tasks.threads, lambda: Unchanged(file.path, size), file.path)
 
 
 def check_schema(path: str, schema: Any, demand: Demand) -> None:
@@ -232,10 +233,11 @@ class GroupReader:
         """
         if self.row == self.group.rows:
             return
+        threads = self.demand.site.tasks.threads
         decoding = iter(table.decode(self.group, data, self.row))
         while True:
             with Working(self.demand.meter):
-                found, failure, ended = await in_thread(self.demand.site.tasks.threads, lambda: self._decoded(decoding))
+                found, failure, ended = await in_thread(threads, lambda: self._decoded(decoding), self.path)
             for decoded in found:
                 for chunk in self._items(decoded):
                     yield chunk

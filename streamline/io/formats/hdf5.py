@@ -9,14 +9,17 @@ asked again; the chunks of a block, whose places the file tells, are fetched ahe
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+import atexit
+import faulthandler
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
+from functools import cache, partial
+from itertools import islice
 from math import prod
 from typing import Any, ClassVar, TypeVar
 
+from streamline.core.threads import finish_calls
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
 from streamline.io.formats.columnar import Unchanged
@@ -27,6 +30,12 @@ T = TypeVar("T")
 
 OBJECT_ROWS = 256
 """Rows in a block at the most where values have no fixed size: images of 100 kB would be 26 MB."""
+
+FIRST_BLOCKS, MOST_BLOCKS = 16, 1024
+"""Blocks of a remote file whose places are asked for at once, at first and later: nothing is read ahead beyond them."""
+
+UNPACKED, MOST_ROW_BYTES = 1032, 2**30
+"""Bytes that a byte of a file may unpack to (zeros, deflated), and that a row may have that only seems to be there."""
 
 FIXED_BYTES = 64 * 1024
 """What is fetched around bytes that h5py misses: its own reads of metadata have some hundred bytes."""
@@ -52,7 +61,7 @@ class Hdf5Format(RowFormat):
         size = await file.size("reading an HDF5 file")
         unchanged = await in_thread(lambda: Unchanged(file.path, size)) if file.local else None
         opened = Hdf5File(file, size, unchanged, in_thread)
-        names, rows, chunk, step = await opened.asked(lambda h5: _layout(h5, self.datasets))
+        names, rows, chunk, step = await opened.asked(lambda h5: _layout(h5, self.datasets, size))
         return Hdf5Table(opened, names, rows, chunk, step)
 
 
@@ -77,26 +86,32 @@ class Hdf5Table:
         return self.rows  # h5py opens no file that was cut short
 
     async def blocks(self, start: int, stop: int) -> AsyncGenerator[Sequence[Sequence[Any]], None]:
-        cuts = [start, *range((start // self.step + 1) * self.step, stop, self.step), stop]
-        rows = [(first, last) for first, last in pairwise(cuts) if first < last]
-        async with aclosing(self._fetched(rows)) as fetched:
-            for span in rows:
+        async with aclosing(self._fetched(start, stop)) as fetched:
+            for span in self._cuts(start, stop):
                 blocks, wrong = await self._read(*span, await anext(fetched))
                 for block in blocks:
                     yield block
                 if wrong is not None:
                     raise wrong
 
-    async def _fetched(self, rows: Sequence[Span]) -> AsyncGenerator[list[tuple[int, bytes]] | None, None]:
-        """Yield the bytes that have some rows, for each of these; of a local file None."""
-        if self.opened.file.local or not rows:
-            for _ in rows:
+    def _cuts(self, start: int, stop: int) -> Iterator[Span]:
+        """Yield the rows of each block; a file may say that it has trillions."""
+        while start < stop:
+            begin, start = start, min(stop, (start // self.step + 1) * self.step)
+            yield begin, start
+
+    async def _fetched(self, start: int, stop: int) -> AsyncGenerator[list[tuple[int, bytes]] | None, None]:
+        """Yield the bytes of each block; of a local file None."""
+        cuts, count = self._cuts(start, stop), FIRST_BLOCKS
+        if self.opened.file.local:
+            for _ in cuts:
                 yield None
-            return
-        spans = await self.opened.asked(lambda h5: [_spans(h5, self.names, *span) for span in rows])
-        async with aclosing(self.opened.file.ranges(span for block in spans for span in block)) as ranges:
-            for block in spans:
-                yield [(begin, await anext(ranges)) for begin, _ in block]
+        while rows := list(islice(cuts, count)):
+            spans = await self.opened.asked(lambda h5: [_spans(h5, self.names, *span) for span in rows])
+            async with aclosing(self.opened.file.ranges(span for block in spans for span in block)) as ranges:
+                for block in spans:
+                    yield [(begin, await anext(ranges)) for begin, _ in block]
+            count = min(2 * count, MOST_BLOCKS)
 
     async def _read(
         self, start: int, stop: int, data: list[tuple[int, bytes]] | None
@@ -155,8 +170,7 @@ class Hdf5File:
             missed.append((start, await self.file.read(start, stop)))
 
     def _answer(self, question: Callable[[Any], T], held: Iterable[tuple[int, bytes]]) -> T | AbsentError:
-        import h5py
-
+        h5py = _h5py()
         source: Any = self.file.path
         if self.unchanged is None:
             source = SparseFile(self.size)
@@ -179,7 +193,26 @@ class Hdf5File:
             self.unchanged.check()
 
 
-def _layout(h5: Any, wanted: tuple[str, ...] | None) -> tuple[tuple[str, ...], int, int, int]:
+END_S = 10.0
+"""Seconds that Python may take to end when a thread is in h5py for ever."""
+
+
+@cache
+def _h5py() -> Any:
+    import h5py
+
+    atexit.register(_end, h5py)  # comes before what h5py has registered
+    return h5py
+
+
+def _end(h5py: Any) -> None:
+    """Let Python end although a thread is in h5py for ever, with its lock, which h5py takes as Python ends."""
+    if finish_calls():
+        atexit.unregister(h5py._unregister_converters)
+        faulthandler.dump_traceback_later(END_S, exit=True, file=2)
+
+
+def _layout(h5: Any, wanted: tuple[str, ...] | None, size: int) -> tuple[tuple[str, ...], int, int, int]:
     """Return the names of the data sets, how many rows each has, are stored together, and are read at a time."""
     import h5py
 
@@ -202,15 +235,18 @@ def _layout(h5: Any, wanted: tuple[str, ...] | None) -> tuple[tuple[str, ...], i
         raise DataError(f"expected data sets with as many rows, got {lengths}: name those that belong together")
     sets = [h5[name] for name in names]
     chunk = max(1 if found.chunks is None else found.chunks[0] for found in sets)
-    return names, lengths[names[0]], chunk, _step(sets, chunk)
+    return names, lengths[names[0]], chunk, _step(sets, chunk, UNPACKED * size)
 
 
-def _step(sets: Sequence[Any], chunk: int) -> int:
-    if any(found.dtype.hasobject for found in sets):
-        return OBJECT_ROWS
+def _step(sets: Sequence[Any], chunk: int, most_bytes: int) -> int:
+    """Return the rows of a block; whole chunks, if the file can have such. `most_bytes`: what it can unpack to."""
     row_bytes = sum(prod(found.shape[1:]) * found.dtype.itemsize for found in sets)
-    most: int = min(BLOCK_ROWS, BLOCK_BYTES // max(1, row_bytes))
-    return max(1, most // chunk) * chunk
+    if row_bytes > max(most_bytes, MOST_ROW_BYTES):
+        raise DataError(f"it is damaged: it says that a row has {row_bytes:,} bytes, more than all of it can have")
+    most: int = max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, row_bytes)))
+    if any(found.dtype.hasobject for found in sets):
+        return min(OBJECT_ROWS, most)
+    return max(1, most // chunk) * chunk if chunk * row_bytes <= max(most_bytes, BLOCK_BYTES) else most
 
 
 def _rows(h5: Any, names: Sequence[str], start: int, stop: int) -> list[Sequence[Any]]:

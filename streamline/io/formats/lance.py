@@ -80,7 +80,7 @@ class LanceFormat(Columnar):
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
         with Working(demand.meter), calling():
             threads = demand.site.tasks.threads
-            table = await in_thread(threads, lambda: LanceTable(self, file.part, begin["group"]))
+            table = await in_thread(threads, lambda: LanceTable(self, file.part, begin["group"]), file.path)
         async with aclosing(self.read(file, table, None, begin, after, name, demand)) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -29,8 +29,8 @@ from streamline.io.formats.rows import BLOCK_BYTES, BLOCK_ROWS, InThread, RowFor
 
 SUFFIX = ".mds"
 
-MOST_BYTES = 2**32
-"""In a shard: its numbers have 32 bits."""
+MAX_SHARD_BYTES = 256 * 2**20
+"""Of a compressed shard, unpacked: streaming writes 64 MiB by default."""
 
 HEAD_BYTES = 64 * 1024
 """Read at first, in one request: what it says of itself, if it has fewer than some 16,000 samples."""
@@ -74,6 +74,7 @@ class MdsFormat(RowFormat):
 
     Attributes:
       check_hashes: whether shards that aren't compressed are read whole, too, and checked.
+      max_shard_bytes: of one that is compressed, unpacked.
       hashes: of their contents, by path and algorithm, as far as an index has them.
     """
 
@@ -81,26 +82,29 @@ class MdsFormat(RowFormat):
     reread: ClassVar[str] = "looks up its sample's byte (compressed: unpacks the shard)"
 
     check_hashes: bool = False
+    max_shard_bytes: int = MAX_SHARD_BYTES
     hashes: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False, repr=False)
 
     async def table(self, file: File, in_thread: InThread) -> MdsTable:
         packed = None
         if self.check_hashes or not file.path.partition("?")[0].endswith(SUFFIX):
-            packed = whole = await _unpacked(file)
+            packed = whole = await _unpacked(file, self.max_shard_bytes)
             await in_thread(lambda: check_hash(whole, self.hashes.get(file.path, {}), needed=self.check_hashes))
         size = await file.size("reading an MDS shard") if packed is None else len(packed)
 
         head = await file.read(0, min(size, HEAD_BYTES)) if packed is None else packed
 
-        async def read(start: int, stop: int) -> bytes:
+        async def read(start: int, stop: int) -> bytes | bytearray:
             if stop > size:
                 raise DataError(f"it is no MDS shard, or was cut short: expected {stop:,} bytes or more, got {size:,}")
             return head[start:stop] if stop <= len(head) else await file.read(start, stop)
 
         count = int.from_bytes(await read(0, 4), "little")
         begin = 4 + 4 * (count + 1)
+        if int.from_bytes(await read(4, 8), "little") < begin:
+            raise DataError("it is no MDS shard, or is damaged: its first sample begins before the list of them ends")
         starts = np.frombuffer(await read(4, begin), "<u4").astype("i8")
-        if starts[0] < begin or (np.diff(starts) < 0).any():
+        if (np.diff(starts) < 0).any():
             raise DataError("it is no MDS shard, or is damaged: the bytes at which its samples begin can't be")
         text = await read(begin, int(starts[0]))
         named = decoded(text, _columns, lambda why: DataError(f"what it says of its columns can't be read: {why}"))
@@ -109,7 +113,7 @@ class MdsFormat(RowFormat):
         return MdsTable(file, packed, starts, named, sizes, good)
 
 
-def check_hash(content: bytes, expected: Mapping[str, str], *, needed: bool) -> None:
+def check_hash(content: bytes | bytearray, expected: Mapping[str, str], *, needed: bool) -> None:
     """Compare a shard's content with the first of its hashes that can be computed here."""
     known = next((name for name in expected if name in hashlib.algorithms_guaranteed), None)
     if known is None:
@@ -123,15 +127,15 @@ def check_hash(content: bytes, expected: Mapping[str, str], *, needed: bool) -> 
         raise DataError(f"it is damaged, or was replaced: its {known} is {found}, expected {expected[known]}")
 
 
-async def _unpacked(file: File) -> bytes:
-    parts, size = list[bytes](), 0
+async def _unpacked(file: File, most: int) -> bytearray:
+    """Return all of a shard, which may be compressed: one that isn't may be as large as it is."""
+    whole, most = bytearray(), max(most, file.part.found.size or 0)
     async with aclosing(pieces(file, 0)) as unpacked:
         async for data, _ in unpacked:
-            parts.append(data)
-            size += len(data)
-            if size > MOST_BYTES:
-                raise DataError(f"it is no MDS shard: it has more than {MOST_BYTES:,} bytes, unpacked")
-    return b"".join(parts)
+            whole += data
+            if len(whole) > most:
+                raise DataError(f"it unpacks to more than {most:,} bytes: raise max_shard_bytes, if that is no damage")
+    return whole
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ class MdsTable:
     """
 
     file: File
-    packed: bytes | None
+    packed: bytearray | None
     starts: np.ndarray[Any, np.dtype[np.int64]]
     columns: list[tuple[str, Callable[[bytes], Any], int | None]]
     sizes: struct.Struct
@@ -176,7 +180,7 @@ class MdsTable:
             yield start, last
             start = last
 
-    def _cut(self, data: bytes, begin: int, first: int, last: int) -> list[memoryview]:
+    def _cut(self, data: bytes | bytearray, begin: int, first: int, last: int) -> list[memoryview]:
         ends, view = (self.starts[first : last + 1] - begin).tolist(), memoryview(data)
         return [view[at:end] for at, end in pairwise(ends)]
 

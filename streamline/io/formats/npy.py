@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import tee
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -186,17 +188,17 @@ class Ranged(ArrayColumn):
 
     async def blocks(self, spans: Iterable[tuple[int, int]]) -> Blocks:
         size, layout, base = self.layout.row_bytes, self.layout, self.start
-        spans = list(spans)
-        checked = bool(self.name and spans) and spans[0][0] == 0  # else its beginning is not here
         if not size:
             for start, stop in spans:
                 yield layout.empty(stop - start)
             return
-        crc = self.crc
-        ranges = self.file.ranges((base + start * size, base + stop * size) for start, stop in spans)
+        spans, asked = tee(spans)
+        crc, checked = self.crc, False
+        ranges = self.file.ranges((base + start * size, base + stop * size) for start, stop in asked)
         async with aclosing(ranges) as fetched:
             for start, stop in spans:
                 data = await anext(fetched)
+                checked = bool(self.name) and (checked or not start)  # else its beginning is not here
                 if checked:
                     crc = zlib.crc32(data, crc)
                     if stop == layout.rows and crc != self.wanted:
@@ -405,7 +407,10 @@ def layout_of(head: bytes) -> Layout:
         )
     if not shape:
         raise DataError("expected an array with rows, got a single value (0 axes): np.load reads it")
-    if min(shape) < 0 or dtype.subdtype is not None:
+    too_large = (
+        math.prod(filter(None, shape)) * max(1, dtype.itemsize) > sys.maxsize
+    )  # NumPy refuses it, in other words
+    if min(shape) < 0 or too_large or dtype.subdtype is not None:
         raise DataError(f"the npy header can't be: shape {shape}, dtype {dtype}")
     return Layout(size, shape[0], shape[1:], dtype, fortran and len(shape) > 1)
 

@@ -37,7 +37,7 @@ class ParquetFormat(Columnar):
             unchanged = await watched(file, demand)
             size = await file.size("reading a file from its end")
             footer = await _footer(file, size)
-            table = await in_thread(demand.site.tasks.threads, opened)
+            table = await in_thread(demand.site.tasks.threads, opened, file.path)
         async with aclosing(self.read(file, table, unchanged, begin, after, name, demand)) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -141,7 +141,7 @@ class ParquetTable:
         size = sum(column.total_uncompressed_size for column in columns)
         if group.num_rows < 0 or size < 0:
             raise DataError(f"{self._path} row group {index}: {group.num_rows} rows of {size} bytes: it is damaged")
-        most = group.num_rows
+        most = max(1, STEP_BYTES // max(1, len(columns)))  # of values that take no bytes, a file may have trillions
         if any(column.has_dictionary_page and column.physical_type.endswith("BYTE_ARRAY") for column in columns):
             most = min(most, DICTIONARY_ROWS)
         step = batch_rows or max(1, min(most, group.num_rows * STEP_BYTES // max(1, size)))

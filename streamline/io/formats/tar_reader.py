@@ -29,6 +29,9 @@ EXTENDING = (b"x", b"X", b"g", b"L", b"K")
 MAX_EXTENSION_BYTES = 1024 * 1024
 """Most bytes before a member's own header: names of some thousand bytes are real, more is damage or an attack."""
 
+MOST_EXTENSION_BYTES = 4 * MAX_EXTENSION_BYTES
+"""In all headers before a member's own: there may be several."""
+
 SPARSE = re.compile(rb"(?:^|\n)\d+ GNU\.sparse\.")
 
 GLOBAL = re.compile(rb"(?:^|\n)\d+ (?:path|linkpath|size|GNU\.sparse\.[a-z.]+)=")
@@ -261,7 +264,8 @@ class Scanner:
             head = self._peek(length, BLOCK)
             if (size := extension(head)) < 0:
                 return self._peek(0, length + BLOCK) if length else head
-            length += BLOCK + size
+            if (length := length + BLOCK + size) > MOST_EXTENSION_BYTES:
+                raise BadHeaderError(f"what extends it takes more than {MOST_EXTENSION_BYTES:,} bytes")
         return None
 
     def _pass_on(self) -> bool:

@@ -6,7 +6,6 @@ nothing. `find` blocks: it runs a loop in a thread of its own for as long as it 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -18,7 +17,7 @@ import anyio
 from anyio.from_thread import start_blocking_portal
 
 from streamline.core.meters import Traffic
-from streamline.core.threads import OneThread
+from streamline.core.threads import ThreadPool, in_thread
 from streamline.errors import PlanError, ReadError
 from streamline.io.storage.base import FoundObject, Storage, together
 from streamline.io.storage.manifest import HEAD, check_size, may_be_manifest, parsed, shards_of
@@ -70,11 +69,11 @@ async def afind(paths: Sequence[str], access: Access, traffic: Traffic | None = 
 
 async def in_one_thread(look: Callable[[], T]) -> T:
     """Return what a function finds, called in a thread of its own, which then ends."""
-    thread = OneThread("streamline finding")
+    threads = ThreadPool(1)
     try:
-        return await asyncio.get_running_loop().run_in_executor(thread, look)
+        return await in_thread(threads, look, "a listing")  # of Lance, perhaps
     finally:
-        thread.shutdown()
+        threads.close()
 
 
 def content_of(path: str, access: Access, traffic: Traffic | None = None) -> bytes:

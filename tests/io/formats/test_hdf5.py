@@ -251,3 +251,72 @@ def test_without_h5py_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("streamline.core.options.find_spec", lambda module: None)
     with pytest.raises(PlanError, match=r"read_hdf5 needs h5py.*streamline-data\[hdf5\]"):
         sl.read_hdf5("a.h5")
+
+
+LEFT_EARLY = """
+import asyncio, atexit, threading, time
+import h5py, numpy as np
+import streamline as sl
+from streamline.core import threads
+from streamline.io.formats import hdf5
+from streamline.runtime import loop_thread
+
+with h5py.File("a.h5", "w") as file:
+    file["x"] = np.arange(9)
+hdf5.BLOCK_BYTES = 8
+inside, ended, read = threading.Event(), threading.Event(), h5py.Dataset.__getitem__
+atexit.register(lambda: print(ended.is_set()))
+
+
+def slow(dataset, key):
+    if key.start:
+        inside.set()
+        for _ in range(COUNT):
+            with h5py._objects.phil:
+                time.sleep(0.01)
+        ended.set()
+    return read(dataset, key)
+
+
+def plain():
+    with sl.read_hdf5("a.h5").open() as stream:
+        next(stream)
+        inside.wait()
+
+
+def bare():
+    for _ in sl.read_hdf5("a.h5"):
+        inside.wait()
+        break
+
+
+async def cancelled():
+    async for _ in sl.read_hdf5("a.h5"):
+        await asyncio.to_thread(inside.wait)
+        raise KeyboardInterrupt
+
+
+h5py.Dataset.__getitem__ = slow
+"""
+
+
+@pytest.mark.parametrize(
+    "leave", ["plain()", "bare()", "try: asyncio.run(cancelled())\nexcept KeyboardInterrupt: pass"]
+)
+def test_a_loop_that_is_left_while_h5py_reads_ends_before_python_does(
+    python: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert python(LEFT_EARLY.replace("COUNT", "50") + leave) == "True\n"
+
+
+def test_a_thread_that_is_in_h5py_for_ever_does_not_keep_python_from_ending(
+    start_python: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = "threads.CALL_S = loop_thread.CALL_S = 0.1; hdf5.END_S = 0.5\n"
+    with start_python(LEFT_EARLY.replace("range(COUNT)", "iter(int, 1)") + short + "plain()") as process:
+        output, errors = process.communicate(timeout=200)
+    assert (process.returncode, output) == (1, "False\n")  # what others have registered is done
+    assert "a thread is still at work on a.h5" in errors
+    assert "Timeout (0:00:00.500000)!" in errors
