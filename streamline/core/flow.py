@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import anyio
 
-from streamline.core.state import MadeStates, Reference, Shifted, Since, Skipped, State, States, Tree
+from streamline.core.state import MadeStates, Reference, Shifted, Since, Skipped, State, States, Tree, skips_in
 from streamline.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ class Chunk(Generic[T]):
 
     def counting(self, skips: Skips | None) -> Chunk[T]:
         """Return this chunk with states that say what the stage has skipped so far."""
-        if skips is None or not skips.count:
+        if skips is None or not skips.counts:
             return self
-        name, shard, count = skips.name, skips.shard, skips.count
+        name, shard, count = skips.name, skips.shard, skips.counts
         after = None if self.after is None else Skipped(name, shard, count, self.after)
         return Chunk(self.items, MadeStates(Skipped, name, shard, count, states=self.states), after)
 
@@ -215,7 +215,7 @@ class Site:
 
     def skips(self, name: str, kind: str, state: Tree | None) -> Skips | None:
         """Return what a stage here leaves out, opened at `state`; None: nothing, and it never has."""
-        count = self.skipped.get((self.shard, name), 0) if state is None else state.get("errors", {}).get(name, 0)
+        count = self.skipped.get((self.shard, name), 0) if state is None else skips_in(state).get(name, 0)
         return self.tasks.session.errors.skips(name, kind, self.shard, self.epoch, count)
 
 
@@ -302,7 +302,7 @@ class ListsFlow(Flow[T]):
 
     def __init__(self, begin: State, lists: Lists[T], demand: Demand, *opened: Flow[Any]) -> None:
         skips = demand.skips
-        super().__init__(Skipped(skips.name, skips.shard, skips.count, begin) if skips and skips.count else begin)
+        super().__init__(begin if skips is None else skips.over(begin))
         self._lists = lists
         self._demand = demand
         self._opened = opened

@@ -116,7 +116,7 @@ class Cache(Stage[T, T]):
         place = PassPlace(name=self.name, epoch=kept.opener.site.epoch, number=site.epoch, drawing=history.drawing or 0)
         served, reading = 0 if own is None else own["served"], _CachingFlow(kept)
         run = self.run_over(reading, site, state, own)
-        begin = CacheState(place, served, Since(kept.begin, kept.begin))
+        begin = CacheState(place, served, Since(kept.begin, kept.now))
         return ListsFlow(begin, self._serve(run, kept, place, served), run, reading)
 
     async def _serve(self, run: Run[T], kept: _CachedPass[T], place: PassPlace, served: int) -> Lists[T]:
