@@ -245,6 +245,14 @@ class Stage(ABC, Generic[In, Out]):
         """
         return items if self.one_to_one else None
 
+    def num_left(self, left: float, whole: float, own: Json) -> float | None:
+        """Return how many items come out when `left` go in, the rest of `whole`; as `num_outputs`.
+
+        Args:
+          own: its part of a state, that `reshard` has returned; None: at the beginning.
+        """
+        return self.num_outputs(left)
+
     @classmethod
     def check_state(cls, own: Json, options: Mapping[str, Any], where: str) -> None:
         """Check a saved part of a state against this kind of stage and these options.
