@@ -41,14 +41,14 @@ class Tally:
       taken: items that the merge took from its workers.
       stands: what a source or a repeat keeps, by its name: of one worker, that of the last one that was asked.
       worker: the merge's name, and the number of the worker that is asked; None: none is.
-      places: of those that were skipped in a worker, which one it was.
+      places: the worker in which those were skipped.
     """
 
     __slots__ = ("places", "skipped", "stands", "taken", "worker")
 
     def __init__(self) -> None:
         self.worker: tuple[str, int] | None = None
-        self.places: dict[tuple[int, str], tuple[str, int]] = {}
+        self.places: dict[tuple[int, str], tuple[str, int] | None] = {}
         self.skipped: dict[tuple[int, str], int] = {}
         self.taken = 0
         self.stands: dict[str, Json] = {}
@@ -176,8 +176,7 @@ class Skipped(Over):
 
     def tally(self, found: Tally) -> None:
         found.skipped[self.shard, self.name] = consumed_of(self.own)
-        if found.worker is not None:
-            found.places[self.shard, self.name] = found.worker
+        found.places[self.shard, self.name] = found.worker
         self.upstream.tally(found)
 
 
@@ -194,13 +193,12 @@ class Since(State):
         tree, found = self.mark.json(self.now if until is None else until), Tally()
         self.tally(found)
         for key, count in found.skipped.items():
-            of, place = tree, found.places.get(key)
-            if place is not None:  # a copy: others may refer to it
+            of, (_, name) = tree, key
+            if (place := found.places.get(key)) is not None:
                 merge, worker = place
-                of = tree[merge]["workers"][worker] = {**tree[merge]["workers"][worker]}
-            counts, name = of.get("errors", {}), key[1]
-            if count > consumed_of(counts.get(name, 0)):
-                first = counts.get(name, 0)
+                of = tree[merge]["workers"][worker] = {**tree[merge]["workers"][worker]}  # others may refer to it
+            counts = skips_in(of)
+            if count > consumed_of(first := counts.get(name, 0)):
                 of["errors"] = {**counts, name: [first if isinstance(first, int) else first[0], count]}
         return tree
 

@@ -156,7 +156,7 @@ def check_trees(entries: list[Entry], tree: Tree, where: str) -> None:
 
     A part may be missing: a stage that was accepted as added begins there.
     """
-    check_type(tree.get("errors"), Counts | None, f"the counts of skipped items{where}")
+    check_type(tree.get("errors"), dict[str, Counts] | None, f"the counts of skipped items{where}")
     check_type(tree.get("shard"), Count | None, f"the state of 'shard'{where}")
     for entry in entries:
         name, options = entry["name"], entry.get("options") or {}

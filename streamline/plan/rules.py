@@ -130,12 +130,9 @@ def _check_choices(plan: Plan) -> None:
 
 
 def _check_spills(plan: Plan) -> tuple[AnyStage | None, AnyStage | None]:
-    """Refuse a .repeat between a stage that keeps cycles in files and one that reads again.
+    """Refuse a .repeat between a stage whose states refer to the files of one pass and one that reads again.
 
-    A state refers to the files of one pass; those of the pass after it are others, which may hold other items.
-
-    Returns:
-      A stage that keeps cycles in files, and one that a .repeat goes through; None: there is none.
+    Returns such a stage, and one that a .repeat goes through.
     """
     keeping = repeated = None
     for _, _, part in plan.source.made_of:

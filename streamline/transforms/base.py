@@ -246,11 +246,7 @@ class Stage(ABC, Generic[In, Out]):
         return items if self.one_to_one else None
 
     def num_left(self, left: float, whole: float, own: Json) -> float | None:
-        """Return how many items come out when `left` go in, the rest of `whole`; as `num_outputs`.
-
-        Args:
-          own: its part of a state, that `reshard` has returned; None: at the beginning.
-        """
+        """Return how many items come out when `left` of `whole` go in, at a part of a state of `reshard`'s."""
         return self.num_outputs(left)
 
     @classmethod

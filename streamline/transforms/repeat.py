@@ -79,10 +79,10 @@ class Repeat(Stage[T, T]):
         return math.inf if self.times is None else items * self.times
 
     def num_left(self, left: float, whole: float, own: Json) -> float | None:
-        if own is None or self.times is None:
-            return self.num_outputs(whole) if own is None else math.inf
-        more = left or own["yielded"]  # a pass that yields nothing ends it
-        return left + (whole * max(0, self.times - 1 - own["pass"]) if more else 0)
+        if own is None:
+            return self.num_outputs(left)
+        more = math.inf if self.times is None else max(0, self.times - 1 - own["pass"])
+        return left + whole * more if whole and (left or own["yielded"]) else left
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
         own = {"pass": 0, "yielded": False} if state is None or self.name not in state else state[self.name]
