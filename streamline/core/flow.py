@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import anyio
 
-from streamline.core.state import MadeStates, Reference, Shifted, Since, Skipped, State, States, Tree, skips_in
+from streamline.core.state import (
+    MadeStates,
+    Reference,
+    Shifted,
+    Since,
+    SkipCounts,
+    Skipped,
+    State,
+    States,
+    Tree,
+    skips_in,
+)
 from streamline.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -202,14 +213,14 @@ class Site:
     shard: int = 0
     num_shards: int = 1
     epoch: tuple[int, ...] = (0,)
-    skipped: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    skipped: Mapping[tuple[int, str], SkipCounts] = field(default_factory=dict)
 
     def meter(self, name: str, kind: str, concurrency: int = 1) -> StageMeter | None:
         """Return the meter of a stage that runs here; None: nothing is counted."""
         meters = self.tasks.session.meters
         return meters.stage(name, kind, self.shard, concurrency) if meters.on else None
 
-    def in_pass(self, number: int, skipped: Mapping[tuple[int, str], int] | None = None) -> Site:
+    def in_pass(self, number: int, skipped: Mapping[tuple[int, str], SkipCounts] | None = None) -> Site:
         """Return this site as what is upstream of a repeat sees it in pass `number`."""
         return replace(self, epoch=(*self.epoch, number), skipped={**self.skipped, **(skipped or {})})
 

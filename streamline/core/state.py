@@ -41,15 +41,17 @@ class Tally:
       taken: items that the merge took from its workers.
       stands: what a source or a repeat keeps, by its name: of one worker, that of the last one that was asked.
       worker: the merge's name, and the number of the worker that is asked; None: none is.
+      counts: the same as states have it.
       places: the worker in which those were skipped.
     """
 
-    __slots__ = ("places", "skipped", "stands", "taken", "worker")
+    __slots__ = ("counts", "places", "skipped", "stands", "taken", "worker")
 
     def __init__(self) -> None:
         self.worker: tuple[str, int] | None = None
         self.places: dict[tuple[int, str], tuple[str, int] | None] = {}
         self.skipped: dict[tuple[int, str], int] = {}
+        self.counts: dict[tuple[int, str], SkipCounts] = {}
         self.taken = 0
         self.stands: dict[str, Json] = {}
 
@@ -152,6 +154,11 @@ def consumed_of(skips: SkipCounts) -> int:
     return skips if isinstance(skips, int) else max(skips)
 
 
+def read_again(first: SkipCounts, consumed: int) -> SkipCounts:
+    """Return the count of a place from which what was consumed is read again."""
+    return [first if isinstance(first, int) else first[0], consumed]
+
+
 class Skipped(Over):
     """How many items a stage has left out because of an error (`own`), over what its state says otherwise.
 
@@ -176,6 +183,7 @@ class Skipped(Over):
 
     def tally(self, found: Tally) -> None:
         found.skipped[self.shard, self.name] = consumed_of(self.own)
+        found.counts[self.shard, self.name] = self.own
         found.places[self.shard, self.name] = found.worker
         self.upstream.tally(found)
 
@@ -199,7 +207,7 @@ class Since(State):
                 of = tree[merge]["workers"][worker] = {**tree[merge]["workers"][worker]}  # others may refer to it
             counts = skips_in(of)
             if count > consumed_of(first := counts.get(name, 0)):
-                of["errors"] = {**counts, name: [first if isinstance(first, int) else first[0], count]}
+                of["errors"] = {**counts, name: read_again(first, count)}
         return tree
 
     @property

@@ -106,7 +106,7 @@ class Repeat(Stage[T, T]):
             if tally.skipped or seen or run.site.tasks.session.errors.goes_on:
                 seen += tally.taken
             number, yielded = number + 1, False
-            flow = upstream.at(upstream.site.in_pass(number, tally.skipped))(None)
+            flow = upstream.at(upstream.site.in_pass(number, tally.counts))(None)
             flow.reader = run.meter
 
     def _in_pass(self, chunk: Chunk[T], number: int, yielded: bool, seen: int) -> Chunk[T]:

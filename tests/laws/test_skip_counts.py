@@ -65,6 +65,8 @@ STAGES: dict[str, Callable[[AnyPipeline, Path], AnyPipeline]] = {
 PLANS: dict[str, Callable[[Callable[[AnyPipeline], AnyPipeline]], AnyPipeline]] = {
     "alone": lambda made: made(numbers(14).map(picky)),
     "taken": lambda made: made(numbers(20).map(picky)).take(9),
+    "repeated before": lambda made: made(numbers(6).map(picky).repeat(3)),
+    "repeated before and after": lambda made: made(numbers(5).map(picky).repeat(2)).take(5).repeat(2),
     "taken, repeated": lambda made: made(numbers(20).map(picky)).take(4).repeat(3),
     "repeated": lambda made: made(numbers(6).map(picky)).repeat(3),
     "sharded": lambda made: made(numbers(7).shard(2).map(picky)).merge(),
@@ -84,16 +86,23 @@ NAMED = [
     ("mixed", "custom"),
     ("mixed, repeated", "cache"),
     ("taken, repeated", "cache"),
+    ("repeated before", "cache"),
+    ("repeated before", "custom"),
+    ("repeated before", "custom, cache on disk"),
+    ("repeated before and after", "cache"),
     ("mixed, on disk", "custom"),
     ("after the merge", "cache"),
     ("alone", "custom, cache on disk"),
     ("alone", "cache, cache on disk"),
 ]
 
-AHEAD = [("mixed until one ends", stage) for stage in STAGES if stage.startswith("custom")]
+AHEAD = [("mixed until one ends", stage) for stage in STAGES if stage.startswith(("custom", "spilled"))]
 """A custom stage runs ahead: how much of it is seen when another component ends the mixture is a matter of time."""
 
-CASES = sorted({*NAMED, *((plan, stage) for stage, plan in in_turn(STAGES, [*PLANS]))} - {*AHEAD})
+LEFT = [("repeated before and after", stage) for stage in STAGES if stage.startswith(("custom", "spilled"))]
+"""Not yet: the next pass doesn't know what was skipped before a place in a pass that isn't read again."""
+
+CASES = sorted({*NAMED, *((plan, stage) for stage, plan in in_turn(STAGES, [*PLANS]))} - {*AHEAD, *LEFT})
 
 
 def counted(stream: Any, items: int | None = None) -> tuple[list[Any], int]:
