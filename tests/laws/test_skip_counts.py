@@ -99,7 +99,7 @@ NAMED = [
 AHEAD = [("mixed until one ends", stage) for stage in STAGES if stage.startswith(("custom", "spilled"))]
 """A custom stage runs ahead: how much of it is seen when another component ends the mixture is a matter of time."""
 
-LEFT = [("repeated before and after", stage) for stage in STAGES if stage.startswith(("custom", "spilled"))]
+LEFT = [(plan, "custom") for plan in ("mixed, repeated", "taken, repeated", "repeated before and after")]
 """Not yet: the next pass doesn't know what was skipped before a place in a pass that isn't read again."""
 
 CASES = sorted({*NAMED, *((plan, stage) for stage, plan in in_turn(STAGES, [*PLANS]))} - {*AHEAD, *LEFT})
