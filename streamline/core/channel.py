@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ROOM = -1
-"""The slot of a wait for room: a custom stage may wait for an input in another task of its own meanwhile."""
-
 QUICK_ITEM_S = 5e-7
 """An item that takes less than this is made in no time: a list of the longest, in half of the time between two
 checkpoints."""
@@ -151,13 +148,14 @@ class Sink(ABC, Generic[T]):
     async def _wait_freed(self) -> None:
         """Wait until the receiver has consumed some items; the filler's meter counts it."""
         self._waiting = Rest()
+        slot = -id(self)  # no call's, nor another channel's: a stage may wait for room in several, and for an input
         if self.filler is not None:
-            self.filler.wait_begins("wait_output", ROOM)
+            self.filler.wait_begins("wait_output", slot)
         try:
             await self._waiting.wait()
         finally:
             if self.filler is not None:
-                self.filler.wait_ends(ROOM)
+                self.filler.wait_ends(slot)
 
 
 class Channel(Sink[T]):

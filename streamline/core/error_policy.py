@@ -25,7 +25,7 @@ from streamline.core.counters import label
 from streamline.core.meters import Meters
 from streamline.core.options import check_int, is_async
 from streamline.core.replay import KEY, Adapter, FailedCall
-from streamline.core.state import Reference, State, Tally, Tree
+from streamline.core.state import Reference, SkipCounts, Skipped, State, Tally, Tree, consumed_of, skips_in
 from streamline.core.tracebacks import trace_of
 from streamline.errors import (
     DeadLetterError,
@@ -246,7 +246,7 @@ class Errors:
         self._reported = False
         self._deciding = threading.RLock()
 
-    def skips(self, name: str, kind: str, shard: int, epoch: tuple[int, ...], count: int) -> Skips | None:
+    def skips(self, name: str, kind: str, shard: int, epoch: tuple[int, ...], count: SkipCounts) -> Skips | None:
         """Return what one stage leaves out, `count` items so far; None: nothing, and it never has."""
         if not count and not self.policy.skips:
             return None
@@ -414,15 +414,27 @@ class Skips:
       count: items skipped so far.
     """
 
-    __slots__ = ("_epoch", "_errors", "_kind", "count", "name", "shard")
+    __slots__ = ("_consumed", "_epoch", "_errors", "_kind", "count", "name", "shard")
 
-    def __init__(self, errors: Errors, name: str, kind: str, shard: int, epoch: tuple[int, ...], count: int) -> None:
+    def __init__(
+        self, errors: Errors, name: str, kind: str, shard: int, epoch: tuple[int, ...], count: SkipCounts
+    ) -> None:
         self._errors = errors
         self._kind = kind
         self._epoch = epoch
         self.name = name
         self.shard = shard
-        self.count = count
+        self.count = count if isinstance(count, int) else count[0]
+        self._consumed = consumed_of(count)
+
+    @property
+    def counts(self) -> SkipCounts:
+        """The count, as its states have it."""
+        return self.count if self.count >= self._consumed else [self.count, self._consumed]
+
+    def over(self, state: State) -> State:
+        """Return a state with the count, if there is one."""
+        return Skipped(self.name, self.shard, self.counts, state) if self.counts else state
 
     @property
     def active(self) -> bool:
@@ -458,8 +470,10 @@ class Skips:
         return refusal
 
     def add(self, failure: Failure) -> None:
-        """Count a failure; states passed on from now on must include it."""
+        """Count a failure; later states must include it. One that was consumed before is only read again."""
         self.count += failure.items
+        if self.count <= self._consumed:
+            return
         self._errors.happened((self.shard, self.name), failure, self._epoch, self.count)
 
     def _decided(self, failure: Failure) -> BaseException | None:
@@ -487,20 +501,19 @@ def _not_an_end(error: Exception) -> StageError:
     return wrapped
 
 
-def counts_in(tree: Mapping[str, object]) -> dict[str, int]:
-    """Return the counts in a state as JSON, by stage; those of a merge's workers are in their own trees."""
-    found = tree.get("errors")
-    return dict(found) if isinstance(found, dict) else {}
+def counts_in(tree: Tree) -> dict[str, int]:
+    """Return how many left out items are consumed in a state as JSON, by stage, without those of a merge's workers."""
+    return {name: consumed_of(skips) for name, skips in skips_in(tree).items()}
 
 
-def counting_in(tree: Tree, counts: Mapping[str, int]) -> Tree:
+def counting_in(tree: Tree, counts: Mapping[str, SkipCounts]) -> Tree:
     """Return a state as JSON with more counts in it: of stages that it has none of."""
-    return {**tree, "errors": {**counts, **counts_in(tree)}} if counts else tree
+    return {**tree, "errors": {**counts, **skips_in(tree)}} if counts else tree
 
 
 def moved(tree: Tree, to: Tree, names: Collection[str]) -> tuple[Tree, Tree]:
     """Return two states as JSON with the counts of stages of these names moved from the first to the second."""
-    counts = counts_in(tree)
+    counts = skips_in(tree)
     going = {name: count for name, count in counts.items() if name in names}
     if not going:
         return tree, to

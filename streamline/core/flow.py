@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import anyio
 
-from streamline.core.state import MadeStates, Reference, Shifted, Since, Skipped, State, States, Tree
+from streamline.core.state import (
+    MadeStates,
+    Reference,
+    Shifted,
+    Since,
+    SkipCounts,
+    Skipped,
+    State,
+    States,
+    Tree,
+    skips_in,
+)
 from streamline.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -72,9 +83,9 @@ class Chunk(Generic[T]):
 
     def counting(self, skips: Skips | None) -> Chunk[T]:
         """Return this chunk with states that say what the stage has skipped so far."""
-        if skips is None or not skips.count:
+        if skips is None or not skips.counts:
             return self
-        name, shard, count = skips.name, skips.shard, skips.count
+        name, shard, count = skips.name, skips.shard, skips.counts
         after = None if self.after is None else Skipped(name, shard, count, self.after)
         return Chunk(self.items, MadeStates(Skipped, name, shard, count, states=self.states), after)
 
@@ -202,20 +213,20 @@ class Site:
     shard: int = 0
     num_shards: int = 1
     epoch: tuple[int, ...] = (0,)
-    skipped: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    skipped: Mapping[tuple[int, str], SkipCounts] = field(default_factory=dict)
 
     def meter(self, name: str, kind: str, concurrency: int = 1) -> StageMeter | None:
         """Return the meter of a stage that runs here; None: nothing is counted."""
         meters = self.tasks.session.meters
         return meters.stage(name, kind, self.shard, concurrency) if meters.on else None
 
-    def in_pass(self, number: int, skipped: Mapping[tuple[int, str], int] | None = None) -> Site:
+    def in_pass(self, number: int, skipped: Mapping[tuple[int, str], SkipCounts] | None = None) -> Site:
         """Return this site as what is upstream of a repeat sees it in pass `number`."""
         return replace(self, epoch=(*self.epoch, number), skipped={**self.skipped, **(skipped or {})})
 
     def skips(self, name: str, kind: str, state: Tree | None) -> Skips | None:
         """Return what a stage here leaves out, opened at `state`; None: nothing, and it never has."""
-        count = self.skipped.get((self.shard, name), 0) if state is None else state.get("errors", {}).get(name, 0)
+        count = self.skipped.get((self.shard, name), 0) if state is None else skips_in(state).get(name, 0)
         return self.tasks.session.errors.skips(name, kind, self.shard, self.epoch, count)
 
 
@@ -302,7 +313,7 @@ class ListsFlow(Flow[T]):
 
     def __init__(self, begin: State, lists: Lists[T], demand: Demand, *opened: Flow[Any]) -> None:
         skips = demand.skips
-        super().__init__(Skipped(skips.name, skips.shard, skips.count, begin) if skips and skips.count else begin)
+        super().__init__(begin if skips is None else skips.over(begin))
         self._lists = lists
         self._demand = demand
         self._opened = opened

@@ -40,12 +40,18 @@ class Tally:
       skipped: items that were left out because of an error, by (shard, stage).
       taken: items that the merge took from its workers.
       stands: what a source or a repeat keeps, by its name: of one worker, that of the last one that was asked.
+      worker: the merge's name, and the number of the worker that is asked; None: none is.
+      counts: the same as states have it.
+      places: the worker in which those were skipped.
     """
 
-    __slots__ = ("skipped", "stands", "taken")
+    __slots__ = ("counts", "places", "skipped", "stands", "taken", "worker")
 
     def __init__(self) -> None:
+        self.worker: tuple[str, int] | None = None
+        self.places: dict[tuple[int, str], tuple[str, int] | None] = {}
         self.skipped: dict[tuple[int, str], int] = {}
+        self.counts: dict[tuple[int, str], SkipCounts] = {}
         self.taken = 0
         self.stands: dict[str, Json] = {}
 
@@ -132,6 +138,27 @@ class Over(State):
         return self.upstream.forks()
 
 
+SkipCounts: TypeAlias = int | list[int]
+"""How many items a stage has left out, in a state as JSON. Where a resume reads again what was consumed, two numbers:
+at the mark, from where the stage counts on, and of what was consumed. So what isn't read again isn't lost."""
+
+
+def skips_in(tree: Tree) -> dict[str, SkipCounts]:
+    """Return how many items were left out in a state as JSON, by stage; those of a merge's workers are in their own."""
+    found = tree.get("errors")
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def consumed_of(skips: SkipCounts) -> int:
+    """Return how many left out items are consumed."""
+    return skips if isinstance(skips, int) else max(skips)
+
+
+def read_again(first: SkipCounts, consumed: int) -> SkipCounts:
+    """Return the count of a place from which what was consumed is read again."""
+    return [first if isinstance(first, int) else first[0], consumed]
+
+
 class Skipped(Over):
     """How many items a stage has left out because of an error (`own`), over what its state says otherwise.
 
@@ -141,7 +168,7 @@ class Skipped(Over):
 
     __slots__ = ("shard",)
 
-    def __init__(self, name: str, shard: int, count: int, upstream: State) -> None:
+    def __init__(self, name: str, shard: int, count: SkipCounts, upstream: State) -> None:
         super().__init__(name, count, upstream)
         self.shard = shard
 
@@ -155,7 +182,9 @@ class Skipped(Over):
         return self.upstream.latest
 
     def tally(self, found: Tally) -> None:
-        found.skipped[self.shard, self.name] = self.own
+        found.skipped[self.shard, self.name] = consumed_of(self.own)
+        found.counts[self.shard, self.name] = self.own
+        found.places[self.shard, self.name] = found.worker
         self.upstream.tally(found)
 
 
@@ -169,7 +198,17 @@ class Since(State):
         self.now = now
 
     def json(self, until: State | None = None) -> Tree:
-        return self.mark.json(self.now if until is None else until)
+        tree, found = self.mark.json(self.now if until is None else until), Tally()
+        self.tally(found)
+        for key, count in found.skipped.items():
+            of, (_, name) = tree, key
+            if (place := found.places.get(key)) is not None:
+                merge, worker = place
+                of = tree[merge]["workers"][worker] = {**tree[merge]["workers"][worker]}  # others may refer to it
+            counts = skips_in(of)
+            if count > consumed_of(first := counts.get(name, 0)):
+                of["errors"] = {**counts, name: read_again(first, count)}
+        return tree
 
     @property
     def latest(self) -> State:

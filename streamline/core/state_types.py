@@ -20,6 +20,9 @@ MOST = 2**63 - 1
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 """A number of items, bytes or passes in a saved state."""
 
+Counts: TypeAlias = Count | Annotated[list[Count], msgspec.Meta(min_length=2, max_length=2)]
+"""As `streamline.core.state.SkipCounts`."""
+
 Size: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 """Likewise, of what there is one of at least."""
 

@@ -420,8 +420,10 @@ class MergeState(State):
 
     def tally(self, found: Tally) -> None:
         found.taken += self.number
-        for reference in self.references:
+        for worker, reference in enumerate(self.references):
+            found.worker = self.name, worker
             reference.get().tally(found)
+        found.worker = None
 
     def where(self) -> str:
         return self.references[self.next_worker - 1].get().where()  # of the worker that gave the last item

@@ -20,7 +20,7 @@ from typing import Any
 
 from streamline.core.blame import function_name
 from streamline.core.state import Json, Tree
-from streamline.core.state_types import Count, check_type
+from streamline.core.state_types import Count, Counts, check_type
 from streamline.core.text import Entry
 from streamline.plan.plan import Plan
 from streamline.transforms.base import stage_class
@@ -156,7 +156,7 @@ def check_trees(entries: list[Entry], tree: Tree, where: str) -> None:
 
     A part may be missing: a stage that was accepted as added begins there.
     """
-    check_type(tree.get("errors"), dict[str, Count] | None, f"the counts of skipped items{where}")
+    check_type(tree.get("errors"), dict[str, Counts] | None, f"the counts of skipped items{where}")
     check_type(tree.get("shard"), Count | None, f"the state of 'shard'{where}")
     for entry in entries:
         name, options = entry["name"], entry.get("options") or {}

@@ -7,9 +7,10 @@ that must be read to be counted (files, iterables).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from streamline.core.state import Json
 from streamline.plan.plan import Plan
 from streamline.sharding.ends import EndsPolicy
 from streamline.sharding.split import shards_of_rank
@@ -29,19 +30,28 @@ def num_given(plan: Plan, rank: int, world_size: int, policy: EndsPolicy) -> flo
     return None if known is None else (min if policy == "drop" else max)(known)
 
 
-def left_on_ranks(plan: Plan, world_size: int, consumed: Callable[[int], int]) -> list[float | None]:
-    """Return how many items are left on each rank, where the stages after the merge are at their beginning.
+def left_on_ranks(
+    plan: Plan, world_size: int, consumed: Callable[[int], int], state: Mapping[str, Json] | None = None
+) -> list[float | None]:
+    """Return how many items are left on each rank, where the stages after the merge hold and count none.
 
     Args:
       consumed: items that the merge has taken from a shard.
+      state: the parts of those stages, by name; the same on all ranks. None: they are at their beginning.
     """
     of_shards = [outputs_of_shard(plan, shard) for shard in range(plan.shard.num_shards)]
     found: list[float | None] = []
     for rank in range(world_size):
         mine = shards_of_rank(plan.shard.num_shards, rank, world_size)
         known = all_known([of_shards[shard] for shard in mine])
-        merged = None if known is None else sum(known) - sum(consumed(shard) for shard in mine)
-        found.append(_downstream(plan.after, merged))
+        whole = left = None
+        if known is not None:
+            whole = sum(known)
+            left = whole - sum(consumed(shard) for shard in mine)
+        for stage in plan.after:
+            if whole is not None and left is not None:
+                left, whole = stage.num_left(left, whole, (state or {}).get(stage.name)), stage.num_outputs(whole)
+        found.append(left)
     return found
 
 

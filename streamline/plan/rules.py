@@ -37,6 +37,7 @@ def check_plan(plan: Plan) -> None:
         if _is_placeless(stage):
             raise PlanError(_misplaced(stage, plan.source))
     _check_choices(plan)
+    _check_spills(plan)
 
 
 def _check_names(names: Sequence[object]) -> None:
@@ -126,3 +127,23 @@ def _check_choices(plan: Plan) -> None:
                 f".repeat goes through what {chooser} has chosen anew in each pass, so {stage} could not read the same "
                 "items again at a resume: move .repeat before .shard"
             )
+
+
+def _check_spills(plan: Plan) -> tuple[AnyStage | None, AnyStage | None]:
+    """Refuse a .repeat between a stage whose states refer to the files of one pass and one that reads again.
+
+    Returns such a stage, and one that a .repeat goes through.
+    """
+    keeping = repeated = None
+    for _, _, part in plan.source.made_of:
+        found = _check_spills(part)
+        keeping, repeated = keeping or found[0], repeated or found[1]
+    for stage in plan.stages:
+        if repeated is not None and stage.rewinds:
+            raise PlanError(
+                f".repeat goes through what {repeated} keeps in the files of one pass, so {stage} could not read the "
+                f"same items again at a resume: move .repeat before .{repeated.kind}, or leave out spill="
+            )
+        repeated = repeated or (keeping if stage.repeats else None)
+        keeping = stage if stage.spills_to is not None else keeping
+    return keeping, repeated

@@ -121,15 +121,14 @@ def _left(plan: Plan, rank: Rank, resumed: Resumed | None, own: Tree) -> _ItemsL
     is_job = resumed.job.rank is None or resumed.job.world_size == 1
     if is_job and _at_beginning(plan, parts, same_ranks=same_ranks):
         counts = {shard: count for part in parts for shard, count in zip(part.shards, part.produced, strict=True)}
-        left = all_known(left_on_ranks(plan, rank.world_size, counts.__getitem__))
+        state = None if same_ranks else resumed.part.state
+        left = all_known(left_on_ranks(plan, rank.world_size, counts.__getitem__, state))
         return None if left is None else _ItemsLeft(left, even=even and len(set(left)) == 1)
     return _ItemsLeft(whole, even=True) if even else None
 
 
 def _at_beginning(plan: Plan, parts: Sequence[Snapshot], *, same_ranks: bool) -> bool:
     """Whether the stages after the merge begin at this resume, so that they make of a number what they always do."""
-    if any(stage.repeats for stage in plan.after):
-        return False
     kept = {stage.name for stage in plan.after if stage.own_state_counts}
     return not same_ranks or not any(name in kept for part in parts for name in part.state)
 

@@ -21,7 +21,7 @@ from difflib import SequenceMatcher, get_close_matches
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from streamline.core.error_policy import moved
+from streamline.core.error_policy import counts_in, moved
 from streamline.core.options import given
 from streamline.core.state import Json, Tree
 from streamline.core.text import Entry, found_otherwise, line_of
@@ -446,7 +446,7 @@ def resharded(job: Snapshot, found: Rank) -> Snapshot:
     after = dict(_after_merge(job, parts, found))
     skipped = Counter[str]()
     for part in parts if found.rank == 0 else ():
-        skipped.update(part.state.get("errors", {}))
+        skipped.update(counts_in(part.state))
     state = {job.merge: own, **after, **({"errors": dict(skipped)} if skipped else {})}
     return replace(parts[0], rank=found.rank, world_size=found.world_size, state=state, parts=(), keepers=())
 

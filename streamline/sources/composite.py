@@ -15,11 +15,10 @@ from typing import Annotated, Any, ClassVar, Protocol, Self, TypeAlias, TypeVar,
 import msgspec
 
 from streamline.core.choices import Branch
-from streamline.core.error_policy import counts_in
 from streamline.core.flow import LONG_LIST_ITEMS, Flow, Site
 from streamline.core.meters import Traffic
 from streamline.core.options import given
-from streamline.core.state import Json, Reference, State, Tally, Tree
+from streamline.core.state import Json, Reference, State, Tally, Tree, skips_in
 from streamline.core.state_types import FingerprintEntry, check_type
 from streamline.core.text import line_of
 from streamline.errors import PlanError, PlanTypeError, SnapshotError, printable
@@ -313,7 +312,7 @@ class Several(Source[T], ABC):
     def flows(self, site: Site, state: Tree | None) -> dict[str, Flow[Any]]:
         """Return the flow of this shard of each component, at its part of the state; those of new ones begin."""
         own = {} if state is None else state[self.name]["of"]
-        errors = {} if state is None else counts_in(state)
+        errors = {} if state is None else skips_in(state)
         found: dict[str, Flow[Any]] = {}
         for name, component in self.components:
             at = None if name not in own else {**own[name], **({"errors": errors} if errors else {})}

@@ -2,7 +2,8 @@
 
 Each worker iterates a copy of the dataset, its part of it, once for each pass. A dataset of torch finds out which part
 that is by `get_worker_info()`: shard s of n is worker s of n there. One of Hugging Face is split as for n nodes: by its
-own shards, if n divides their number, else by the item. Both get the epoch, if they have `set_epoch`.
+own shards, if n divides their number and nothing in it counts over all of them, else by the item. Both get the epoch,
+if they have `set_epoch`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from streamline.core.flow import Site
 from streamline.core.forks import ForkSafeLock
 from streamline.core.lazy_numpy import np
 from streamline.core.options import given
-from streamline.errors import PlanTypeError
+from streamline.errors import PlanError, PlanTypeError
 from streamline.sources.base import Mode, epoch_number
-from streamline.sources.foreign_state import foreign
+from streamline.sources.foreign_state import foreign, parts_of
 from streamline.sources.iterable import IteratedSource
 from streamline.sources.single_use import Use
+from streamline.sources.table_rows import check_rows
 
 T = TypeVar("T")
 
@@ -130,15 +132,38 @@ class HuggingFaceSource(DatasetSource[T]):
         if num_shards == 1:
             return ""
         of_it = f"{own:,} shard{'s' * (own != 1)} of its own"
-        return f": {of_it}" if own % num_shards == 0 else f": everything is read {num_shards:,} times, of {of_it}"
+        whole = own % num_shards or counts_rows(self.dataset)
+        return f": everything is read {num_shards:,} times, of {of_it}" if whole else f": {of_it}"
+
+    def check_split(self, mode: Mode, num_shards: int) -> None:
+        if num_shards > 1 and getattr(self.dataset, "_distributed", None):
+            raise PlanError(
+                f".shard({num_shards}) of what split_dataset_by_node has split would give other rows than that: give "
+                "from_huggingface the whole dataset, .shard and the ranks split it"
+            )
 
     def made(self, site: Site) -> Iterable[T]:
         made = self.for_pass(site)
         if site.num_shards > 1:
             from datasets.distributed import split_dataset_by_node
 
-            made = split_dataset_by_node(made, rank=site.shard, world_size=site.num_shards)
+            how = {"strategy": "examples"} if counts_rows(made) else {}
+            made = split_dataset_by_node(made, rank=site.shard, world_size=site.num_shards, **how)
         return _WorkersPart(made, None)  # in a worker of a DataLoader, it would split itself once more
+
+
+def counts_rows(part: Any) -> bool:
+    """Whether a Hugging Face dataset, or a part of one, counts over all its shards, so that some would give other rows.
+
+    A user's function of batches is taken to make the same of a row in any batch.
+    """
+    return (
+        type(part).__name__.startswith(("Skip", "Take", "Step"))
+        or bool(getattr(part, "with_indices", False) or getattr(part, "drop_last_batch", False))
+        or getattr(part, "stopping_strategy", "") in ("first_exhausted", "all_exhausted")
+        or getattr(getattr(part, "function", None), "__name__", "") in ("_batch_fn", "_batch_arrow_table")  # .batch
+        or any(map(counts_rows, parts_of(part)))
+    )
 
 
 def library_of(data: object, name: str) -> str | None:
@@ -181,6 +206,7 @@ def is_huggingface_iterable(dataset: object) -> bool:
       PlanTypeError: it is neither.
     """
     if library_of(dataset, "IterableDataset") == "datasets":
+        check_rows("from_huggingface", dataset)
         return True
     if library_of(dataset, "Dataset") == "datasets":
         return False

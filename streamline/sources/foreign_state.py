@@ -57,7 +57,7 @@ def foreign(candidate: Any) -> Foreign | None:
     for get, load in PAIRS:
         getter, setter = getattr(candidate, get, None), getattr(candidate, load, None)
         if callable(getter) and callable(setter):
-            if _buffers(getattr(candidate, "_ex_iterable", None)):
+            if _buffers(candidate):
                 raise PlanError(
                     f"{type(candidate).__name__} shuffles in a buffer that its state leaves out, so a resume would "
                     "lose items: leave its .shuffle out, and put .shuffle(window=) after from_iterable; or have the "
@@ -69,10 +69,14 @@ def foreign(candidate: Any) -> Foreign | None:
 
 def _buffers(part: Any) -> bool:
     """Whether there is a shuffle buffer among the parts of a Hugging Face dataset."""
-    if part is None:
-        return False
-    inner = [getattr(part, "ex_iterable", None), *(getattr(part, "ex_iterables", None) or ())]
-    return type(part).__name__ == "BufferShuffledExamplesIterable" or any(map(_buffers, inner))
+    return type(part).__name__ == "BufferShuffledExamplesIterable" or any(map(_buffers, parts_of(part)))
+
+
+def parts_of(part: Any) -> list[Any]:
+    """Return what a Hugging Face dataset, or a part of one, reads."""
+    one = getattr(part, "ex_iterable", getattr(part, "_ex_iterable", None))
+    inner = [one, *(getattr(part, "ex_iterables", None) or ())]
+    return [part for part in inner if part is not None]
 
 
 class Marks:

@@ -140,10 +140,24 @@ def rows_of(data: Any) -> Any:
 def check_not_table(what: str, iterable: object) -> None:
     """Raise a PlanTypeError if it is a table, whose iterator gives names or columns; `what`: "the factory returned"."""
     known = _known(iterable)
+    check_rows("from_iterable", iterable)
     if known is not None and known[1] in TABLES:
         raise PlanTypeError(
             f"{what} a {_named(iterable)}, whose iterator gives columns: to have its rows, read it with "
             f"sl.from_items(table), or return table{KINDS[known][0] if known in KINDS else '.to_pylist()'}"
+        )
+
+
+def check_rows(reader: str, data: Any) -> None:
+    """Raise a PlanTypeError if it is a Hugging Face dataset in a format whose rows are tables."""
+    if type(data).__module__.partition(".")[0] != "datasets":
+        return
+    found = getattr(getattr(data, "_formatting", None), "format_type", None)  # of an IterableDataset
+    style = data.format["type"] if found is None and type(data).__name__ == "Dataset" else found
+    if style in ("arrow", "pandas", "polars"):
+        raise PlanTypeError(
+            f"this Hugging Face dataset has the format {style!r}, in which rows are a table: "
+            f"sl.{reader}(dataset.with_format(None)), or 'numpy', 'torch', 'jax'"
         )
 
 
@@ -175,12 +189,7 @@ def _check_positions(data: Any) -> None:
     if library == "pandas" and name.endswith("GroupBy"):
         raise PlanTypeError(f"a pandas {name} is read by key, not by position: sl.from_items(list(groups))")
     if library == "datasets" and name == "Dataset":
-        style = data.format["type"]
-        if style in ("arrow", "polars"):
-            raise PlanTypeError(
-                f"this Hugging Face dataset has the format {style!r}, in which a list of rows is a table: "
-                "sl.from_items(dataset.with_format(None)), or 'numpy', 'torch', 'jax'"
-            )
+        check_rows("from_items", data)
     elif isinstance(data, Mapping) and len(data) and not (0 in data and len(data) - 1 in data):
         raise PlanTypeError(
             f"from_items reads by position, and a {name} is read by key, as {next(iter(data))!r}. "

@@ -245,6 +245,10 @@ class Stage(ABC, Generic[In, Out]):
         """
         return items if self.one_to_one else None
 
+    def num_left(self, left: float, whole: float, own: Json) -> float | None:
+        """Return how many items come out when `left` of `whole` go in, at a part of a state of `reshard`'s."""
+        return self.num_outputs(left)
+
     @classmethod
     def check_state(cls, own: Json, options: Mapping[str, Any], where: str) -> None:
         """Check a saved part of a state against this kind of stage and these options.

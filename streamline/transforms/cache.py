@@ -19,7 +19,7 @@ import msgspec
 
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.core.pace import Pace
-from streamline.core.state import Json, Since, Tree
+from streamline.core.state import Json, Since, SkipCounts, Tree, consumed_of, read_again, skips_in
 from streamline.core.state_types import Count, FileName, Unsigned
 from streamline.core.tree import nbytes
 from streamline.errors import CacheFull, PlanError, ResumeError
@@ -108,7 +108,7 @@ class Cache(Stage[T, T]):
         if before is not None and before.ended:
             kept = before
         elif before is not None:  # left before its end
-            kept = _CachedPass(self, before.opener, before.mark)
+            kept = before.again(site.skipped)
         else:
             epoch = site.epoch if own is None else tuple(own["epoch"])
             kept = _CachedPass(self, upstream.at(replace(site, epoch=epoch)), state)
@@ -116,7 +116,7 @@ class Cache(Stage[T, T]):
         place = PassPlace(name=self.name, epoch=kept.opener.site.epoch, number=site.epoch, drawing=history.drawing or 0)
         served, reading = 0 if own is None else own["served"], _CachingFlow(kept)
         run = self.run_over(reading, site, state, own)
-        begin = CacheState(place, served, Since(kept.begin, kept.begin))
+        begin = CacheState(place, served, Since(kept.begin, kept.now))
         return ListsFlow(begin, self._serve(run, kept, place, served), run, reading)
 
     async def _serve(self, run: Run[T], kept: _CachedPass[T], place: PassPlace, served: int) -> Lists[T]:
@@ -166,6 +166,15 @@ class _CachedPass(Generic[T]):
         self.begin = self.now = self.flow.state
         self._stage = stage
         self._bytes = 0
+
+    def again(self, skipped: Mapping[tuple[int, str], SkipCounts]) -> _CachedPass[T]:
+        """Return a drawing of the same items, of which so many were skipped before: they are only tried again."""
+        site, mark = self.opener.site, self.mark
+        before = site.skipped if mark is None else {(site.shard, name): n for name, n in skips_in(mark).items()}
+        counts = {key: read_again(before.get(key, 0), consumed_of(count)) for key, count in skipped.items()}
+        if mark is not None:
+            mark = {**mark, "errors": {name: count for (_, name), count in counts.items()}}
+        return _CachedPass(self._stage, self.opener.at(replace(site, skipped=counts)), mark)
 
     def keep(self, chunk: Chunk[T]) -> Chunk[T]:
         """Keep what was drawn as far as there is room, and return that; the others become `rest`.

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.core.pace import Pace
-from streamline.core.state import Since, State, Tree
+from streamline.core.state import Since, State, Tally, Tree, consumed_of, read_again, skips_in
 from streamline.core.threads import in_thread
 from streamline.core.tree import nbytes
 from streamline.errors import ResumeError, printable
@@ -225,6 +225,12 @@ class _DiskPass(Generic[T]):
         self._settle(tip, kept)
 
     async def _open(self, epoch: tuple[int, ...], state: Tree | None) -> None:
+        if state is not None:  # what was skipped on the way is only tried again
+            tally, counts = Tally(), skips_in(state)
+            self.flow.state.tally(tally)
+            lost = {name: n for (_, name), n in tally.skipped.items() if n > consumed_of(counts.get(name, 0))}
+            again = {name: read_again(counts.get(name, 0), n) for name, n in lost.items()}
+            state = {**state, "errors": {**counts, **again}} if again else state
         await self.flow.aclose()
         self.flow = self._upstream.at(replace(self.run.site, epoch=epoch))(state)
         self.flow.reader = self.run.meter

@@ -21,7 +21,7 @@ from streamline.core.options import check_int, is_async
 from streamline.core.pace import results
 from streamline.core.process_random import Look, check_alone, set_globally, torch_generator
 from streamline.core.replay import Adapter
-from streamline.core.state import Json, NumberedStates, Over, Skipped, Tree
+from streamline.core.state import Json, NumberedStates, Over, Tree
 from streamline.core.state_types import Count
 from streamline.errors import PlanError, PlanTypeError, install
 from streamline.transforms.base import Stage, StageLayout
@@ -196,9 +196,7 @@ class ConcurrentMap(Stage[In, Out]):
             )
             begin, order = completed.begin, completed
         skips = upstream.site.skips(self.name, self.kind, state)
-        if skips is not None and skips.count:
-            begin = Skipped(self.name, skips.shard, skips.count, begin)
-        channel = Channel[Out](begin, self.capacity)
+        channel = Channel[Out](begin if skips is None else skips.over(begin), self.capacity)
         channel.filler = flow.meter  # admitting inputs waits for room; the pool counts idle calls
         meter = upstream.site.meter(self.name, self.kind, self.concurrency)
         if meter is not None:

@@ -78,6 +78,12 @@ class Repeat(Stage[T, T]):
             return 0
         return math.inf if self.times is None else items * self.times
 
+    def num_left(self, left: float, whole: float, own: Json) -> float | None:
+        if own is None:
+            return self.num_outputs(left)
+        more = math.inf if self.times is None else max(0, self.times - 1 - own["pass"])
+        return left + whole * more if whole and (left or own["yielded"]) else left
+
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
         own = {"pass": 0, "yielded": False} if state is None or self.name not in state else state[self.name]
         flow = upstream.at(upstream.site.in_pass(own["pass"]))(state)
@@ -100,7 +106,7 @@ class Repeat(Stage[T, T]):
             if tally.skipped or seen or run.site.tasks.session.errors.goes_on:
                 seen += tally.taken
             number, yielded = number + 1, False
-            flow = upstream.at(upstream.site.in_pass(number, tally.skipped))(None)
+            flow = upstream.at(upstream.site.in_pass(number, tally.counts))(None)
             flow.reader = run.meter
 
     def _in_pass(self, chunk: Chunk[T], number: int, yielded: bool, seen: int) -> Chunk[T]:

@@ -158,13 +158,24 @@ def test_a_rank_that_has_many_lists_more_is_padded_up_to_its_end() -> None:
 
 
 @pytest.mark.parametrize("policy", ["drop", "pad"])
-def test_after_another_number_of_ranks_what_is_left_is_counted_exactly(policy: Policy) -> None:
-    pipe = sl.from_items(range(23)).shard(6)
-    first = together(pipe, 2, sl.Ends(policy), 4)
+@pytest.mark.parametrize(
+    ("stop", "passes", "pipe"),
+    [
+        (4, 1, sl.from_items(range(23)).shard(6)),
+        (4, 2, sl.from_items(range(23)).shard(6).repeat(2)),
+        (0, 2, sl.from_items(range(23)).shard(6).merge().repeat(2)),
+        (4, 2, sl.from_items(range(23)).shard(6).merge().repeat(2)),
+        (14, 3, sl.from_items(range(23)).shard(6).merge().repeat(3)),
+    ],
+)
+def test_after_another_number_of_ranks_what_is_left_is_counted_exactly(
+    stop: int, passes: int, pipe: sl.Pipeline[int], policy: Policy
+) -> None:
+    first = together(pipe, 2, sl.Ends(policy), stop)
     snapshot = sl.Snapshot.of_job([part for _, _, part, _ in first])
     rest = together(pipe, 3, sl.Ends(policy), None, snapshot)
     counts = [len(of_rank_resumed(pipe, rank, snapshot)) for rank in range(3)]
-    assert sum(counts) == 23 - 8
+    assert sum(counts) == 23 * passes - 2 * stop
     end = (min if policy == "drop" else max)(counts)
     for (items, padding, _, report), count in zip(rest, counts, strict=True):
         assert report.agreed == "beforehand"

@@ -253,6 +253,26 @@ def test_skipped_items_of_components_are_counted_by_stage_also_over_a_resume() -
             assert dict(stream.errors.stages) == {"a/picky": 4, "b/picky": 4}
 
 
+@pytest.mark.parametrize("options", [{}, {"bytes": 1000}], ids=["items", "bytes"])
+@pytest.mark.parametrize("mapped", [False, True], ids=["bare", "mapped"])
+def test_several_components_may_wait_for_room_at_once(options: dict[str, int], mapped: bool) -> None:
+    """Their strides have one meter, whose waits are told apart by the channels that they wait for."""
+
+    def part(start: int) -> Pipeline[int]:
+        pipe = iterated(range(start, start + 60)).prefetch(4, **options)
+        return pipe.map(int) if mapped else pipe
+
+    pipe = sl.mix({"a": part(0), "b": part(1000)}).shard(3)
+    whole = list(pipe)
+    assert sorted(whole) == [*range(60), *range(1000, 1060)]
+    for stop in range(0, 60, 5):
+        with pipe.open() as stream:
+            assert [next(stream) for _ in range(stop)] == whole[:stop]
+            snapshot = stream.snapshot()
+        with pipe.open(resume=snapshot) as stream:
+            assert list(stream) == whole[stop:]
+
+
 def test_a_failing_component_fails_in_its_turn() -> None:
     def fail(item: int) -> int:
         raise ValueError("no")

@@ -242,8 +242,12 @@ def test_a_hugging_face_dataset_is_read_by_row_in_formats_whose_lists_are_rows(s
     ("items", "message"),
     [
         (DataFrameGroupBy(), r"a pandas DataFrameGroupBy is read by key, not by position: sl.from_items\(list\(gr"),
-        (Dataset("arrow"), r"the format 'arrow', in which a list of rows is a table: .*with_format\(None"),
-        (Dataset("polars"), r"the format 'polars', in which a list of rows is a table: .*with_format\(None"),
+        (
+            Dataset("arrow"),
+            r"the format 'arrow', in which rows are a table: sl\.from_items\(dataset\.with_format\(None",
+        ),
+        (Dataset("polars"), r"the format 'polars', in which rows are a table: .*with_format\(None"),
+        (Dataset("pandas"), r"the format 'pandas', in which rows are a table: .*with_format\(None"),
         ({1, 2}, r"set has not both: it has no order, sl.from_items\(sorted\(items\)\)"),
         (iter([1]), r"list_iterator has not both: of an iterator, sl.from_items\(list\(items\)\), or"),
         (sqlite3.connect(":memory:").execute("select 1"), "Cursor has not both: of an iterator"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import datasets
+import datasets.distributed
+import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
@@ -109,6 +111,77 @@ def test_an_iterable_dataset_of_hugging_face_resumes_at_every_item_by_its_state(
         state = stream.snapshot().worker_states[0]["items"]
         assert sorted(row["n"] for row in [*first, *stream]) == list(range(40))
     assert shards > 1 or (state["state"] is not None and state["since"] <= 32)
+
+
+def iterable(own: int) -> Any:
+    return datasets.Dataset.from_list(ROWS).to_iterable_dataset(num_shards=own)
+
+
+def others() -> Any:
+    return iterable(4).map(lambda row: {"n": row["n"] + 100}).take(9)
+
+
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "skip": lambda data: data.skip(7),
+    "take": lambda data: data.take(7),
+    "skip, map, take": lambda data: data.skip(3).map(lambda row: {"m": row["n"]}).take(20).select_columns(["n"]),
+    "batch": lambda data: data.batch(3),
+    "whole batches": lambda data: data.batch(3, drop_last_batch=True),
+    "numpy batches": lambda data: data.with_format("numpy").batch(3),
+    "map of whole batches": lambda data: data.map(dict, batched=True, batch_size=7, drop_last_batch=True),
+    "map with indices": lambda data: data.map(lambda row, at: {"at": at}, with_indices=True),
+    "filter with indices": lambda data: data.filter(lambda row, at: at % 3 == 0, with_indices=True),
+    "another column": lambda data: data.add_column("m", list(range(40))),
+    "interleave": lambda data: datasets.interleave_datasets([data, others()]),
+    "interleave all": lambda data: datasets.interleave_datasets([data, others()], stopping_strategy="all_exhausted"),
+    "interleave by chance": lambda data: datasets.interleave_datasets([data, others()], [0.3, 0.7], seed=1),
+    "interleave each once": lambda data: datasets.interleave_datasets(
+        [data, data.map(lambda row: {"n": -row["n"]})], stopping_strategy="all_exhausted_without_replacement"
+    ),
+    "concatenate": lambda data: datasets.concatenate_datasets([data, data.skip(5)]),
+    "filter": lambda data: data.filter(lambda row: row["n"] % 3 == 0),
+    "map in batches": lambda data: data.map(dict, batched=True, batch_size=4),
+    "repeat": lambda data: data.repeat(2),
+    "a shard": lambda data: data.shard(2, 0) if data.num_shards > 1 else data,
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_its_rows_are_its_own_in_however_many_shards(operation: str) -> None:
+    def texts(rows: Any) -> list[str]:
+        return sorted(str({name: np.asarray(value).tolist() for name, value in row.items()}) for row in rows)
+
+    for own in (1, 4):
+        dataset = OPERATIONS[operation](iterable(own))
+        rows = texts(dataset)
+        for shards in (1, 2, 3, 4):
+            assert texts(sl.from_huggingface(dataset).shard(shards)) == rows, (own, shards)
+    if operation in ("skip", "batch"):
+        check_resume(sl.from_huggingface(OPERATIONS[operation](iterable(4))).shard(2), generations=2)
+
+
+def test_what_counts_over_all_shards_is_read_whole_and_what_is_split_is_refused() -> None:
+    pipe = sl.from_huggingface(iterable(4).skip(7)).shard(2)
+    assert "everything is read 2 times, of 4 shards of its own" in str(pipe)
+    assert "everything" not in str(sl.from_huggingface(iterable(4)).shard(2))
+    part = datasets.distributed.split_dataset_by_node(iterable(4), rank=0, world_size=2)
+    assert len(list(sl.from_huggingface(part))) == 20
+    with pytest.raises(PlanError, match=r"of what split_dataset_by_node has split .* give from_huggingface the whole"):
+        list(sl.from_huggingface(part).shard(2))
+
+
+@pytest.mark.parametrize("style", ["arrow", "pandas", "polars"])
+def test_a_format_whose_rows_are_tables_is_refused_by_name(style: str) -> None:
+    data = datasets.Dataset.from_list(ROWS)
+    words = rf"the format '{style}', in which rows are a table: sl\.{{}}\(dataset\.with_format\(None\)\), or 'numpy'"
+    with pytest.raises(PlanTypeError, match=words.format("from_items")):
+        sl.from_huggingface(data.with_format(style))
+    with pytest.raises(PlanTypeError, match=words.format("from_huggingface")):
+        sl.from_huggingface(data.to_iterable_dataset().with_format(style))
+    with pytest.raises(PlanTypeError, match=words.format("from_iterable")):
+        list(sl.from_iterable(lambda: data.to_iterable_dataset().with_format(style)))
+    with pytest.raises(PlanTypeError, match=words.format("from_iterable")):
+        list(sl.from_iterable(lambda: data.with_format(style)))
 
 
 def test_it_goes_to_processes_and_no_item_gets_lost_in_a_buffer() -> None:
