@@ -25,7 +25,7 @@ from streamline.errors import DataError, JournalError, PlanTypeError, Streamline
 R = TypeVar("R")
 
 
-def decoded(content: bytes | str, read: Callable[[Any], R], wrong: Callable[[str], Exception]) -> R:
+def decoded(content: bytes | bytearray | str, read: Callable[[Any], R], wrong: Callable[[str], Exception]) -> R:
     """Return what `read`, which checks it, makes of a JSON value from outside: of a file, a snapshot, a journal.
 
     Raises:

@@ -358,7 +358,7 @@ class _NpyRows(Encoder):
         if (descr := described(row)) is None:
             raise UnwritableItemError(
                 "it is of Python objects, masked or of another class, or of fields that overlap or aren't in order, "
-                "which npy files can't hold: .map it to numbers, its .filled(…), or np.lib.recfunctions.repack_fields of it"
+                "which npy files can't hold: .map it to numbers, .filled(…), or np.lib.recfunctions.repack_fields(…)"
             )
         common = {"descr": _listed(descr), "shape": list(row.shape)}
         self.common = self.common or common

@@ -100,7 +100,7 @@ def test_a_start_that_was_overtaken_removes_no_shard_of_the_later_one(
     """It has replaced the manifest, and is about to remove what doesn't count, when another start replaces that."""
     folder, pipe, real, looked = f"{bucket.url}/out", sl.from_items(ROWS), _StoreFolder.names, list[str]()
 
-    def late(self: _StoreFolder) -> list[str]:
+    def late(self: _StoreFolder) -> dict[str, int | None]:
         looked.append(self.path)
         if len(looked) == 2:
             pipe.write(folder, shard_bytes=20, resume=True, storage_options=bucket.options)
