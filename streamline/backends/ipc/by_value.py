@@ -101,7 +101,10 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
         except KeyError:
             recreate = self._kinds[kind] = self._recreate(kind)
         if recreate is None or (self.definitions_only and recreate not in DEFINITIONS):
-            return super().reducer_override(obj)
+            reduced = super().reducer_override(obj)
+            if isinstance(reduced, tuple) and reduced[0] is inner._make_skeleton_class and "__slots__" in vars(obj):
+                return _slotted(obj, *reduced)
+            return reduced
         if recreate is _own_reduce:
             reduced = obj.__reduce_ex__(5)
             return reduced if not isinstance(reduced, str) else self._by_name(obj, reduced)
@@ -270,6 +273,17 @@ def _find_by_name(module: str, name: str) -> Any:
     if (found := _named(module, name)) is None:
         raise AttributeError(f"there is no {name} in {module}, which another process has sent by name")
     return found
+
+
+def _slotted(cls: type, make: Any, arguments: Any, state: Any, *others: Any) -> Any:
+    """A class with `__slots__`, as cloudpickle reduces it: it makes them plain attributes, and its items have none."""
+    if typing.NamedTuple in arguments[2]:  # it makes its slots itself
+        return make, arguments, state, *others
+    kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)  # of slots, of `__dict__` and `__weakref__`
+    slots = [name for name, it in vars(cls).items() if isinstance(it, kinds) and it.__name__ == name]
+    attributes = {name: value for name, value in state[0].items() if name not in slots}
+    arguments = (*arguments[:3], {**arguments[3], "__slots__": tuple(slots)}, *arguments[4:])
+    return make, arguments, (attributes, state[1]), *others
 
 
 # Wrappers of functions ------------------------------------------------------------------------------------------------
