@@ -153,7 +153,8 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
         return _own_reduce if own else None
 
     def _by_name(self, obj: Any, name: str) -> Any:
-        where = pickle.whichmodule(obj, name)  # type: ignore[attr-defined]
+        # Python 3.14's `whichmodule` insists that the object is there; a host has those of a script nowhere
+        where = getattr(obj, "__module__", None) or pickle.whichmodule(obj, name)  # type: ignore[attr-defined]
         module = sys.modules.get(where)
         return name if module is not None and self.imports(module) else self.unnamed(obj, where, name)
 
@@ -305,6 +306,11 @@ def _cached_property(descriptor: Any) -> Any:
     """A cached_property; that of Python 3.11 has a lock."""
     attributes = {name: value for name, value in vars(descriptor).items() if name not in ("func", "lock")}
     return functools.cached_property, (descriptor.func,), attributes
+
+
+def _partial_method(method: Any) -> Any:
+    """A partialmethod; that of Python 3.14 can't be made without its function."""
+    return functools.partial(functools.partialmethod, method.func, *method.args, **method.keywords), ()
 
 
 def _dispatched(dispatcher: Any) -> Any:
@@ -479,7 +485,7 @@ KEYWORDS = {
 """By type name: the packages need not be installed."""
 
 DEFINITIONS = frozenset[Recreate](
-    {_cached, _cached_property, _ufunc, _scripted, _compiled, _scanner, _count}
+    {_cached, _cached_property, _partial_method, _ufunc, _scripted, _compiled, _scanner, _count}
     | {_type_parameter, _type_alias, _code_object, _own_reduce, _refused}
 )
 """Recreated within items, too."""
@@ -488,6 +494,7 @@ EXACT: dict[type, Recreate] = {
     types.CodeType: _code_object,
     _LRU: _cached,
     functools.cached_property: _cached_property,
+    functools.partialmethod: _partial_method,
     itertools.count: _count,
     _SCANNER: _scanner,
     typing.ParamSpec: _type_parameter,
