@@ -18,9 +18,11 @@ from streamline.io.formats import line_decoding as lines
 from streamline.io.storage import local
 
 if sys.version_info >= (3, 14):
-    from compression import zstd as zstd_library
+    from compression import zstd as _library
 else:
-    from backports import zstd as zstd_library
+    from backports import zstd as _library
+
+zstd_library = _library
 
 Read = Callable[..., Awaitable[Any]]
 Put = Callable[[str, bytes], str]
