@@ -15,12 +15,13 @@ export PYTHONDONTWRITEBYTECODE :=
 venv = $(PYTHON) -m venv $(@D) && $(install) --quiet --upgrade 'pip>=25.1'
 install = $(@D)/bin/python -m pip install --disable-pip-version-check --progress-bar off
 torch = $(install) torch==2.13.0
+other = .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
 # The package with the extras that its tests and benchmarks read and write with; a group of pyproject.toml comes on top.
 package = --editable '.[array_record,arrow,hdf5,lance,media,stores,tfrecord,zstd]'
 developers = $(package) --group dev
 
-.PHONY: demo demo-cluster test test-trainers test-ray check format laws bench bench-smoke clean
+.PHONY: demo demo-cluster test test-trainers test-ray test-python check format laws bench bench-smoke clean
 
 demo: $(RUNTIME)  ## train, be killed, resume, compare
 	$(BIN)/streamline demo
@@ -43,6 +44,13 @@ test-trainers: $(TRAINERS)/.ready  ## the tests with torch, JAX, Lightning, Acce
 test-ray: $(RAY)/.ready  ## the tests with Ray, on clusters of this machine: some 500 MB
 	$(RAY)/bin/python -m pytest -q --timeout 300 tests/ray
 	$(RAY)/bin/python -m pytest -q tests/test_examples.py -k ray
+
+# Made here rather than as a prerequisite: `.venv` is of the usual Python.
+test-python: export OPENBLAS_NUM_THREADS := 1
+test-python:  ## the tests that show what another Python does otherwise: make test-python PYTHON=python3.14
+	@test -x $(BIN)/python || $(MAKE) PYTHON=python3 $(RUNTIME)
+	@$(MAKE) $(other)/.ready
+	$(other)/bin/python -m pytest -q --numprocesses auto --dist worksteal tests/core tests/merge tests/transforms tests/snapshot tests/backends/hosts
 
 check: $(READY)  ## format, lint, types, tests, and a smoke of the benchmarks
 	$(BIN)/ruff format --check .
@@ -93,5 +101,11 @@ $(RAY)/.ready: pyproject.toml
 	$(install) --editable . --group ray-tests
 	touch $@
 
+.venv-3.%/.ready: pyproject.toml
+	$(PYTHON) -m venv --without-pip $(@D)  # Debian's has none to copy
+	$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check --progress-bar off pip
+	$(install) $(developers)
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(BENCH) $(TRAINERS) $(RAY) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .venv-3.* $(BENCH) $(TRAINERS) $(RAY) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -88,6 +88,11 @@ def _warm_up() -> None:
 
         with suppress(ValueError):
             lance.dataset("nowhere")
+    if find_spec("hypothesis"):
+        from hypothesis.internal.entropy import deterministic_PRNG
+
+        with deterministic_PRNG():  # else it warns, on Python 3.14, of a generator of its own that is frozen below
+            pass
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -6,16 +6,23 @@ import bz2
 import gzip
 import json
 import lzma
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from backports import zstd as backports_zstd
 
 from streamline.io.formats import csv as csv_files
 from streamline.io.formats import line_decoding as lines
 from streamline.io.storage import local
+
+if sys.version_info >= (3, 14):
+    from compression import zstd as _library
+else:
+    from backports import zstd as _library
+
+zstd_library = _library
 
 Read = Callable[..., Awaitable[Any]]
 Put = Callable[[str, bytes], str]
@@ -23,7 +30,7 @@ Put = Callable[[str, bytes], str]
 
 def zstd(data: bytes) -> bytes:
     """Return a zstd frame as the tool makes it: with a checksum."""
-    return backports_zstd.compress(data, options={backports_zstd.CompressionParameter.checksum_flag: 1})
+    return zstd_library.compress(data, options={zstd_library.CompressionParameter.checksum_flag: 1})
 
 
 PACK: dict[str, tuple[str, Callable[[bytes], bytes]]] = {

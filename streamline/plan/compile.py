@@ -97,7 +97,8 @@ def component(
         )
     stages = tuple(replace(stage, name=f"{name}/{stage.name}") for stage in stages)
     flat = replace(source, name=f"{name}/{source.name}")
-    source = source.within(name) if deep or not {*flat.names}.isdisjoint(stage.name for stage in stages) else flat
+    names = [*flat.names, *(stage.name for stage in stages)]
+    source = source.within(name) if deep or len({*names}) < len(names) else flat
     if source.default_mode != "replicated":
         return PlanComponent(compiled(source, stages, None, 0, None, 0))
     return PlanComponent(compiled(source, stages, Shard(), _leading(stages, "whole"), None, 0))

@@ -11,12 +11,21 @@ from streamline.plan.plan import AnyStage, Plan, acts_on
 from streamline.sources.base import Source
 from streamline.transforms.base import is_own, stage_class
 
+MOST_DEEP = 64
+"""Stages that an item passes, those of pipelines inside pipelines included: each pull goes through all of them by
+calls, of which Python allows 1,000, and a stage takes up to ten."""
+
 RESERVED = ("shard", "merge", "errors", "ends")
 """Names under which a plan keeps states of its own."""
 
 
 def check_plan(plan: Plan) -> None:
     """Insist on a plan whose parts fit together."""
+    if (deep := depth(plan)) > MOST_DEEP:
+        raise PlanError(
+            f"an item would pass {deep} stages, one after the other, and {MOST_DEEP} is the most: do several steps in "
+            "one function, and concatenate or mix all pipelines at once"
+        )
     _check_names([*plan.source.names, *(stage.name for stage in plan.stages)])
     for stage in plan.stages:
         known = stage_class(stage.kind, stage.options)
@@ -38,6 +47,11 @@ def check_plan(plan: Plan) -> None:
             raise PlanError(_misplaced(stage, plan.source))
     _check_choices(plan)
     _check_spills(plan)
+
+
+def depth(plan: Plan) -> int:
+    """Return how many stages an item passes at the most, those of pipelines inside pipelines included."""
+    return len(plan.stages) + max((1 + depth(part) for _, _, part in plan.source.made_of), default=0)
 
 
 def _check_names(names: Sequence[object]) -> None:

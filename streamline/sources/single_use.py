@@ -9,13 +9,12 @@ seen: what a generator function or an iterator class reads inside.
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from inspect import isgeneratorfunction
 from itertools import count, cycle, repeat
-from types import FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from streamline.core.forks import ForkSafeLock
@@ -34,9 +33,11 @@ LOCK = ForkSafeLock()
 USED: weakref.WeakValueDictionary[int, Use] = weakref.WeakValueDictionary()
 """The last use of each object that may come again, by its identity."""
 
-_one = [object()]
-ALONE = sys.getrefcount(_one[0])
-"""References to an object that a list alone holds."""
+MOST_SEARCHED = 10_000
+"""Objects that a factory refers to, directly or not, among which one is looked for, the nearest first."""
+
+PLAIN = (list, tuple, dict, set, frozenset)
+"""Containers whose length is asked before what they hold is."""
 
 
 class Use:
@@ -107,29 +108,56 @@ class Use:
         """End the use; the caller has dropped its references to the objects.
 
         They stay recorded as long as they live; what can't have a weak reference (`map`, `zip`, a list's iterator) is
-        kept as long as the factory lives, if it is referenced elsewhere.
+        kept as long as the factory lives, if the factory refers to it.
         """
         self._open = False
         factory, self._factory = self._factory, None
-        while self._read:
-            alone = sys.getrefcount(self._read[0]) <= ALONE
-            owner = self._read.pop(0)
+        for owner in self._read:
             key = id(owner)
             try:
                 weakref.finalize(owner, self._forget, key).atexit = False
             except TypeError:
-                if alone:
+                if not _refers_to(factory, owner):
                     self._forget(key)
-                else:
-                    self._kept[key] = owner
-                    with suppress(TypeError):
-                        weakref.finalize(factory, self._forget, key).atexit = False
-            del owner  # it may be all that holds the next one
+                    continue
+                self._kept[key] = owner
+                with suppress(TypeError):
+                    weakref.finalize(factory, self._forget, key).atexit = False
+        self._read.clear()
 
     def _forget(self, key: int) -> None:
         self._kept.pop(key, None)
         if USED.get(key) is self:
             del USED[key]
+
+
+def _refers_to(factory: object, wanted: object) -> bool:
+    """Whether a factory refers to an object, which it may return again: by variables, arguments, attributes, items."""
+    found: list[Any] = [factory, getattr(type(factory), "__call__", None)]  # noqa: B004
+    names, seen = set[str](), {id(None), *map(id, found)}
+    for one in found:  # it grows meanwhile
+        kind, held = type(one), list[Any]()
+        if kind is FunctionType:
+            names.update(_names(one.__code__))
+            held = [one.__closure__, one.__defaults__, one.__kwdefaults__, one.__dict__]
+        elif not issubclass(kind, type | ModuleType | Use) and not (kind in PLAIN and len(one) > MOST_SEARCHED):
+            held = gc.get_referents(one)
+        if issubclass(kind, FunctionType | ModuleType):  # of all its names, those in the code
+            variables = one.__globals__ if kind is FunctionType else vars(one)
+            held += [variables[name] for name in names if name in variables]
+        if any(each is wanted for each in held):
+            return True
+        fresh = {id(each): each for each in held if id(each) not in seen}
+        seen.update(fresh)
+        found += [*fresh.values()][: MOST_SEARCHED - len(found)]
+    return False
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _names(const)
 
 
 def _read_by(iterator: object) -> list[object]:

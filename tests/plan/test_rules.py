@@ -32,6 +32,37 @@ def several(x: Any) -> list[Any]:
     return [x]
 
 
+def chained(stages: int, pipe: Pipeline[Any]) -> Pipeline[Any]:
+    for _ in range(stages):
+        pipe = pipe.regenerate(5)  # no stage's pull takes more calls
+    return pipe
+
+
+def nested(levels: int) -> Pipeline[Any]:
+    pipe: Pipeline[Any] = sl.from_items(range(5))
+    for _ in range(levels):
+        pipe = sl.concat(pipe)
+    return pipe
+
+
+def test_more_stages_than_a_pull_can_go_through_are_refused() -> None:
+    longest = chained(60, nested(4))
+    with pytest.raises(PlanError, match=r"an item would pass 65 stages, one after the other, and 64 is the most"):
+        longest.map(same)
+    assert list(nested(64)) == [*range(5)]
+    with pytest.raises(PlanError, match=r"would pass 65 stages.*concatenate or mix all pipelines at once"):
+        list(nested(65))
+
+
+def test_as_many_stages_as_are_allowed_run_and_resume() -> None:
+    pipe = chained(64, sl.from_items(range(5)))
+    assert sorted(pipe) == [*range(5)]
+    with pipe.open() as stream:
+        first, snapshot = [next(stream)], stream.snapshot()
+    with pipe.open(resume=sl.Snapshot.from_json(snapshot.to_json())) as stream:
+        assert sorted(first + list(stream)) == [*range(5)]
+
+
 @sl.stage(state=dict)
 async def custom(items: AsyncIterator[Any], *, state: dict[str, Any]) -> AsyncIterator[Any]:
     async for item in items:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -44,6 +46,44 @@ def test_a_resume_may_have_more_pipelines_after_those_that_it_had() -> None:
     fits = longer.explain(snapshot)
     with longer.open(resume=snapshot, accept=[] if fits.fits else ["concat.components"]) as stream:
         assert list(stream) == ["d", "e", "f"]
+
+
+@pytest.mark.parametrize("into", [sl.concat, sl.zip, lambda *pipes: sl.mix([*pipes], seed=3)])
+def test_what_is_nested_five_deep_is_one_pipeline(into: Any) -> None:
+    pipe, count = sl.from_items(range(3)), 3
+    for at in range(1, 6):
+        pipe = into(pipe, sl.from_items(range(10 * at, 10 * at + 3))).map(same)
+        count += 0 if into is sl.zip else 3
+    assert len(list(pipe)) == count
+    if into is sl.concat:
+        assert list(pipe) == [*range(3), *(10 * at + n for at in range(1, 6) for n in range(3))]
+    check_resume(pipe)
+
+
+@pytest.mark.parametrize("into", [sl.concat, sl.zip, lambda *pipes: sl.mix([*pipes])])
+def test_opening_many_takes_calls_in_proportion_to_them(into: Any) -> None:
+    def calls(parts: int) -> int:
+        count = 0
+
+        def counted(frame: object, event: str, _: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(counted)
+        try:
+            with into(*(sl.from_items([part]).map(same) for part in range(parts))).debug() as stream:
+                next(iter(stream))
+        finally:
+            sys.setprofile(None)
+        return count
+
+    calls(2)  # imports
+    few = calls(100)
+    assert calls(300) < 3.3 * few
+
+
+def same(item: Any) -> Any:
+    return item
 
 
 def test_an_error_says_in_which_of_them_it_is() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import functools
 import gc
 import itertools
+import operator
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import anyio
@@ -15,6 +18,7 @@ import pytest
 
 import streamline as sl
 from streamline.errors import PlanError
+from streamline.sources import single_use
 from streamline.sources.single_use import USED
 from streamline.testing.checks import check_resume
 
@@ -305,6 +309,71 @@ def test_the_identity_of_one_that_only_its_user_held_is_no_other_ones() -> None:
     assert first not in [id(other) for other in [map(abs, range(3)) for _ in range(20_000)]]
     numbers.append(map(abs, range(3)))
     assert list(pipe) == [0, 1, 2]
+
+
+def held_by_default(held: list[Any]) -> Callable[[], Any]:
+    def made(held: list[Any] = held) -> Any:
+        return held[0]
+
+    return made
+
+
+def held_by_name(held: Any) -> Callable[[], Any]:
+    HELD[:] = [held]
+    return lambda: HELD[0]
+
+
+def held_by_a_module(held: Any) -> Callable[[], Any]:
+    package = ModuleType("package")
+    package.module = ModuleType("module")  # type: ignore[attr-defined]
+    package.module.held = held
+    return lambda: next(package.module.held for _ in range(1))
+
+
+class Holder:
+    def __init__(self, held: Any) -> None:
+        self.held = {"deep": [(held,)]}
+
+    def __call__(self) -> Any:
+        return self.held["deep"][0][0]
+
+
+HELD: list[Any] = []
+
+
+@pytest.mark.parametrize(
+    "factory_of",
+    [
+        lambda it: lambda: it,
+        lambda it: held_by_default([it]),
+        Holder,
+        lambda it: Holder(it).__call__,
+        lambda it: functools.partial(operator.itemgetter(0), (it,)),
+        lambda it: held_by_name(it),
+        lambda it: held_by_a_module(it),
+        lambda it: functools.cache(lambda: map(abs, [1, 2])),
+    ],
+)
+def test_what_a_factory_refers_to_in_any_way_is_seen_again(factory_of: Callable[[Any], Callable[[], Any]]) -> None:
+    factory = factory_of(map(abs, [1, 2]))
+    pipe = sl.from_iterable(factory)
+    assert list(pipe) == [1, 2]
+    with pytest.raises(PlanError, match=SAME):
+        list(pipe)
+    HELD.clear()
+
+
+def test_a_factory_that_refers_to_much_is_searched_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def referents(one: object) -> list[object]:
+        nonlocal calls
+        calls += 1
+        return [[], []]
+
+    monkeypatch.setattr(single_use, "gc", SimpleNamespace(get_referents=referents))
+    assert not single_use._refers_to(Holder([0]), object())
+    assert calls <= single_use.MOST_SEARCHED
 
 
 def read_twice() -> weakref.ref[Item]:

@@ -101,7 +101,10 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
         except KeyError:
             recreate = self._kinds[kind] = self._recreate(kind)
         if recreate is None or (self.definitions_only and recreate not in DEFINITIONS):
-            return super().reducer_override(obj)
+            reduced = super().reducer_override(obj)
+            if isinstance(reduced, tuple) and reduced[0] is inner._make_skeleton_class and "__slots__" in vars(obj):
+                return _slotted(obj, *reduced)
+            return reduced
         if recreate is _own_reduce:
             reduced = obj.__reduce_ex__(5)
             return reduced if not isinstance(reduced, str) else self._by_name(obj, reduced)
@@ -150,7 +153,8 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
         return _own_reduce if own else None
 
     def _by_name(self, obj: Any, name: str) -> Any:
-        where = pickle.whichmodule(obj, name)  # type: ignore[attr-defined]
+        # Python 3.14's `whichmodule` insists that the object is there; a host has those of a script nowhere
+        where = getattr(obj, "__module__", None) or pickle.whichmodule(obj, name)  # type: ignore[attr-defined]
         module = sys.modules.get(where)
         return name if module is not None and self.imports(module) else self.unnamed(obj, where, name)
 
@@ -272,6 +276,17 @@ def _find_by_name(module: str, name: str) -> Any:
     return found
 
 
+def _slotted(cls: type, make: Any, arguments: Any, state: Any, *others: Any) -> Any:
+    """A class with `__slots__`, as cloudpickle reduces it: it makes them plain attributes, and its items have none."""
+    if typing.NamedTuple in arguments[2]:  # it makes its slots itself
+        return make, arguments, state, *others
+    kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)  # of slots, of `__dict__` and `__weakref__`
+    slots = [name for name, it in vars(cls).items() if isinstance(it, kinds) and it.__name__ == name]
+    attributes = {name: value for name, value in state[0].items() if name not in slots}
+    arguments = (*arguments[:3], {**arguments[3], "__slots__": tuple(slots)}, *arguments[4:])
+    return make, arguments, (attributes, state[1]), *others
+
+
 # Wrappers of functions ------------------------------------------------------------------------------------------------
 def _cached(wrapper: Any) -> Any:
     """An lru_cache. What it calls need not be its `__wrapped__`: a decorator may have set that to something else."""
@@ -291,6 +306,11 @@ def _cached_property(descriptor: Any) -> Any:
     """A cached_property; that of Python 3.11 has a lock."""
     attributes = {name: value for name, value in vars(descriptor).items() if name not in ("func", "lock")}
     return functools.cached_property, (descriptor.func,), attributes
+
+
+def _partial_method(method: Any) -> Any:
+    """A partialmethod; that of Python 3.14 can't be made without its function."""
+    return functools.partial(functools.partialmethod, method.func, *method.args, **method.keywords), ()
 
 
 def _dispatched(dispatcher: Any) -> Any:
@@ -465,7 +485,7 @@ KEYWORDS = {
 """By type name: the packages need not be installed."""
 
 DEFINITIONS = frozenset[Recreate](
-    {_cached, _cached_property, _ufunc, _scripted, _compiled, _scanner, _count}
+    {_cached, _cached_property, _partial_method, _ufunc, _scripted, _compiled, _scanner, _count}
     | {_type_parameter, _type_alias, _code_object, _own_reduce, _refused}
 )
 """Recreated within items, too."""
@@ -474,6 +494,7 @@ EXACT: dict[type, Recreate] = {
     types.CodeType: _code_object,
     _LRU: _cached,
     functools.cached_property: _cached_property,
+    functools.partialmethod: _partial_method,
     itertools.count: _count,
     _SCANNER: _scanner,
     typing.ParamSpec: _type_parameter,

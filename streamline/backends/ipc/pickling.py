@@ -243,8 +243,8 @@ def reduce_tensor(tensor: Any) -> Any:
     """As `__reduce_ex__`, for plain CPU tensors; others are left to torch."""
     import torch
 
-    plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
-    if not plain or tensor.__dict__ or tensor._backward_hooks:
+    plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    if not plain or tensor.is_quantized or tensor.is_nested or tensor.__dict__ or tensor._backward_hooks:
         return tensor.__reduce_ex__(5)
     data = tensor.detach().resolve_conj().resolve_neg()
     order = sorted(range(data.dim()), key=lambda axis: -data.stride(axis))
@@ -252,7 +252,8 @@ def reduce_tensor(tensor: Any) -> Any:
     if not packed.is_contiguous():
         data = packed = data.contiguous()
     strides = None if data.is_contiguous() else tuple(data.stride())
-    memory = PickleBuffer(packed.reshape(-1).view(torch.uint8).numpy())
+    flat = packed.as_strided((packed.numel(),), (1,))  # of one element, a contiguous tensor may have any stride
+    memory = PickleBuffer(flat.view(torch.uint8).numpy())
     return make_tensor, (memory, tensor.dtype, tuple(tensor.shape), strides, tensor.requires_grad)
 
 

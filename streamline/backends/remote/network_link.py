@@ -1,8 +1,7 @@
 """The link to a host on another machine: a TCP connection, over which all of an item travels.
 
-Buffers of items are written from where they lie. What the socket doesn't take waits as it is, if nothing but the
-message refers to it, as to most arrays that user code makes; else it is copied: once `send` has returned, the owner of
-an item may change it.
+Buffers of items are written from where they lie. What the socket doesn't take is copied, unless it is `bytes`: an item
+belongs to user code, which may change it once `send` has returned.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from streamline.backends.ipc.pickling import PickledItems, load
 from streamline.backends.ipc.shared_socket import Gone
 from streamline.backends.ipc.socket_link import AT_ONCE, SharedItems, SocketLink
 from streamline.core.dial import Introduction
-from streamline.core.lazy_numpy import loaded_np, np
+from streamline.core.lazy_numpy import np
 from streamline.core.place import Bytes, Memory
 from streamline.core.tls import TlsSocket
 from streamline.errors import HostError
@@ -155,28 +154,11 @@ class NetworkLink(SocketLink):
 
 def _lasting(pieces: Sequence[memoryview]) -> Iterator[memoryview]:
     """Yield pieces of the same bytes, that nothing changes until they are sent."""
-    for copied, some in groupby(pieces, lambda piece: len(piece) < LARGE or _shared(piece)):
-        if copied:
+    for small, some in groupby(pieces, lambda piece: len(piece) < LARGE):
+        if small:
             yield memoryview(b"".join(some))
         else:
-            yield from some
-
-
-def _shared(piece: memoryview) -> bool:
-    """Whether something else may change the memory of a piece."""
-    owner: object = piece.obj
-    if type(owner) is bytes:
-        return False
-    return type(owner) is not loaded_np.ndarray or owner.base is not None or _references(piece) > ALONE
-
-
-def _references(piece: memoryview) -> int:
-    owner: object = piece.obj
-    return sys.getrefcount(owner)
-
-
-ALONE = _references(memoryview(bytearray(1))) + 1
-"""References to an array that a piece alone holds, and `_shared`; versions of Python count them differently."""
+            yield from (piece if type(piece.obj) is bytes else memoryview(bytes(piece)) for piece in some)
 
 
 async def serve_network(sock: socket.socket, payload: int, introduction: Introduction | None = None) -> None:

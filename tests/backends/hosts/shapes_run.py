@@ -388,6 +388,44 @@ def dataclass_as_an_item(n):
     return Plain(n), Frozen(n)
 
 
+@dataclasses.dataclass(slots=True, weakref_slot=True)
+class Slotted:
+    n: int
+    m: int = 2
+
+
+class Private:
+    __slots__ = {"__twice": "private", "n": "counted"}
+
+    def __init__(self, n):
+        self.n, self.__twice = n, 2 * n
+
+    def __repr__(self):
+        return f"{type(self).__name__} {self.n} {self.__twice} {getattr(self, '__dict__', None)}"
+
+
+class Inheriting(Private):
+    __slots__ = ()
+
+
+class WithDict(Private):
+    __slots__ = ("__dict__", "extra")
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.extra, self.free = n, n
+
+
+@shape
+def slots_of_items(n):
+    return Slotted(n), weakref.ref(Slotted(n))(), Private(n), Inheriting(n), WithDict(n), WithDict(n).extra
+
+
+@shape
+def slots_of_generics(n):
+    return SlottedBox(n)
+
+
 class Point(typing.NamedTuple):
     x: int
     y: int = 0
@@ -460,6 +498,13 @@ UserId = typing.NewType("UserId", int)
 class Box(typing.Generic[T]):
     def __init__(self, value: T):
         self.value = value
+
+
+class SlottedBox(Box[int]):
+    __slots__ = "label"
+
+    def __repr__(self):
+        return f"{self.value} {self.__orig_bases__}"
 
 
 @typing.runtime_checkable

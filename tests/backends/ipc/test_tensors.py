@@ -56,6 +56,34 @@ def test_real_tensors_of_all_kinds_arrive() -> None:
     assert there(views[0])[0].is_contiguous(memory_format=torch.channels_last)
 
 
+def test_real_tensors_of_one_element_or_none_arrive_whatever_their_stride() -> None:
+    torch = pytest.importorskip("torch")
+    tokens = torch.arange(3 * BESIDE)
+    views = [
+        tokens[::BESIDE][:1],
+        tokens[2 :: tokens.numel()],
+        tokens[tokens.numel() :: 4],
+        tokens.float()[:: tokens.numel()].requires_grad_(),
+        tokens.to(torch.complex64)[:: tokens.numel()].conj().imag,
+        tokens.reshape(3, 1, -1).transpose(0, 2)[:1, :, 2:],
+        tokens.reshape(3, 1, -1)[:, :, ::BESIDE],
+    ]
+    for before, after in zip(views, there(*views), strict=True):
+        assert (before.dtype, before.requires_grad) == (after.dtype, after.requires_grad)
+        assert torch.equal(before, after)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_real_nested_tensors_arrive() -> None:
+    torch = pytest.importorskip("torch")
+    parts = [torch.arange(float(BESIDE)), torch.arange(2.0)]
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor(parts, layout=layout)
+        (after,) = there(nested)
+        assert after.layout is layout
+        assert all(map(torch.equal, after.unbind(), parts))
+
+
 def test_real_tensors_keep_what_training_needs_and_share_no_more_than_they_show() -> None:
     torch = pytest.importorskip("torch")
     weight = torch.zeros(BESIDE, requires_grad=True)

@@ -9,15 +9,16 @@ import zlib
 from collections.abc import Callable
 
 import pytest
-from backports import zstd as backports_zstd
-from backports.zstd import CompressionParameter
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamline.errors import DataError
 from streamline.io.formats import compression
 from streamline.io.formats.compression import PIECE_BYTES, Decompressor, named, sniffed, undecided
+from tests.file_kit import zstd_library
 from tests.laws.profile import examples
+
+CompressionParameter = zstd_library.CompressionParameter
 
 DATA = bytes(random.Random(0).choices(b"abcdefgh\n", k=700))
 
@@ -25,7 +26,7 @@ Pack = Callable[[bytes], bytes]
 
 
 def zstd(data: bytes) -> bytes:
-    return backports_zstd.compress(data, options={CompressionParameter.checksum_flag: 1})
+    return zstd_library.compress(data, options={CompressionParameter.checksum_flag: 1})
 
 
 def skippable(data: bytes) -> bytes:
@@ -73,7 +74,7 @@ def test_skippable_frames_are_skipped(block_bytes: int) -> None:
 def test_frames_of_many_blocks_of_each_kind(level: int, options: dict[int, int]) -> None:
     draw = random.Random(1)
     data = bytes(300_000) + draw.randbytes(300_000) + b"text " * 60_000 + b"end"  # repeated, raw, compressed
-    stream = backports_zstd.ZstdCompressor(options={CompressionParameter.compression_level: level, **options})
+    stream = zstd_library.ZstdCompressor(options={CompressionParameter.compression_level: level, **options})
     assert unpack("zstd", stream.compress(data) + stream.flush(), 10_007) == data
 
 
@@ -161,7 +162,7 @@ def test_an_empty_or_reserved_block_does_no_harm() -> None:
 
 
 def test_a_window_that_is_too_large_is_refused_before_memory_is_gone() -> None:
-    stream = backports_zstd.ZstdCompressor(options={CompressionParameter.window_log: 28})
+    stream = zstd_library.ZstdCompressor(options={CompressionParameter.window_log: 28})
     packed = stream.compress(b"x" * 100) + stream.flush()
     with pytest.raises(DataError, match=r"window is larger than 128 MiB: .*zstd --long=27.*near compressed byte 0"):
         unpack("zstd", packed, 100)

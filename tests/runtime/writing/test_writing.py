@@ -23,7 +23,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from backports import zstd
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -44,6 +43,7 @@ from streamline.io.storage.options import Access
 from streamline.io.storage.output_folder import _LocalFolder, output_folder
 from streamline.pipeline import Pipeline
 from streamline.testing.compositions import pipelines
+from tests.file_kit import zstd_library
 from tests.laws.profile import examples
 
 ROWS = [{"id": number, "text": "é" * number, "nested": {"a": [number, None]}} for number in range(20)]
@@ -139,7 +139,7 @@ def test_samples_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "suffix", "unpack"), [("gzip", "gz", gzip.decompress), ("zstd", "zst", zstd.decompress)]
+    ("name", "suffix", "unpack"), [("gzip", "gz", gzip.decompress), ("zstd", "zst", zstd_library.decompress)]
 )
 def test_compressed_shards_are_read_back_and_hold_what_others_do(
     name: str, suffix: str, unpack: Callable[[bytes], bytes], tmp_path: Path
@@ -174,8 +174,9 @@ def test_the_columns_of_parquet_files_are_compressed_as_pyarrow_calls_it(tmp_pat
 def test_a_compression_that_is_not_installed_is_named_before_anything_is_written(
     kind: Any, name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "backports.zstd" if sys.version_info < (3, 14) else "compression.zstd", None)
-    monkeypatch.delattr("backports.zstd", raising=False)
+    package = "backports" if sys.version_info < (3, 14) else "compression"
+    monkeypatch.setitem(sys.modules, f"{package}.zstd", None)
+    monkeypatch.delattr(sys.modules[package], "zstd")
     monkeypatch.setattr(pa, "Codec", SimpleNamespace(is_available=lambda _: False))
     with pytest.raises(PlanError, match=rf"write_{kind}\(compression='{name}'\): .*{said}"):
         rows().write(tmp_path / "out", kind, compression=name)
