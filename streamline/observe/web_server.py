@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from aiohttp import web
 
@@ -53,15 +54,19 @@ class WebServer:
         try:
             start_thread(self._thread)
         except BaseException:
-            self._socket.close()
+            self.close()
             raise
 
     def close(self) -> None:
         """Stop listening, and drop all connections. Idempotent."""
         self._closed = True
+        if self._thread.ident is None:  # it isn't there, or will see that before it uses the socket
+            self._socket.close()
+            return
         loop, over = self._loop, self._over
-        if loop is not None and over is not None and self._thread.is_alive():
-            loop.call_soon_threadsafe(over.set)
+        if loop is not None and over is not None:
+            with suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(over.set)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -76,6 +81,9 @@ class WebServer:
     async def _serve(self) -> None:
         self._over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        if self._closed:
+            self._socket.close()
+            return
         http = web.Server(self._answer, access_log=None)
 
         def connected() -> asyncio.Protocol:
@@ -88,8 +96,7 @@ class WebServer:
             return http()
 
         server = await self._loop.create_server(connected, sock=self._socket)
-        if not self._closed:
-            await self._over.wait()
+        await self._over.wait()
         self._loop.remove_reader(self._socket)  # accept no more; a server that is closed forgets those on their way
         for _ in range(ACCEPT_TURNS):
             await asyncio.sleep(0)
