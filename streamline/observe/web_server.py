@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from aiohttp import web
+from aiohttp import http_exceptions, web
 
 from streamline.core.forks import disowned_in_copies
 from streamline.core.listener import listening_socket
 from streamline.core.threads import start_thread
+
+logger = logging.getLogger("streamline.web")
+logger.addFilter(lambda record: not isinstance((record.exc_info or [None] * 2)[1], http_exceptions.HttpProcessingError))
+"""Says nothing of requests that are no HTTP: anybody may send them, and they are answered with 400."""
 
 MOST_CONNECTIONS = 64
 """Connections that are served at a time; for a further one, the oldest is dropped: so no client locks others out."""
@@ -84,7 +89,7 @@ class WebServer:
         if self._closed:
             self._socket.close()
             return
-        http = web.Server(self._answer, access_log=None)
+        http = web.Server(self._answer, access_log=None, logger=logger)
 
         def connected() -> asyncio.Protocol:
             if len(http.connections) >= MOST_CONNECTIONS:
