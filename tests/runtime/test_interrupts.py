@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+import logging
 import signal
 import socket
 import sys
@@ -32,6 +33,7 @@ import streamline as sl
 from streamline.core import forks
 from streamline.core.atomic_file import read_own, replace_file
 from streamline.core.forks import ForkSafeLock
+from streamline.core.threads import new_event_loop
 from streamline.errors import ReplicaStalled
 from streamline.observe import contention
 from streamline.training import replica_shares
@@ -611,6 +613,29 @@ def async_stream() -> None:
             await anext(stream)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(1), sl.Processes(1)], ids=str)
+@pytest.mark.parametrize("library", ["asyncio", "uvloop"])
+def test_an_event_loop_that_is_closed_without_cancelling_its_tasks_leaves_nothing(
+    library: str, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is where a second Ctrl-C strikes `asyncio.run` in its end."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # coroutines that can't be closed any more
+    monkeypatch.setattr(logging.getLogger("asyncio"), "disabled", True)  # it says which tasks were pending
+    loop = new_event_loop() if library == "uvloop" else asyncio.new_event_loop()
+
+    async def begin() -> object:
+        stream = (
+            await sl.from_items(range(99)).map(abs, executor="thread").open(backend=backend, page=True).__aenter__()
+        )
+        await anext(stream)
+        return stream
+
+    stream = loop.run_until_complete(begin())
+    loop.close()
+    assert stream.page is None  # type: ignore[attr-defined]
+    stream = None
 
 
 def save_and_load(path: Path) -> None:
