@@ -5,6 +5,9 @@ kill or a power cut at any moment leaves the old content or the new. A kill may 
 for which file it was, and its writer held a lock on it that the kernel has freed: the next write of that file removes
 it.
 
+Ctrl-C may come after any call in C, and its result is lost then. So a file is opened in the same call that puts its
+descriptor where it is found and closed: into a list, or an object that closes itself.
+
 Other users may write to the directory (/tmp). So names of temporaries can't be guessed, and files of known names are
 opened by `open_own`, which doesn't follow links, doesn't wait for pipes, and refuses other users' files.
 """
@@ -16,6 +19,8 @@ import os
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
+from io import FileIO
+from itertools import starmap
 from pathlib import Path
 from zlib import crc32
 
@@ -61,36 +66,38 @@ def open_own(path: Path, flags: int, mode: int = 0o666, *, strict: bool = False)
         if error.errno == errno.ELOOP:
             _check_kind(path.lstat(), path)
         raise
-    status = os.fstat(descriptor)
-    if (strict or _is_shared(path.parent)) and not is_own(status.st_uid, path.parent):
+    try:
+        status = os.fstat(descriptor)
+        if (strict or _is_shared(path.parent)) and not is_own(status.st_uid, path.parent):
+            raise UnsafeFileError(
+                errno.EPERM,
+                f"{path.name} belongs to user {status.st_uid}, and this process is of user {os.geteuid()}: name a "
+                "directory of your own, that others can't write to",
+            )
+    except BaseException:
         os.close(descriptor)
-        raise UnsafeFileError(
-            errno.EPERM,
-            f"{path.name} belongs to user {status.st_uid}, and this process is of user {os.geteuid()}: name a "
-            "directory of your own, that others can't write to",
-        )
+        raise
     return descriptor
 
 
 def read_own(path: Path) -> bytes:
     """Return what is in a file, opened as `open_own` does."""
-    with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
+    with FileIO(open_own(path, os.O_RDONLY)) as file:
         return file.read()
 
 
 def _checked(path: Path, flags: int, mode: int) -> int:
+    opened: list[int] = []
     try:
-        descriptor = os.open(path, flags | _SAFELY, mode)
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # a pipe without a reader, a socket
+        opened.extend(starmap(os.open, ((path, flags | _SAFELY, mode),)))
+        _check_kind(os.fstat(opened[0]), path)
+    except BaseException as error:
+        for descriptor in opened:
+            os.close(descriptor)
+        if isinstance(error, OSError) and error.errno == errno.ENXIO:  # a pipe without a reader, a socket
             _check_kind(path.stat(), path)
         raise
-    try:
-        _check_kind(os.fstat(descriptor), path)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    return opened[0]
 
 
 def _check_kind(status: os.stat_result, path: Path) -> None:
@@ -115,12 +122,10 @@ def is_own(uid: int, directory: Path) -> bool:
     if os.name == "nt" or uid == os.geteuid():
         return True
     probe = directory / f".streamline-{os.urandom(8).hex()}.tmp"
-    with suppress(OSError):
-        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with suppress(OSError), probe.open("xb", buffering=0) as file:
         try:
-            return os.fstat(descriptor).st_uid == uid
+            return os.fstat(file.fileno()).st_uid == uid
         finally:
-            os.close(descriptor)
             probe.unlink()
     return False
 
@@ -158,8 +163,10 @@ def free_lock(descriptor: int) -> None:
     """Unlock a file and close it. Closing alone would wait for copies of it, in a child that is just being started."""
     import fcntl
 
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
 
 
 def is_open_as(descriptor: int, path: Path) -> bool:
@@ -229,19 +236,19 @@ class PendingFile:
         make_directory(directory)
         begin = _begin(family)
         _remove_abandoned(directory, begin)
-        self._path, self._descriptor, self._lock = _new(directory, begin)
+        self._path, self._file, self._lock = _new(directory, begin)
         self.size = 0
 
     def write(self, content: bytes | memoryview) -> None:
         """Append to the file."""
-        write_all(self._descriptor, content)
+        write_all(self._file.fileno(), content)
         self.size += len(content)
 
     def write_start(self, content: bytes) -> None:
         """Write over the first bytes, which are there already."""
-        os.lseek(self._descriptor, 0, os.SEEK_SET)
-        write_all(self._descriptor, content)
-        os.lseek(self._descriptor, 0, os.SEEK_END)
+        self._file.seek(0)
+        write_all(self._file.fileno(), content)
+        self._file.seek(0, os.SEEK_END)
 
     def commit(self, name: str) -> None:
         """Make it durable, under its name, in place of what had that name.
@@ -249,9 +256,9 @@ class PendingFile:
         Raises:
           OSError: what was there is as it was; or, if only the directory's sync failed, this is, but not yet durable.
         """
-        descriptor, self._descriptor = self._descriptor, -1
         try:
-            sync_and_close(descriptor)
+            os.fsync(self._file.fileno())
+            self._file.close()  # may report what a network disk could not write
             self._path.replace(self._path.parent / name)
         except BaseException:
             self.discard()
@@ -261,17 +268,18 @@ class PendingFile:
 
     def discard(self) -> None:
         """Remove it. Idempotent; of no effect after `commit`."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        with suppress(OSError):
+            self._file.close()
         with suppress(OSError):
             self._path.unlink()
         self._unlock()
 
     def _unlock(self) -> None:
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            free_lock(lock)
+        if self._lock is not None and not self._lock.closed:
+            import fcntl
+
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # as in `free_lock`
+            self._lock.close()
 
 
 def _begin(family: str) -> str:
@@ -287,21 +295,22 @@ def _remove_abandoned(directory: Path, begin: str) -> None:
                 removed_if_abandoned(Path(entry.path))
 
 
-def _new(directory: Path, begin: str) -> tuple[Path, int, int | None]:
+def _new(directory: Path, begin: str) -> tuple[Path, FileIO, FileIO | None]:
     """Return a new temporary, open, and what holds its lock until that is closed; None where there are no locks."""
     while True:
         path = directory / f"{begin}{os.urandom(8).hex()}.tmp"  # its own: two may save at once
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        file = next(map(FileIO, starmap(os.open, ((path, flags, 0o666),)), ("wb",)))
         try:
-            if try_lock(descriptor) and is_open_as(descriptor, path):
-                return path, descriptor, os.dup(descriptor)
+            if try_lock(file.fileno()) and is_open_as(file.fileno(), path):
+                return path, file, next(map(FileIO, map(os.dup, (file.fileno(),)), ("wb",)))
         except (OSError, ImportError):
-            return path, descriptor, None  # it can't be locked, so it isn't removed
+            return path, file, None  # it can't be locked, so it isn't removed
         except BaseException:
-            os.close(descriptor)
+            file.close()
             path.unlink(missing_ok=True)
             raise
-        os.close(descriptor)  # another process looked at it before it was locked, and removes it
+        file.close()  # another process looked at it before it was locked, and removes it
 
 
 def write_all(descriptor: int, content: bytes | memoryview) -> None:
@@ -333,11 +342,13 @@ def sync_directory(directory: Path) -> None:
     """Make the names in `directory` durable, where the system can."""
     if os.name == "nt":
         return
-    descriptor = os.open(directory, os.O_RDONLY)
+    opened: list[int] = []
     try:
-        os.fsync(descriptor)
+        opened.extend(map(os.open, (directory,), (os.O_RDONLY,)))
+        os.fsync(opened[0])
     except OSError as error:
-        if error.errno not in _CANT_SYNC:
+        if not opened or error.errno not in _CANT_SYNC:
             raise
     finally:
-        os.close(descriptor)
+        for descriptor in opened:
+            os.close(descriptor)

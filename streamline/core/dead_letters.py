@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -129,7 +130,7 @@ class DeadLetters:
             return there is not None
         shard, stage, n = _number(letter)
         old = {number for number in self._ahead if number[:2] == (shard, stage) and number[2] >= n}
-        with os.fdopen(open_regular(self.path, os.O_RDONLY), "rb") as file:
+        with BufferedReader(FileIO(open_regular(self.path, os.O_RDONLY))) as file:
             kept = [
                 line
                 for line, fields in self._checked(file)
@@ -145,7 +146,7 @@ class DeadLetters:
             self._append(())  # so that a path that can't be written fails now
             self._warn_of_missing(counts, [])
             return
-        with os.fdopen(open_regular(self.path, os.O_RDONLY), "rb") as file:
+        with BufferedReader(FileIO(open_regular(self.path, os.O_RDONLY))) as file:
             lines = list(self._checked(file))
         kept = [line for line, fields in lines if fields is not None and self._keeps(line, fields, counts)]
         self._warn_of_missing(counts, [fields for _, fields in lines if fields is not None])

@@ -133,16 +133,21 @@ class Listener:
         self._woken, self._wake = socket.socketpair()
         self._selector.register(self._server, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
+        self._over = False
         self._thread = threading.Thread(target=self._serve, name="streamline listener", daemon=True)
         disowned_in_copies(self)
         try:
             start_thread(self._thread)
         except BaseException:
-            self._close_all()
+            self.close()
             raise
 
     def close(self) -> None:
         """Stop listening, and drop connections whose handshake isn't done. Idempotent."""
+        self._over = True
+        if self._thread.ident is None:  # it isn't there, or will see that before it uses what this closes
+            self._close_all()
+            return
         with suppress(OSError):  # it is closed already
             self._wake.send(b"\x00")
         if threading.current_thread() is not self._thread:
@@ -154,7 +159,7 @@ class Listener:
 
     def _serve(self) -> None:
         try:
-            while self._turn():
+            while not self._over and self._turn():
                 self._expire()
         finally:
             for pending in list(self._pending.values()):

@@ -14,6 +14,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from io import BufferedReader, FileIO
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -105,7 +106,7 @@ def read_packed(path: Path, magic: bytes, unpacked: Callable[[Json, Read], R]) -
       OSError: it can't be read.
     """
     found = 0
-    with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
+    with BufferedReader(FileIO(open_own(path, os.O_RDONLY))) as file:
 
         def read(buffer: memoryview) -> None:
             nonlocal found

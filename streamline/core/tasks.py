@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import finalize, ref
 
 import anyio
 from anyio.abc import TaskGroup
@@ -37,7 +38,8 @@ from streamline.core.threads import ThreadPool
 if TYPE_CHECKING:
     from streamline.core.state import Json, Reference, State, Tree
 
-_spawned: set[asyncio.Task[None]] = set()  # an event loop refers to its tasks weakly
+NEVER_S = 1e8
+"""Three years: longer than a task lasts, and short enough for the clocks of all event loops."""
 
 MEMORY_BYTES = 256 * 2**20
 """Bytes that sources may hold read ahead in one process: 16 objects of 16 MiB, or 64 of 4 MiB."""
@@ -309,11 +311,13 @@ class Tasks:
     def finished(self) -> None:
         """Clean up after all jobs: one that was cancelled before its first step never ran its own `finally`, and what
         is downstream of a channel that was never pulled was never closed by a job."""
-        for job in self._jobs:
-            job.finished()
+        for cleanup in (*(job.finished for job in self._jobs), *self._owned):
+            try:
+                cleanup()
+            except RuntimeError as error:
+                if str(error) != "Event loop is closed":  # who waits there does so no more
+                    raise
         self._jobs.clear()
-        for cleanup in self._owned:
-            cleanup()
         self._owned.clear()
         self._starter.close()
         self.threads.close()
@@ -353,15 +357,23 @@ def spawn(work: Callable[[], Coroutine[Any, Any, None]], name: str, on_end: Call
     """Start a task that belongs to the event loop, not to the caller.
 
     Args:
-      on_end: called when asyncio's task has ended, also if its loop has cancelled it before its first step; trio runs
-        that step in any case.
+      on_end: called, perhaps twice, when asyncio's task has ended, also if its loop has cancelled it before its first
+        step, or was closed without that, as Ctrl-C has cut that off; trio runs that step in any case.
     """
     try:
-        task = asyncio.get_running_loop().create_task(work(), name=f"streamline {name}")
+        loop = asyncio.get_running_loop()
     except RuntimeError:
         trio: Any = sys.modules["trio"]
         trio.lowlevel.spawn_system_task(work, name=f"streamline {name}")
         return
-    _spawned.add(task)
-    task.add_done_callback(_spawned.discard)
-    task.add_done_callback(lambda _: on_end())
+    task = loop.create_task(work(), name=f"streamline {name}")
+    held = partial(task.get_name)  # a loop refers to its tasks weakly, and to timers as long as it isn't closed
+    finalize(held, on_end).atexit = False
+    timer = ref(loop.call_later(NEVER_S, held))
+
+    def ended(_: object) -> None:
+        on_end()
+        if (found := timer()) is not None:
+            found.cancel()
+
+    task.add_done_callback(ended)

@@ -7,6 +7,7 @@ exit.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import atexit
 import importlib.util
@@ -20,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, InvalidStateError
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter, sleep
@@ -52,6 +54,32 @@ def interruptible(wait: Callable[[float], T], timeout_s: float = math.inf) -> T:
                 raise
 
 
+class Flag:
+    """As `threading.Event`, whose functions may leave its lock taken for ever, if Ctrl-C comes in them."""
+
+    def __init__(self) -> None:
+        self._set = False
+        self._rings: SimpleQueue[bool] = SimpleQueue()
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        self._set = True
+        self._rings.put(True)
+
+    def wait(self, timeout_s: float = math.inf) -> bool:
+        """Wait until it is set, and return whether it is. Each that is woken wakes the next one."""
+
+        def look(slice_s: float) -> None:
+            if not self._set:
+                self._rings.put(self._rings.get(timeout=slice_s))
+
+        with suppress(Empty):
+            interruptible(look, timeout_s)
+        return self._set
+
+
 class OneThread(Executor):
     """Runs calls one after the other in a thread that starts with the first of them.
 
@@ -64,7 +92,6 @@ class OneThread(Executor):
         self._thread: threading.Thread | None = None
         self._last: Future[object] | None = None
         self._refused = False
-        weakref.finalize(self, self._calls.put, None)  # an owner that Ctrl-C keeps from closing leaves no thread
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call `fn` in the thread."""
@@ -89,14 +116,16 @@ class OneThread(Executor):
         return future
 
     def _start(self) -> None:
-        thread = threading.Thread(target=_run_jobs, args=(self._calls,), name=self._name, daemon=True)
+        calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # of each thread, should Ctrl-C leave one behind
+        weakref.finalize(self, calls.put, None)  # an owner that Ctrl-C keeps from closing leaves no thread
+        thread = threading.Thread(target=_run_jobs, args=(calls,), name=self._name, daemon=True)
         try:
             start_thread(thread)
         except HostError as error:
             self._refused = True
             log_refused(error, "without it")
         else:
-            self._thread = thread
+            self._calls, self._thread = calls, thread
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
         """Let the thread end after the calls that were submitted; waits only for one that has nothing to do."""
@@ -119,23 +148,66 @@ R = TypeVar("R")
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start a thread.
+    """Start a thread, whole or not at all.
 
-    Cancellation: Ctrl-C comes out as `KeyboardInterrupt`; then the thread may be there already.
+    Python handles signals in the main thread, also in the middle of `Thread.start`, which then leaves a thread that
+    never runs, or a lock taken. So there another thread does it, which one call in C begins.
+
+    Cancellation: Ctrl-C comes out as `KeyboardInterrupt`; then the thread may be there, or about to be: its owner must
+    know it before, and what it runs looks first whether it is still wanted.
 
     Raises:
       HostError: the system has no room for another one. The thread isn't there, and won't be.
     """
-    handled = sys.exception()
     try:
-        thread.start()
+        if threading.current_thread() is threading.main_thread():
+            outcome: SimpleQueue[BaseException | None] = SimpleQueue()
+            _thread.start_new_thread(_put_outcome, (outcome, thread.start))
+            _heard(outcome)
+        else:
+            thread.start()
     except (RuntimeError, MemoryError) as error:
-        if (interrupt := error.__context__) not in (None, handled):  # it came while `start` waited, without its lock
-            raise interrupt from None
         raise HostError(
             f"the thread {thread.name!r} can't be started: {error or 'out of memory'}. Raise the limits on threads "
             "(`ulimit -u`, a container's pids.max) and on memory (`ulimit -v`), or use fewer workers and calls at once"
         ) from error
+
+
+def undisturbed(work: Callable[[], object]) -> None:
+    """Do `work` where no signal is handled: whole, or not at all. After Ctrl-C it goes on by itself."""
+    if threading.current_thread() is not threading.main_thread():
+        work()
+        return
+    outcome: SimpleQueue[BaseException | None] = SimpleQueue()
+    args = outcome, partial(copy_context().run, work)
+    try:
+        start_thread(threading.Thread(target=_put_outcome, args=args, name="streamline opening", daemon=True))
+    except HostError:  # no room for it
+        work()
+    else:
+        _heard(outcome)
+
+
+def _put_outcome(outcome: SimpleQueue[BaseException | None], work: Callable[[], object]) -> None:
+    found: BaseException | None = None
+    try:
+        work()
+    except BaseException as error:
+        found = error
+    outcome.put(found)
+    outcome.put(found)  # again: Ctrl-C may come when one was taken
+
+
+def _heard(outcome: SimpleQueue[BaseException | None]) -> None:
+    """Wait for an outcome, and raise that. After Ctrl-C, wait for what is on its way, but no longer than `HEAR_S`."""
+    try:
+        failure = interruptible(lambda slice_s: outcome.get(timeout=slice_s))
+    except BaseException:
+        with suppress(Empty):
+            outcome.get(timeout=HEAR_S)
+        raise
+    if failure is not None:
+        raise failure
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -226,13 +298,13 @@ class ThreadPool:
         thread = threading.Thread(
             target=_work, args=(self._jobs, CURRENT_PLACE.get()), name="streamline map", daemon=True
         )
+        self._threads.append(thread)  # before it runs: Ctrl-C may come in the middle of this
         try:
             start_thread(thread)
         except HostError as error:
+            self._threads.remove(thread)
             self._max_threads = len(self._threads)
             log_refused(error, f"with {self._max_threads} threads")
-        else:
-            self._threads.append(thread)
 
     def _put(self, call: _ThreadCall[Any], job: Callable[[], None]) -> None:
         """Let a thread do a job of a call; where there is none, the call's event loop."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from io import FileIO
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -114,14 +115,12 @@ def gil_waits_s(looks: int) -> Iterator[float]:
 def _own_times() -> Iterator[Callable[[], float]]:
     """Let it be read how long this thread has waited for a core: 0 where the system doesn't tell."""
     try:
-        file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        file = FileIO("/proc/thread-self/schedstat")  # it closes itself, should Ctrl-C come here
     except OSError:
         yield lambda: 0.0
         return
-    try:
-        yield lambda: 1e-9 * int(os.pread(file, 64, 0).split()[1])
-    finally:
-        os.close(file)
+    with file:
+        yield lambda: 1e-9 * int(os.pread(file.fileno(), 64, 0).split()[1])
 
 
 def threads() -> tuple[ThreadStats, ...]:

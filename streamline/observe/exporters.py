@@ -96,7 +96,7 @@ class Exporter(ABC):
     """
 
     def __init__(self) -> None:
-        self.users = 0
+        self.users = set[object]()
         self.streams: list[ExportedStream] = []
 
     def add(
@@ -120,7 +120,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def close(self) -> bool:
-        """Close it, after its last user; return False to keep it for others that come."""
+        """Close it, after its last user; return False to keep it for others that come. Idempotent."""
 
 
 class PrometheusEndpoint(Exporter):
@@ -232,19 +232,16 @@ def keep(to: str, make: Callable[[str], Exporter] = _of_metrics) -> Callable[[],
       to: what the streams that share it call it.
       make: opens it, for the first one of them.
     """
+    user = object()
     with _joining:
         exporter = _exporters.get(to)
-        if exporter is None:
+        if exporter is None or (not exporter.users and exporter.close()):  # Ctrl-C has cut off its close
             exporter = _exporters[to] = make(to)
-        exporter.users += 1
-    kept = [exporter]
+        exporter.users.add(user)
 
     def release() -> None:
-        with _joining:
-            if not kept:
-                return
-            exporter = kept.pop()
-            exporter.users -= 1
+        with _joining:  # nothing is forgotten before it is done: what Ctrl-C cuts off is done again
+            exporter.users.discard(user)
             if not exporter.users and exporter.close() and _exporters.get(to) is exporter:
                 del _exporters[to]
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
-from aiohttp import web
+from aiohttp import http_exceptions, web
 
 from streamline.core.forks import disowned_in_copies
 from streamline.core.listener import listening_socket
 from streamline.core.threads import start_thread
+
+logger = logging.getLogger("streamline.web")
+logger.addFilter(lambda record: not isinstance((record.exc_info or [None] * 2)[1], http_exceptions.HttpProcessingError))
+"""Says nothing of requests that are no HTTP: anybody may send them, and they are answered with 400."""
 
 MOST_CONNECTIONS = 64
 """Connections that are served at a time; for a further one, the oldest is dropped: so no client locks others out."""
@@ -53,15 +59,19 @@ class WebServer:
         try:
             start_thread(self._thread)
         except BaseException:
-            self._socket.close()
+            self.close()
             raise
 
     def close(self) -> None:
         """Stop listening, and drop all connections. Idempotent."""
         self._closed = True
+        if self._thread.ident is None:  # it isn't there, or will see that before it uses the socket
+            self._socket.close()
+            return
         loop, over = self._loop, self._over
-        if loop is not None and over is not None and self._thread.is_alive():
-            loop.call_soon_threadsafe(over.set)
+        if loop is not None and over is not None:
+            with suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(over.set)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -76,7 +86,10 @@ class WebServer:
     async def _serve(self) -> None:
         self._over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        http = web.Server(self._answer, access_log=None)
+        if self._closed:
+            self._socket.close()
+            return
+        http = web.Server(self._answer, access_log=None, logger=logger)
 
         def connected() -> asyncio.Protocol:
             if len(http.connections) >= MOST_CONNECTIONS:
@@ -88,8 +101,7 @@ class WebServer:
             return http()
 
         server = await self._loop.create_server(connected, sock=self._socket)
-        if not self._closed:
-            await self._over.wait()
+        await self._over.wait()
         self._loop.remove_reader(self._socket)  # accept no more; a server that is closed forgets those on their way
         for _ in range(ACCEPT_TURNS):
             await asyncio.sleep(0)

@@ -23,6 +23,7 @@ from streamline.core.meters import Meters, Traffic
 from streamline.core.state import Json, Tree
 from streamline.core.tasks import MEMORY_BYTES, Awaited, Session, Tasks
 from streamline.core.text import Entry
+from streamline.core.threads import undisturbed
 from streamline.errors import PlanError
 from streamline.merge.base import DeferredProgress, Inboxes, MergeFlow
 from streamline.observe.exporters import export
@@ -193,8 +194,16 @@ class ResolvedRun:
 
     def show(self, session: Session) -> None:
         """Show the progress of the run, its page and its metrics, if that is wanted. Raises `HostError`."""
-        stats = partial(self.stats, session)
-        whose = self.plan.source.name, self.rank.rank
+        if self.metrics is not None or self.page is not None:
+            undisturbed(partial(self._export, session))
+        if self.progress:
+            progress = Progress(partial(self.stats, session), self.epoch)
+            session.on_chunk_boundary(progress.at_chunk_boundary)
+            session.at_close(progress.stop)
+            progress.start()
+
+    def _export(self, session: Session) -> None:
+        stats, whose = partial(self.stats, session), (self.plan.source.name, self.rank.rank)
         if self.metrics is not None:
             session.at_close(export(self.metrics, *whose, stats))
         if self.page is not None:
@@ -202,11 +211,6 @@ class ResolvedRun:
             session.at_close(export(self.page.name, *whose, own, about=about, make=self.page.open))
             session.slow_rank = partial(slow_rank, self.page, about)
             session.at_close(partial(_keep_slow_rank, session))
-        if self.progress:
-            progress = Progress(stats, self.epoch)
-            session.on_chunk_boundary(progress.at_chunk_boundary)
-            session.at_close(progress.stop)
-            progress.start()
 
     def stats(self, session: Session, at_hand: int = 0) -> Stats:
         """Return what `stats_of` does, with what is known of other ranks."""

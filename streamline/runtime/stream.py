@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
@@ -244,7 +245,7 @@ class _Supervisor:
     async def start(self) -> Tasks:
         """Start the task, and return what jobs are started with."""
         self._wake = waker()
-        spawn(self._run, "supervisor", self._done.set)
+        spawn(self._run, "supervisor", self._over)
         self._spawned = True
         try:
             await self._ready.wait()
@@ -271,6 +272,14 @@ class _Supervisor:
                 self._wake(self._stop.set)
             except RuntimeError:
                 return  # its event loop has ended, and has cancelled everything
+
+    def _over(self) -> None:
+        """The task has ended, or its loop was closed while it was at work."""
+        if self._tasks is not None and not self._done.is_set():
+            self._tasks.finished()
+            self._session.close()
+        with suppress(RuntimeError):  # as the loop is closed
+            self._done.set()
 
     async def _run(self) -> None:
         try:

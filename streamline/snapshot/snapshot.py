@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
@@ -394,7 +395,7 @@ def _read_all(location: Path) -> list[Snapshot]:
 
 
 def _read(path: Path) -> Snapshot:
-    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+    with FileIO(open_regular(path, os.O_RDONLY)) as file:
         body = decode(file.read(), path)
     try:
         return _snapshot_of(body)

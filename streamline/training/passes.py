@@ -17,10 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar, Unpack
 
 from streamline.backends.hosts.pool import HostingBackend, HostPool
+from streamline.core.cleanup import Cleanup
 from streamline.core.cursor import PartIterator
 from streamline.core.forks import disowned_in_copies
 from streamline.core.options import check_flag, check_int
-from streamline.core.threads import HEAR_S, start_thread
+from streamline.core.threads import HEAR_S, start_thread, undisturbed
 from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
 from streamline.observe.exporters import keep
 from streamline.observe.page import PagePlace, page_place, page_url
@@ -132,7 +133,7 @@ class Passes(Generic[T]):
         self._page = page
         self._to_keep = [] if metrics is None else [partial(keep, metrics)]
         self._to_keep += [] if page is None else [partial(_keep_page, page)]
-        self._kept: list[weakref.finalize[[], Passes[T]]] = []
+        self._kept: list[Cleanup] = []
         self._lock = threading.RLock()  # Ctrl-C may come while it is held
         self._epoch = 0
         self._current: weakref.ref[SyncStream[T]] | None = None
@@ -170,9 +171,12 @@ class Passes(Generic[T]):
         return None if self._page is None else page_url(self._page())
 
     def _keep_places(self) -> None:
-        while self._to_keep:
-            self._kept.append(weakref.finalize(self, self._to_keep[-1]()))
+        def keep_next() -> None:
+            self._kept.append(Cleanup(self, self._to_keep[-1]()))
             self._to_keep.pop()
+
+        while self._to_keep:
+            undisturbed(keep_next)
 
     def expect(self, epoch: int, current: LoaderRun[T] | None = None) -> None:
         """Open `epoch` ahead when its time comes.

@@ -262,7 +262,7 @@ class Dispatcher:
     async def _wait_for(self, share: ReplicaShare) -> None:
         """Wait until half of a full queue was taken; if others starve, until any of it was."""
         shares = self.shares
-        starving = False
+        starving, deadline = False, math.inf
 
         def taken() -> bool:
             return not share.open or self._stopped or share.waiting <= self._ring_at
@@ -271,11 +271,13 @@ class Dispatcher:
             return taken() or bool(shares.starving) is not starving
 
         while True:
-            starving = bool(shares.starving)
+            before, starving = starving, bool(shares.starving)
             self._ring_at = shares.capacity - 1 if starving else shares.capacity // 2
             if taken():
                 return
-            with anyio.move_on_after(self._stall_timeout if starving else math.inf) as scope:
+            if starving is not before:  # those that starve ring again and again, and the clock goes on
+                deadline = anyio.current_time() + self._stall_timeout if starving else math.inf
+            with anyio.CancelScope(deadline=deadline) as scope:
                 await self._news.wait(news)
             if scope.cancelled_caught and shares.starving and not taken():
                 raise self._stalled(share)

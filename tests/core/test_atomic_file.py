@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ class Disk:
         self._error = error
         for name in set(STEPS):
             monkeypatch.setattr(os, name, self._checked(name, getattr(os, name)))
+        close = self._checked("close", FileIO.close)
+
+        class File(FileIO):
+            def close(self) -> None:
+                None if self.closed else close(self)
+
+        monkeypatch.setattr(atomic_file, "FileIO", File)
 
     def _checked(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def checked(*args: Any) -> Any:
@@ -181,8 +189,9 @@ def test_a_link_is_replaced_not_what_it_points_to(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
+from io import FileIO
 from pathlib import Path
-from streamline.core.atomic_file import replace_file
+from streamline.core import atomic_file
 
 path, kill_at, calls = Path(sys.argv[1]), int(sys.argv[2]), 0
 
@@ -199,7 +208,13 @@ def counted(name, call):
 
 for name in ("open", "write", "fsync", "close", "replace"):
     setattr(os, name, counted(name, getattr(os, name)))
-replace_file(path, b"new" * 2000)
+
+class File(FileIO):
+    def close(self, close=counted("close", FileIO.close)):
+        None if self.closed else close(self)
+
+atomic_file.FileIO = File
+atomic_file.replace_file(path, b"new" * 2000)
 """
 
 
@@ -220,13 +235,13 @@ def test_a_kill_at_any_step_leaves_a_whole_file(step: int, path: Path) -> None:
 
 
 def test_what_a_kill_has_left_is_removed_by_the_next_write_of_the_same_family(path: Path) -> None:
-    left, descriptor, lock = atomic_file._new(path.parent, atomic_file._begin("blocks"))
-    os.close(descriptor)
+    left, file, lock = atomic_file._new(path.parent, atomic_file._begin("blocks"))
+    file.close()
     write_parts(path, [NEW], "others")
     write_parts(path, [NEW], "blocks")
     assert left.exists()  # somebody is writing it
     assert lock is not None
-    os.close(lock)  # as a kill does
+    lock.close()  # as a kill does
     write_parts(path, [NEW], "others")
     assert left.exists()
     write_parts(path, [NEW], "blocks")

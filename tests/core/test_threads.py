@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextvars import ContextVar
 from functools import partial
 from queue import SimpleQueue
 from types import FrameType
@@ -17,9 +19,13 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from streamline.core.threads import OneThread, ThreadPool, ThreadShare, in_thread, start_thread, waker
+from streamline.core import threads as starter
+from streamline.core.threads import OneThread, ThreadPool, ThreadShare, in_thread, start_thread, undisturbed, waker
+from streamline.errors import HostError
 
 BACKENDS = ["asyncio", "trio"]
+
+STARTER = starter.__file__
 
 
 @pytest.fixture
@@ -309,22 +315,33 @@ def test_a_thread_of_storages_ends_with_an_owner_that_was_never_closed() -> None
 
 
 def test_an_interrupt_while_a_thread_starts_is_no_lack_of_room() -> None:
-    def strike(frame: FrameType, event: str, arg: object) -> None:
-        if frame.f_code.co_name == "_acquire_restore":  # `start` waits for the thread, and has let go of its own lock
-            raise KeyboardInterrupt
+    """It may come wherever this thread is, and the other one, which starts it, goes on: none is left half started."""
+    place = passed = 0
 
-    before = sys.gettrace()
-    for _ in range(100):  # where the thread is there before `start` waits for it, nothing is struck
-        ran = threading.Event()
-        sys.settrace(strike)
+    def strike(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal passed
+        if event in ("call", "c_return") and sys._getframe(1).f_code.co_filename == STARTER:
+            passed += 1
+            if passed > place:
+                raise KeyboardInterrupt
+
+    for place in range(200):  # noqa: B007 - read above
+        passed, ran = 0, threading.Event()
+        thread = threading.Thread(target=ran.set, daemon=True)
+        sys.setprofile(strike)
         try:
-            start_thread(threading.Thread(target=ran.set, daemon=True))
+            start_thread(thread)
         except KeyboardInterrupt:
+            pass
+        else:
             break
         finally:
-            sys.settrace(before)
-    else:
-        pytest.fail("it was never struck")
+            sys.setprofile(None)
+        if thread.ident is not None:
+            assert ran.wait(200)
+            thread.join(200)
+        assert thread not in threading.enumerate()
+    assert place > 5
     assert ran.wait(200)
 
 
@@ -398,3 +415,35 @@ async def test_a_call_into_a_library_that_was_cancelled_before_it_began_is_not_m
     assert await in_thread(one, lambda: "next") == "next"
     one.close()
     assert made == []
+
+
+def test_work_that_nothing_disturbs_is_done_whole_though_its_caller_is_interrupted() -> None:
+    begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(200)
+        done.set()
+
+    def strike() -> None:
+        begun.wait(200)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    other = threading.Thread(target=strike)
+    other.start()
+    with pytest.raises(KeyboardInterrupt):
+        undisturbed(work)
+    go_on.set()
+    assert done.wait(200)
+    other.join()
+
+
+def test_what_such_work_raises_comes_out_and_so_does_its_context() -> None:
+    said: ContextVar[str] = ContextVar("said")
+    said.set("here")
+
+    def work() -> None:
+        raise HostError(f"{said.get()}, in {threading.current_thread().name}")
+
+    with pytest.raises(HostError, match=r"^here, in streamline opening$"):
+        undisturbed(work)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -101,7 +100,7 @@ def test_what_a_thread_has_waited_for_a_core_is_told_by_the_system_or_nothing(mo
     with contention._own_times() as waited_s:
         (own,) = (each for each in threads() if each.number == threading.get_native_id())
         assert 0 < own.core_wait_s <= waited_s()
-    monkeypatch.setattr(os, "open", refused)
+    monkeypatch.setattr(contention, "FileIO", refused)
     with contention._own_times() as waited_s:
         assert waited_s() == 0
 

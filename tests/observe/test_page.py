@@ -16,6 +16,7 @@ import urllib.request
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from click.testing import CliRunner
@@ -262,6 +263,39 @@ def test_other_requests_are_refused(path: str, options: dict[str, Any], status: 
             assert refused.value.code == status
             assert token not in refused.value.read().decode()
         assert list(stream) == list(range(60))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\nHost x\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n", bytes(99)],
+)
+@pytest.mark.parametrize("option", ["page", "metrics"])
+def test_what_is_no_request_is_answered_and_nothing_is_printed(
+    option: str, request_: bytes, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    places: dict[str, dict[str, Any]] = {"page": {"page": True}, "metrics": {"metrics": f"127.0.0.1:{free_port()}"}}
+    with pipe().open(**places[option]) as stream:
+        address = urlsplit(stream.page or f"http://{places[option]['metrics']}")
+        with socket.create_connection((address.hostname, address.port), timeout=60) as client:
+            client.sendall(request_)
+            assert client.recv(1 << 16).startswith(b"HTTP/1.0 400 Bad Request\r\n")
+    assert [line for line in capfd.readouterr().err.splitlines() if "page at" not in line] == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_fault_of_the_page_itself_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("streamline.observe.page.asked_by_address", lambda request: 1 // 0)
+    with pipe().open(page=True) as stream, pytest.raises(urllib.error.HTTPError, match="500") as failed:
+        urllib.request.urlopen(str(stream.page), timeout=60)
+    failed.value.close()
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_tokens_are_compared_in_constant_time_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:

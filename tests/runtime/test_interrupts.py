@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+import logging
 import signal
+import socket
 import sys
 import threading
 from collections import Counter
@@ -29,8 +31,11 @@ from rich.console import Console
 
 import streamline as sl
 from streamline.core import forks
+from streamline.core.atomic_file import read_own, replace_file
 from streamline.core.forks import ForkSafeLock
+from streamline.core.threads import new_event_loop
 from streamline.errors import ReplicaStalled
+from streamline.observe import contention
 from streamline.training import replica_shares
 from streamline.training.replica_shares import Notifier
 
@@ -117,6 +122,56 @@ class Strikes:
             self._hits[place] += 1
             raise KeyboardInterrupt
         return self._each
+
+
+class Signals:
+    """Raises KeyboardInterrupt where CPython handles a signal: as a function begins, and after a call of one in C.
+
+    At each such place of streamline's once; then again in what cleans up after that, so many lines later.
+    """
+
+    def __init__(self) -> None:
+        self._places = set[tuple[CodeType, int]]()
+        self._after = 0
+
+    @property
+    def struck(self) -> set[str]:
+        """The names of the functions in which it has struck."""
+        return {code.co_name for code, _ in self._places}
+
+    @contextmanager
+    def armed(self, after: int | None) -> Iterator[None]:
+        """Strike at the first place that isn't struck yet, and again `after` so many lines; swallow that."""
+        self._after = -1 if after is None else after
+        gc.disable()
+        sys.setprofile(self._first)
+        try:
+            yield
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+            sys.setprofile(None)
+            gc.enable()
+
+    def _first(self, frame: FrameType, event: str, arg: object) -> None:
+        place = frame.f_code, frame.f_lasti
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(FOLDER) and place not in self._places:
+            self._places.add(place)
+            above: FrameType | None = frame
+            while above is not None and self._after >= 0:
+                above.f_trace = self._again
+                above = above.f_back
+            sys.settrace(self._again if self._after >= 0 else None)
+            raise KeyboardInterrupt
+
+    def _again(self, frame: FrameType, event: str, arg: object) -> Trace | None:
+        if not frame.f_code.co_filename.startswith(FOLDER):
+            return None
+        self._after -= event == "line"
+        if self._after < 0:
+            raise KeyboardInterrupt
+        return self._again
 
 
 def by_for(items: Iterator[int], got: list[int]) -> None:
@@ -509,6 +564,137 @@ def test_what_is_being_opened_or_closed_leaves_nothing(
                 with strikes.armed():
                     act()
     assert strikes.struck >= ({"start_thread", "close"} if functions is OPENING else {functions[0]})
+
+
+def paged_stream() -> None:
+    with PIPE.open(page=True) as stream:
+        next(stream)
+
+
+def paged_loader() -> None:
+    with PIPE.loader(page=True) as loader:
+        next(iter(loader))
+
+
+def paged_ranks() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        page = f"127.0.0.1:{server.getsockname()[1]}"
+    with PIPE.open(rank=0, world_size=2, page=page), PIPE.open(rank=1, world_size=2, page=page) as stream:
+        next(stream)
+
+
+def closed_pool() -> None:
+    with sl.Threads(2) as pool, PIPE.open(backend=pool) as stream:
+        next(stream)
+
+
+@pytest.mark.parametrize("act", [paged_stream, paged_loader, closed_pool])
+@pytest.mark.parametrize("after", [None, 0, 3, 10, 30])
+def test_a_second_interrupt_in_the_clean_up_leaves_nothing_either(
+    act: Callable[[], None], after: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fixture that looks for leaks says so; `after` None: there is no second one."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    act()  # what is imported late: Python's import lock doesn't bear an interrupt
+    signals, before = Signals(), -1
+    while before != len(signals._places) and len(signals._places) < 150:
+        before = len(signals._places)
+        try:
+            raise LookupError
+        except LookupError:  # as in `struck_until_its_end`
+            with signals.armed(after):
+                act()
+    assert len(signals._places) > 40
+
+
+def async_stream() -> None:
+    async def main() -> None:
+        async with sl.from_items(range(6)).map(abs, executor="thread").open(backend=sl.Threads(1)) as stream:
+            await anext(stream)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(1), sl.Processes(1)], ids=str)
+@pytest.mark.parametrize("library", ["asyncio", "uvloop"])
+def test_an_event_loop_that_is_closed_without_cancelling_its_tasks_leaves_nothing(
+    library: str, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is where a second Ctrl-C strikes `asyncio.run` in its end."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # coroutines that can't be closed any more
+    monkeypatch.setattr(logging.getLogger("asyncio"), "disabled", True)  # it says which tasks were pending
+    loop = new_event_loop() if library == "uvloop" else asyncio.new_event_loop()
+
+    async def begin() -> object:
+        stream = (
+            await sl.from_items(range(99)).map(abs, executor="thread").open(backend=backend, page=True).__aenter__()
+        )
+        await anext(stream)
+        return stream
+
+    stream = loop.run_until_complete(begin())
+    loop.close()
+    assert stream.page is None  # type: ignore[attr-defined]
+    stream = None
+
+
+def save_and_load(path: Path) -> None:
+    replace_file(path, b"new")
+    assert read_own(path) == b"new"
+
+
+def look_at_the_lock(_: Path) -> None:
+    assert len(list(contention.gil_waits_s(2))) == 2
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize("act", [save_and_load, look_at_the_lock])
+def test_no_descriptor_is_left_by_an_interrupt_at_any_place(
+    act: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fixture that looks for leaks says so; nor is a temporary, after the next save."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    signals, before = Signals(), -1
+    while before != len(signals._places):
+        before = len(signals._places)
+        with signals.armed(None):
+            act(tmp_path / "file")
+    act(tmp_path / "file")
+    assert len(list(tmp_path.iterdir())) <= 1
+    assert len(signals._places) > 10
+
+
+@pytest.mark.parametrize(
+    ("name", "act"),
+    [
+        ("streamline loop", opened_stream),
+        ("streamline opening", paged_stream),
+        ("streamline web server", paged_stream),
+        ("streamline opening", paged_loader),
+        ("streamline replicator", opened_replicator),
+        ("streamline listener", paged_ranks),
+        ("streamline rank collector", paged_ranks),
+        ("streamline rank publisher", paged_ranks),
+        ("streamline host 0", async_stream),
+    ],
+)
+def test_a_thread_that_an_interrupt_strikes_right_after_its_start_ends(
+    name: str, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As do its port and its files: the fixture that looks for leaks says so."""
+    start, struck = threading.Thread.start, list[str]()
+
+    def start_and_strike(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == name and not struck:
+            struck.append(name)
+            raise KeyboardInterrupt
+
+    monkeypatch.setenv("STREAMLINE_KEY", "k" * 32)
+    monkeypatch.setattr(threading.Thread, "start", start_and_strike)
+    with pytest.raises(KeyboardInterrupt):
+        act()
+    assert struck == [name]
 
 
 def test_an_iteration_that_is_dropped_has_ended_whatever_strikes_its_finalizer(

@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count, islice
+from queue import SimpleQueue
 from typing import Any
 
 import anyio
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import ClosedError, PlanError, PlanTypeError, ReplicaStalled, StageError
+from streamline.training import replica_shares
 from streamline.training.replicator import Replica
 from tests.kit import AsyncTest
 from tests.laws.profile import examples
@@ -233,6 +235,42 @@ def test_one_that_is_not_read_is_named_when_others_have_starved(kind: Any, run: 
         assert feed.closed == 1
 
     run(test)
+
+
+@pytest.mark.parametrize("kind", SOURCES, ids=["sync", "async", "pipeline"])
+def test_one_that_is_not_read_is_named_to_plain_loops_that_wait_in_slices(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that waits looks up each `HEAR_S`, here after a twentieth of the time: each once said that it starves
+    anew."""
+    monkeypatch.setattr(replica_shares, "HEAR_S", 0.02)
+    ended: SimpleQueue[BaseException] = SimpleQueue()
+
+    def starve(replica: Replica[int]) -> None:
+        try:
+            list(replica)
+        except BaseException as error:
+            ended.put(error)
+
+    with sl.StreamReplicator(kind(Feed(100)), 3, capacity=2, stall_timeout=0.4) as replicator:
+        replicas = [replicator.replica(r) for r in range(3)]
+        for r in (0, 2):
+            threading.Thread(target=starve, args=(replicas[r],), daemon=True).start()
+        for _ in range(2):
+            with pytest.raises(ReplicaStalled, match=r"replica 1 of 3 has not been read for 0\.4 s"):
+                raise ended.get(timeout=20)
+
+
+async def test_a_reader_that_asks_again_and_again_starves_all_the_same() -> None:
+    async def ask(replica: Replica[int]) -> None:
+        while True:
+            with anyio.move_on_after(0.02):
+                await anext(replica)
+
+    async with sl.StreamReplicator(Feed(100).anew(), 2, capacity=2, stall_timeout=0.2) as replicator:
+        first, _ = replicator.replica(0), replicator.replica(1)
+        with pytest.raises(ReplicaStalled, match=r"replica 1 of 2 has not been read for 0\.2 s"), anyio.fail_after(20):
+            await ask(first)
 
 
 async def test_a_pause_of_all_is_no_stall() -> None:

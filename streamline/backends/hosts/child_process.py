@@ -13,6 +13,7 @@ whose other end the parent has; and a file for the child's stacks.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import select
@@ -25,6 +26,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
 
@@ -33,7 +35,7 @@ from streamline.backends.hosts.process_env import ProcessEnv, environment, proce
 from streamline.backends.hosts.process_main import LINK_HEADER, STACKS_SIGNAL
 from streamline.backends.hosts.stdio_relay import Answer, Frames, HostOutput, ParentStdio, Relay
 from streamline.core.cleanup import Cleanup
-from streamline.core.threads import start_thread
+from streamline.core.threads import Flag, start_thread, undisturbed
 from streamline.errors import HostError
 
 
@@ -74,7 +76,7 @@ class ChildProcess:
     def __init__(self, number: int, env: Mapping[str, str], entry_point: str, output: Frames | None) -> None:
         self._number = number
         self._owner = os.getpid()
-        self.gone = threading.Event()
+        self.gone = Flag()
         self.crash = ""
         self._lock = threading.Lock()
         self._calls: list[Callable[[], object]] = []
@@ -82,23 +84,24 @@ class ChildProcess:
         with ExitStack() as theirs, ExitStack() as ours:
             self.control, child_control = _pair(ours, theirs)
             parent_stdio, child_stdio = _pair(ours, theirs)
-            child_lifeline, self._lifeline = os.pipe()
-            theirs.callback(os.close, child_lifeline)
-            ours.callback(os.close, self._lifeline)
-            self.stacks = memory_file(f"streamline stacks {number}")
-            ours.callback(os.close, self.stacks)
+            child_lifeline, self._lifeline = map(FileIO, os.pipe(), ("rb", "wb"))
+            theirs.enter_context(child_lifeline)
+            ours.enter_context(self._lifeline)
+            stacks = ours.enter_context(FileIO(memory_file(f"streamline stacks {number}"), "r+"))
+            self.stacks = stacks.fileno()
             self.stdio = ParentStdio(parent_stdio)
             self.output = HostOutput(f"[process {number}] ", self.stdio.reply)
             self._frames = output or self.output.frame
-            fds = (child_control.fileno(), child_stdio.fileno(), child_lifeline, self.stacks)
+            fds = (child_control.fileno(), child_stdio.fileno(), child_lifeline.fileno(), self.stacks)
             self.popen = start(number, env, entry_point, fds)
             ours.callback(_reap, self.popen)
             self._pidfd = _pidfd(self.popen.pid)
+            self._ours: list[socket.socket | FileIO] = [self.control, parent_stdio, self._lifeline, stacks]
             if self._pidfd is not None:
-                ours.callback(os.close, self._pidfd)
+                self._ours.append(ours.enter_context(FileIO(self._pidfd)))
             self._listener = threading.Thread(target=self._listen, name=f"streamline process {number}", daemon=True)
             start_thread(self._listener)
-            self._ours = ours.pop_all()
+            ours.pop_all()
         _children.add(self)
 
     def send_link(
@@ -151,16 +154,16 @@ class ChildProcess:
             self.gone.wait(EXIT_S)
         if threading.current_thread() is not self._listener:
             self._listener.join(EXIT_S)
-        with self._lock:
-            ours, self._ours = self._ours, ExitStack()
-        ours.close()
+        for each in self._ours:
+            each.close()
         _children.discard(self)
 
     def forget(self) -> None:
         """Close what a fork of this process inherited: the lifeline must have one holder."""
-        for fd in (self.control.detach(), self.stdio.sock.detach(), self._lifeline):
+        for fd in (self.control.detach(), self.stdio.sock.detach()):
             with contextlib.suppress(OSError):
                 os.close(fd)
+        self._lifeline.close()
 
     def _listen(self) -> None:
         """Relay the child's output until it has exited, then call the `on_exit` callbacks."""
@@ -278,13 +281,16 @@ class HostProcess:
             if self._child is not None:
                 raise HostError(f"process {self.number} was started already")
             try:
-                self._child = ChildProcess(self.number, self._env, self._entry_point, self._output)
+                undisturbed(self._begin)
             except MemoryError as error:
                 raise HostError(f"process {self.number} can't be started: out of memory (`ulimit -v`)") from error
             except OSError as error:
                 raise HostError(_why_not_started(self.number, error)) from error
+
+    def _begin(self) -> None:
+        self._child = child = ChildProcess(self.number, self._env, self._entry_point, self._output)
         # Not at the interpreter's exit: runs that are still open would log its death; the kernel kills it then.
-        Cleanup(self, ChildProcess.abandon, self._child).not_at_exit()
+        Cleanup(self, ChildProcess.abandon, child).not_at_exit()
 
     def link(
         self, shipped: Shipped, answer: Answer | Relay | None = None, env: ProcessEnv | None = None
@@ -340,7 +346,7 @@ class HostProcess:
         """Send SIGKILL."""
         self._started().popen.kill()
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float = math.inf) -> bool:
         """Wait until it has exited and its output is relayed; return whether it has."""
         return self._started().gone.wait(timeout)
 

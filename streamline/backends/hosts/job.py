@@ -29,6 +29,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
+from io import FileIO
 from pathlib import Path
 
 from streamline.core.atomic_file import is_open_as, open_own
@@ -167,8 +168,8 @@ class JobDirectory:
     def new_key(self) -> bytes:
         """Remove what a dead process has left, and return a new key, written for others; under the lock."""
         self.clear()
-        with os.fdopen(open_own(self._key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(32))
+        with FileIO(open_own(self._key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_hex(32).encode())
         return self.key()
 
     def key(self) -> bytes:
