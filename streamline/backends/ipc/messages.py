@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from streamline.core.channel import FlushPoints
 from streamline.core.counters import Doing, StageCounts
-from streamline.core.state import Tree
+from streamline.core.state import SkipCounts, Tree
 from streamline.errors import WorkerDied
 
 Encoded: TypeAlias = Any
@@ -74,7 +74,7 @@ class OpenWorker(NamedTuple):
     shard: int
     num_shards: int
     epoch: tuple[int, ...]
-    skipped: Mapping[tuple[int, str], int]
+    skipped: Mapping[tuple[int, str], SkipCounts]
     state: Tree | None
     items: int
     size: int
