@@ -10,11 +10,17 @@ which are there anyway. What each rank gets is checked.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hashlib
 import os
+import re
 import sys
 import tempfile
+import threading
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +28,75 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.harness import SPAWN
-from bench.peers import CountingStore
 
 HOSTS = 8
 
 KEPT = 4
 """Items that a rank's loop holds on to: what it works on, and a few on their way to a device."""
+
+DELAY_S = 0.03
+"""In which the store answers."""
+
+RANGE = re.compile(rb"\r\nrange: bytes=(\d+)-(\d+)", re.IGNORECASE)
+
+
+@dataclass
+class CountingStore:
+    """Serves objects in a thread; a look at an ETag (one byte) isn't counted.
+
+    Attributes:
+      sent: bytes of objects, or ranges of one.
+    """
+
+    objects: int
+    nbytes: int
+    sent: int = 0
+    base: str = ""
+    _data: dict[bytes, bytes] = field(default_factory=dict)
+
+    def content(self, number: int) -> bytes:
+        return hashlib.shake_128(b"%d" % number).digest(self.nbytes)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self._data = {b"/%d" % number: self.content(number) for number in range(self.objects)}
+        ready, ends = threading.Event(), list[Callable[[], object]]()
+
+        async def serve() -> None:
+            loop, over = asyncio.get_running_loop(), asyncio.Event()
+            server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+            self.base = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            ends.append(lambda: loop.call_soon_threadsafe(over.set))
+            ready.set()
+            await over.wait()
+
+        thread = threading.Thread(target=lambda: asyncio.run(serve()))
+        thread.start()
+        ready.wait()
+        try:
+            yield
+        finally:
+            ends[0]()
+            thread.join()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await asyncio.sleep(DELAY_S)
+                data = self._data[head.split(b" ", 2)[1]]
+                asked = RANGE.search(head)
+                start, stop = (int(asked[1]), int(asked[2]) + 1) if asked else (0, len(data))
+                if stop - start > 1:
+                    self.sent += stop - start
+                told = f"Content-Range: bytes {start}-{stop - 1}/{len(data)}\r\nContent-Length: {stop - start}"
+                writer.write(f'HTTP/1.1 206 Partial Content\r\nETag: "v1"\r\n{told}\r\n\r\n'.encode())
+                writer.write(data[start:stop])
+                await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return
+        finally:
+            writer.close()
 
 
 def decoded(item: Any) -> Any:

@@ -75,8 +75,8 @@ def read_lines(
         part-{000..127}.txt; one or several. gzip, zstd, bzip2 and xz are unpacked.
       max_line_bytes: a longer line is an error; >= 1.
       name: its part of a state is kept under it.
-      access: how bytes are had: `http`, `concurrency`, `cache_dir`, `cache_max_bytes`, `peers`,
-        `key_file`, `tls`, `storage_options`, see `streamline.io.storage.options.Access`.
+      access: how bytes are had: `http`, `concurrency`, `cache_dir`, `cache_max_bytes`, `storage_options`,
+        see `streamline.io.storage.options.Access`.
 
     Raises:
       PlanTypeError, PlanError: an option of the wrong type or value.

@@ -76,14 +76,14 @@ class PeerHello(msgspec.Struct, frozen=True, kw_only=True):
     """What a dialer says of itself.
 
     Attributes:
-      role: of the connection: an agent's own, a link of one of its hosts, one that asks for objects of a cache, one of
-        a process that shares the hosts of another, or of a rank that publishes to a page.
+      role: of the connection: an agent's own, a link of one of its hosts, one of a process that shares the hosts of
+        another, or of a rank that publishes to a page.
       node: its machine's name.
       ticket: of a link: the listener's, good for one; of an agent that was started for one host: that host's; of a
         rank: its number, and of how many.
     """
 
-    role: Literal["control", "link", "objects", "node", "rank"]
+    role: Literal["control", "link", "node", "rank"]
     node: Annotated[str, msgspec.Meta(max_length=253)]
     pid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     ticket: Annotated[str, msgspec.Meta(max_length=256)] = ""
@@ -258,7 +258,7 @@ def _mismatch(hello: PeerHello) -> str:
     if (hello.version, _minor(hello.python)) == (here.version, _minor(here.python)):
         return ""
     agents = hello.role in ("control", "link")
-    ours, theirs = ("the trainer", "the agent") if agents else ("this peer", "the one")
+    ours, theirs = ("the trainer", "the agent") if agents else ("this process", "the one")
     return (
         f"{ours} runs {here.version} on Python {here.python}, {theirs} on {hello.node} {hello.version} on Python "
         f"{hello.python}: install the same {DISTRIBUTION} and the same minor version of Python"

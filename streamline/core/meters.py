@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -189,9 +189,6 @@ class Traffic:
       hits: objects, or ranges of one, that were read from the cache on disk.
       misses: those that weren't there.
       kept_bytes: that were read from it.
-      peer_hits: objects, or ranges of one, that came from a peer.
-      peer_misses: those that didn't, and were asked of the store.
-      peer_bytes: that came from peers.
       in_flight: requests whose answer hasn't begun to come.
     """
 
@@ -201,21 +198,11 @@ class Traffic:
     hits: int = 0
     misses: int = 0
     kept_bytes: int = 0
-    peer_hits: int = 0
-    peer_misses: int = 0
-    peer_bytes: int = 0
     in_flight: int = 0
-    _apart: list[Traffic] = field(default_factory=list, init=False, repr=False)
-
-    def apart(self) -> Traffic:
-        """Return a counter for another thread, which asks servers in the name of this source."""
-        self._apart.append(Traffic())
-        return self._apart[-1]
 
     def add(self, other: Traffic) -> None:
-        names = (each.name for each in fields(self) if each.init)
-        for name, count in zip(names, other.counts(), strict=True):
-            setattr(self, name, getattr(self, name) + count)
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -227,18 +214,6 @@ class Traffic:
         finally:
             self.in_flight -= 1
 
-    def counts(self) -> tuple[int, int, int, int, int, int, int, int, int, int]:
-        """Return requests, retries and bytes; hits, misses and bytes of the cache; the same of peers; in flight."""
-        asked = [self, *self._apart]
-        return (
-            sum(each.requests for each in asked),
-            sum(each.retries for each in asked),
-            sum(each.bytes for each in asked),
-            self.hits,
-            self.misses,
-            self.kept_bytes,
-            self.peer_hits,
-            self.peer_misses,
-            self.peer_bytes,
-            sum(each.in_flight for each in asked),
-        )
+    def counts(self) -> tuple[int, int, int, int, int, int, int]:
+        """Return requests, retries and bytes; hits, misses and bytes of the cache; in flight."""
+        return self.requests, self.retries, self.bytes, self.hits, self.misses, self.kept_bytes, self.in_flight

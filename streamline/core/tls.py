@@ -108,11 +108,25 @@ class TlsSocket(socket.socket):
         self.channel = channel_of(self._own or self._tls.getpeercert(binary_form=True))
 
     def _refused(self, error: ssl.SSLError) -> HandshakeError:
+        """Return what a failed handshake of TLS means, of one end, and what to do."""
         if isinstance(error, ssl.SSLCertVerificationError):
             self._encrypted()
             with suppress(OSError):  # let the other end know, too
                 self._flush()
-        return refusal(error, self._trusted)
+            return HandshakeError(
+                f"the other end's certificate is not trusted: {error.verify_message}. The {CERTIFICATE} of its tls= "
+                f"has to be {self._trusted}, or be signed by it, and must not have expired"
+            )
+        if "ALERT" in (error.reason or ""):
+            return HandshakeError(
+                f"the other end refuses TLS ({error.reason}): if it is the certificate of this end, give the other one "
+                f"this {CERTIFICATE}, or the {TRUSTED} that has signed it, and renew it if it has expired"
+            )
+        return HandshakeError(
+            f"the other end doesn't encrypt, or not with TLS 1.3, and this one does ({error.reason}): give both tls= "
+            "(--tls), or neither",
+            MISFIT,
+        )
 
     # As of any socket -------------------------------------------------------------------------------------------------
 
@@ -232,29 +246,6 @@ def channel_of(certificate: bytes | None) -> bytes:
     return sha256(certificate).digest()
 
 
-def refusal(error: ssl.SSLError, trusted: str) -> HandshakeError:
-    """Return what a failed handshake of TLS means, of one end, and what to do.
-
-    Args:
-      trusted: the file whose certificates it trusts.
-    """
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return HandshakeError(
-            f"the other end's certificate is not trusted: {error.verify_message}. The {CERTIFICATE} of its tls= has to "
-            f"be {trusted}, or be signed by it, and must not have expired"
-        )
-    if "ALERT" in (error.reason or ""):
-        return HandshakeError(
-            f"the other end refuses TLS ({error.reason}): if it is the certificate of this end, give the other one "
-            f"this {CERTIFICATE}, or the {TRUSTED} that has signed it, and renew it if it has expired"
-        )
-    return HandshakeError(
-        f"the other end doesn't encrypt, or not with TLS 1.3, and this one does ({error.reason}): give both tls= "
-        "(--tls), or neither",
-        MISFIT,
-    )
-
-
 @dataclass(frozen=True)
 class Certificates:
     """A folder with certificates, `tls=`: see `HOW`. Picklable; all is read when it is used.
@@ -286,11 +277,6 @@ class Certificates:
 
     def dialling(self) -> Callable[[socket.socket], TlsSocket]:
         """Return what encrypts connections that this process makes; `HostError`: there is no certificate to trust."""
-        context, trusted = self.trusting()
-        return lambda sock: TlsSocket(sock, context, None, trusted)
-
-    def trusting(self) -> tuple[ssl.SSLContext, str]:
-        """Return how this process dials, and the file whose certificates it trusts; as `dialling`."""
         trusted = Path(self.folder, TRUSTED)
         if not trusted.exists():
             trusted = Path(self.folder, CERTIFICATE)
@@ -301,7 +287,7 @@ class Certificates:
             context.load_verify_locations(trusted)
         except OSError as error:
             raise _unusable(self.folder, trusted.name, error) from error
-        return context, str(trusted)
+        return lambda sock: TlsSocket(sock, context, None, str(trusted))
 
 
 def _context(protocol: int) -> ssl.SSLContext:

@@ -174,15 +174,12 @@ class ReadStats:
 
     Attributes:
       name: of the source.
-      requests: that were sent, tries again and redirects among them; also those made for peers (`peers=`).
+      requests: that were sent, tries again and redirects among them.
       retries: tries again, each after a failure: a drop, a stall, a busy server.
       bytes: that arrived; what arrived twice counts twice.
       cache_hits: objects, or ranges of one, that were read from `cache_dir`.
       cache_misses: those that weren't there, and were asked for.
       cache_bytes: that were read from there.
-      peer_hits: objects, or ranges of one, that came from `peers=`, this machine's server among them.
-      peer_misses: those that didn't, and were asked of the store.
-      peer_bytes: that came from peers.
       in_flight: requests, as it stands: sent, and no answer has begun to come.
     """
 
@@ -193,9 +190,6 @@ class ReadStats:
     cache_hits: int = 0
     cache_misses: int = 0
     cache_bytes: int = 0
-    peer_hits: int = 0
-    peer_misses: int = 0
-    peer_bytes: int = 0
     in_flight: int = 0
 
 
@@ -288,10 +282,9 @@ class Figures:
 
 COUNTERS = frozenset({
     "items", "bytes", "copied_bytes", "slabs_made", "slabs_reused", "errors", "padded", "requests", "retries",
-    "cache_hits", "cache_misses", "cache_bytes", "peer_hits", "peer_misses", "peer_bytes", "elapsed_s",
-    "consumer_wait_s", "consumer_held_s", "ranks_wait_s", "busy_s", "held_s",
-    "wait_input_s", "wait_output_s", "arrival_s", "looked_s", "collecting_s", "gil_looks", "gil_waits", "quota_periods",
-    "quota_throttled", "memory_wait_s", "cpu_s", "core_wait_s",
+    "cache_hits", "cache_misses", "cache_bytes", "elapsed_s", "consumer_wait_s", "consumer_held_s", "ranks_wait_s",
+    "busy_s", "held_s", "wait_input_s", "wait_output_s", "arrival_s", "looked_s", "collecting_s", "gil_looks",
+    "gil_waits", "quota_periods", "quota_throttled", "memory_wait_s", "cpu_s", "core_wait_s",
 })  # fmt: skip
 """Fields that grow. The others, depths, peaks, pids, memory, are as they stand."""
 

@@ -167,8 +167,5 @@ METRICS = (
     _of_each("source", "cache.hits", "counter", "{read}", "cache_hits", "Objects, or ranges, found in cache_dir=."),
     _of_each("source", "cache.misses", "counter", "{read}", "cache_misses", "Objects, or ranges, not found there."),
     _of_each("source", "cache.io", "counter", "By", "cache_bytes", "Bytes that were read from there."),
-    _of_each("source", "peer.hits", "counter", "{read}", "peer_hits", "Objects, or ranges, that came from peers=."),
-    _of_each("source", "peer.misses", "counter", "{read}", "peer_misses", "Objects, or ranges, that didn't."),
-    _of_each("source", "peer.io", "counter", "By", "peer_bytes", "Bytes that came from peers=."),
 )  # fmt: skip
 """All metrics, in the order of docs/metrics.md."""

@@ -532,8 +532,8 @@ def _reads(stats: Stats, lately: Stats) -> Iterator[dict[str, Any]]:
             "in_flight": read.in_flight,
             "bytes_s": now.bytes / elapsed_s,
             "retries": read.retries,
-            "hits": read.cache_hits + read.peer_hits,
-            "misses": read.cache_misses + read.peer_misses,
+            "hits": read.cache_hits,
+            "misses": read.cache_misses,
         }
 
 

@@ -17,8 +17,6 @@ READS = ("asked of servers by", "requests", "requests/s", "retries", "bytes")
 
 CACHES = ("cache", "hits", "misses", "bytes from disk")
 
-PEERS = ("peers", "hits", "misses", "bytes from peers")
-
 WIDEST_NAME = 20
 """Longer names are cut, so that a line fits into 80 columns."""
 
@@ -56,8 +54,6 @@ def table(figures: Figures) -> str:
             lines.append(f"({len(figures.hosts) - len(seen)} more hosts have not come yet)")
     if cached := [read for read in figures.reads if read.cache_hits or read.cache_misses]:
         lines += _aligned([CACHES, *map(_cache, cached)])
-    if shared := [read for read in figures.reads if read.peer_hits or read.peer_misses]:
-        lines += _aligned([PEERS, *map(_peers, shared)])
     if figures.reads:
         lines += _aligned([READS, *(_read(read, elapsed_s) for read in figures.reads)])
     return "\n".join(lines)
@@ -110,10 +106,6 @@ def _heading(name: str) -> str:
 
 def _cache(read: ReadStats) -> tuple[str, ...]:
     return _cut(read.name), f"{read.cache_hits:,}", f"{read.cache_misses:,}", _size(read.cache_bytes)
-
-
-def _peers(read: ReadStats) -> tuple[str, ...]:
-    return _cut(read.name), f"{read.peer_hits:,}", f"{read.peer_misses:,}", _size(read.peer_bytes)
 
 
 def _read(read: ReadStats, elapsed_s: float) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ PARTS = (
         number=3, kind="process", pid=1, items=80, bytes=9_000, busy_s=0.75, wait_input_s=0.5, wait_output_s=0.0625,
         restarts=2, resident_bytes=1 << 20,
     ),
-    ReadStats("read_jsonl", 10, 1, 5_000, 6, 3, 4_000, 2, 8, 700, 11),
+    ReadStats("read_jsonl", 10, 1, 5_000, 6, 3, 4_000, 11),
 )  # fmt: skip
 
 STATS = Stats(

@@ -270,7 +270,7 @@ class MetricsUpdate(NamedTuple):
     stages: tuple[StageCounts, ...]
     channels: tuple[tuple[str, int, int, int, int, int], ...] = ()
     spans: tuple[Span, ...] = ()
-    traffics: tuple[tuple[str, int, int, int, int, int, int, int, int, int, int], ...] = ()
+    traffics: tuple[tuple[str, int, int, int, int, int, int, int], ...] = ()
     clock: float | None = None
 
 

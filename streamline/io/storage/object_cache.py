@@ -22,7 +22,6 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Protocol
 
 import anyio
 
@@ -151,24 +150,6 @@ def _close_result(opening: asyncio.Future[CachedObject | None]) -> None:
         kept.close()
 
 
-class Peers(Protocol):
-    """Other machines, which may have an object or fetch it for all."""
-
-    def blocks(self, name: str, found: FoundObject, start: int, stop: int) -> AsyncGenerator[bytes, None]:
-        """Yield bytes `start` to `stop` of an object, up to where peers don't have them, or fail.
-
-        Args:
-          name: under which it is kept.
-        """
-
-    async def aclose(self) -> None:
-        """Hang up, and leave them. Idempotent."""
-
-
-Fetch = Callable[[str, int, int | None, str | None], AsyncGenerator[bytes, None]]
-"""As `Storage.blocks`."""
-
-
 class CachedStorage(Storage):
     """Reads objects of `remote`, from disk where they are kept.
 
@@ -176,13 +157,11 @@ class CachedStorage(Storage):
       remote: is closed with this.
       cache: isn't.
       scope: as for `digest`.
-      peers: are asked before `remote`; closed with this. None: there are none.
     """
 
-    def __init__(self, remote: Storage, cache: ObjectCache, scope: str = "", peers: Peers | None = None) -> None:
+    def __init__(self, remote: Storage, cache: ObjectCache, scope: str = "") -> None:
         self.remote = remote
         self._scope = scope
-        self._peers = peers
         self.cache = cache
         self._versions: dict[str, tuple[float, FoundObject]] = {}
 
@@ -221,7 +200,7 @@ class CachedStorage(Storage):
 
     async def _through(
         self,
-        remote: Fetch,
+        remote: Callable[[str, int, int | None, str | None], AsyncGenerator[bytes, None]],
         path: str,
         start: int,
         stop: int | None,
@@ -246,30 +225,12 @@ class CachedStorage(Storage):
             if position == end:
                 return
         with self.cache.part(name) as part:
-            async with aclosing(self._afar(remote, name, path, position, stop, etag)) as blocks:
+            async with aclosing(remote(path, position, stop, etag)) as blocks:
                 async for block in blocks:
                     await part.write(position, block)
                     position += len(block)
                     yield block
             await self._ended(part, path, etag, position if stop is None else None)
-
-    async def _afar(
-        self, remote: Fetch, name: str, path: str, start: int, stop: int | None, etag: str
-    ) -> AsyncGenerator[bytes, None]:
-        """Yield bytes as peers send them, as far as they do, and the others as `remote` yields them."""
-        known = self._versions.get(path)
-        size = known[1].size if known is not None and known[1].etag == etag else None
-        end = size if stop is None else stop
-        if self._peers is not None and end is not None:
-            async with aclosing(self._peers.blocks(name, FoundObject(path, size, etag), start, end)) as blocks:
-                async for block in blocks:
-                    start += len(block)
-                    yield block
-            if start == end:
-                return
-        async with aclosing(remote(path, start, stop, etag)) as blocks:
-            async for block in blocks:
-                yield block
 
     async def _kept(self, path: str, kept: CachedObject, start: int, end: int) -> AsyncGenerator[bytes, None]:
         """Yield bytes of an open object, up to where the file was cut meanwhile."""
@@ -308,11 +269,7 @@ class CachedStorage(Storage):
         return (await self.stat(path)).etag
 
     async def aclose(self) -> None:
-        try:
-            if self._peers is not None:
-                await self._peers.aclose()
-        finally:
-            await self.remote.aclose()
+        await self.remote.aclose()
 
 
 def _strong(etag: str | None) -> bool:
@@ -341,15 +298,6 @@ class Spans:
     def cover(self, size: int) -> bool:
         """Whether bytes 0 to `size` are all there."""
         return not size or (bool(self._stops) and self._starts[0] == 0 and self._stops[0] >= size)
-
-    def end_at(self, position: int) -> int:
-        """Return where the span that has byte `position` ends; `position`: none has it."""
-        at = bisect_right(self._starts, position) - 1
-        return max(position, self._stops[at]) if at >= 0 else position
-
-    def starts_after(self, position: int) -> list[int]:
-        """Return where the spans after byte `position` begin."""
-        return self._starts[bisect_right(self._starts, position) :]
 
     @property
     def from_start(self) -> bool:
@@ -399,10 +347,6 @@ class CachePart:
         if last is not None:
             await asyncio.wait([last])
 
-    async def read(self, start: int, stop: int) -> bytes:
-        """Return bytes that were written; none, where they couldn't be, or it is kept or given up by now."""
-        return await asyncio.wrap_future(self.thread.submit(lambda: self._read(start, stop)))
-
     def ended(self, size: int | None) -> None:
         """Something was read, perhaps up to the end; if nothing is missing now, keep it."""
         self.size = size if self.size is None else self.size
@@ -432,9 +376,6 @@ class CachePart:
             self.made().failed(error)
         self._failed = True
         self._part.drop()
-
-    def _read(self, start: int, stop: int) -> bytes:
-        return b"" if self._part is None or self._failed else self._part.read(start, stop)
 
     def _keep(self) -> None:
         if not self._begun:  # it has no bytes

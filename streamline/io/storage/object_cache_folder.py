@@ -244,7 +244,10 @@ class CachedObject:
 
     def read(self, start: int, stop: int) -> bytes:
         """Return bytes `start` to `stop`; fewer if the file was cut."""
-        return _read(self._fd, start, stop)
+        data = os.pread(self._fd, stop - start, start)
+        if len(data) == stop - start or not data:
+            return data
+        return data + self.read(start + len(data), stop)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -267,10 +270,6 @@ class PartialObject:
         _write(self._fd, position, data)
         self._end = max(self._end, position + len(data))
 
-    def read(self, start: int, stop: int) -> bytes:
-        """Return bytes that were written; none after it was kept or dropped."""
-        return b"" if self._fd < 0 else _read(self._fd, start, stop)
-
     def keep(self, size: int) -> None:
         """All `size` bytes are written: give it its name. After an OSError, drop it."""
         _write(self._fd, size, TRAILER.pack(MAGIC, size))
@@ -290,13 +289,6 @@ class PartialObject:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-def _read(fd: int, start: int, stop: int) -> bytes:
-    data = os.pread(fd, stop - start, start)
-    if len(data) == stop - start or not data:
-        return data
-    return data + _read(fd, start + len(data), stop)
 
 
 def _write(fd: int, position: int, data: bytes) -> None:

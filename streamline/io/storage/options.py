@@ -10,7 +10,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field, fields, replace
 from importlib import import_module
 from typing import Any, TypedDict
@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 from streamline.core.options import check_flag, check_int, check_seconds, given
 from streamline.errors import PlanError, PlanTypeError, install, printable
-from streamline.io.peers.peer import check_peers
 from streamline.io.storage.base import ADDED, Storage
 
 CONCURRENCY = 64
@@ -32,9 +31,6 @@ class AccessOptions(TypedDict, total=False):
     concurrency: int
     cache_dir: str | os.PathLike[str] | None
     cache_max_bytes: int | None
-    peers: str | Sequence[str] | None
-    key_file: str | os.PathLike[str] | None
-    tls: str | os.PathLike[str] | None
     storage_options: Mapping[str, Any] | None
 
 
@@ -48,13 +44,6 @@ class Access:
       cache_dir: a folder on local disk, one that only this user can write to, in which remote objects are kept;
         processes and jobs may share it. None: nothing is kept. Local files never are.
       cache_max_bytes: what it may hold: beyond, the objects used least recently go; >= 1. None: no limit.
-      peers: the machines of this job, all of which have the same list: "HOST:PORT", with braces ("node{0..3}:7078"), or
-        several; a name with several addresses stands for them all. They fetch an object from its store once, and from
-        each other after; one process of each machine listens there. Needs `cache_dir`. None: each for itself.
-      key_file: a file with the key that proves to peers that this is one of them, as `Remote`'s; None: the
-        environment's STREAMLINE_KEY.
-      tls: a folder with tls.crt and tls.key of this machine, and the ca.crt that has signed those of all machines, if
-        they aren't the same: what peers say to each other is encrypted. None: it isn't.
       storage_options: how object stores are reached, by obstore's names: "region", "endpoint", "access_key_id",
         "skip_signature", "allow_http", …; None: as the environment says.
       added: the storages that users have registered, so that a process that gets the plan has them, too.
@@ -68,9 +57,6 @@ class Access:
     concurrency: int = CONCURRENCY
     cache_dir: str | os.PathLike[str] | None = None
     cache_max_bytes: int | None = None
-    peers: str | Sequence[str] | None = None
-    key_file: str | os.PathLike[str] | None = None
-    tls: str | os.PathLike[str] | None = None
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     added: Mapping[str, Callable[[Any], Storage]] = field(default_factory=ADDED.copy, repr=False, compare=False)
 
@@ -79,7 +65,6 @@ class Access:
             raise PlanTypeError(f"expected http as HttpOptions, got {given(self.http)}")
         check_int("concurrency", self.concurrency, 1)
         _check_cache(self.cache_dir, self.cache_max_bytes)
-        _check_peers(self.peers, self.cache_dir, key_file=self.key_file, tls=self.tls)
         if self.storage_options is not None:
             check_storage_options(self.storage_options)
 
@@ -87,12 +72,7 @@ class Access:
         """Return this access with nothing kept on disk, and requests that give up after `within_s` at the latest."""
         http = self.http or HttpOptions()
         limits = {name: min(getattr(http, name), within_s) for name in ("timeout_s", "connect_timeout_s", "deadline_s")}
-        alone = self.without_peers()
-        return replace(alone, http=replace(http, **limits), cache_dir=None, cache_max_bytes=None)
-
-    def without_peers(self) -> Access:
-        """Return this access for one machine alone."""
-        return replace(self, peers=None, key_file=None, tls=None)
+        return replace(self, http=replace(http, **limits), cache_dir=None, cache_max_bytes=None)
 
 
 def _check_cache(cache_dir: object, max_bytes: object) -> None:
@@ -106,19 +86,6 @@ def _check_cache(cache_dir: object, max_bytes: object) -> None:
         check_int("cache_max_bytes", max_bytes, 1)
         if cache_dir is None:
             raise PlanError("cache_max_bytes= needs a cache_dir=, the folder that it bounds")
-
-
-def _check_peers(peers: object, cache_dir: object, **paths: object) -> None:
-    given_paths = {name: path for name, path in paths.items() if path is not None}
-    for name, path in given_paths.items():
-        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-            raise PlanTypeError(f"expected {name} as str or os.PathLike, got {given(path)}")
-    if peers is not None:
-        check_peers(peers)
-        if cache_dir is None:
-            raise PlanError("peers= needs a cache_dir=, the folder that each of them serves to the others")
-    elif given_paths:
-        raise PlanError(f"{next(iter(given_paths))}= needs peers=, which it is for")
 
 
 TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")

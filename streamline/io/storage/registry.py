@@ -8,14 +8,11 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from streamline.core.handshake import read_key
 from streamline.core.meters import Traffic
-from streamline.core.tls import Certificates
 from streamline.errors import PlanError, ReadError
-from streamline.io.peers.peer import check_peers
 from streamline.io.storage.base import ADDED, Storage
 from streamline.io.storage.local import LocalStorage
-from streamline.io.storage.object_cache import CachedStorage, ObjectCache, Peers
+from streamline.io.storage.object_cache import CachedStorage, ObjectCache
 from streamline.io.storage.options import Access, HttpOptions
 from streamline.io.storage.paths import HUB, STORES, scheme_of
 
@@ -58,7 +55,6 @@ class Storages:
         self._open: dict[Callable[..., Storage], Storage] = {}
         folder, most = self._access.cache_dir, self._access.cache_max_bytes
         self.cache = None if folder is None else ObjectCache(os.fspath(folder), most, self._traffic)
-        self.concurrency = self._access.concurrency
 
     def of(self, path: str) -> Storage:
         """Return the storage that holds `path`.
@@ -66,18 +62,11 @@ class Storages:
         Raises:
           ReadError: this is not asyncio's event loop.
         """
-        scheme, make = self._made_by(path)
+        scheme = scheme_of(path)
+        make = self._access.added.get(scheme) or SCHEMES.get(scheme, _local)
         if make not in self._open:
             self._open[make] = self._opened(make, own=scheme in self._access.added)
         return self._open[make]
-
-    def scope(self, path: str) -> str:
-        """Return what says, besides `path`, which object it is, as for `digest`."""
-        return _where(self._access) if self._made_by(path)[1] in (_objects, _hub) else ""
-
-    def _made_by(self, path: str) -> tuple[str, Callable[..., Storage]]:
-        scheme = scheme_of(path)
-        return scheme, self._access.added.get(scheme) or SCHEMES.get(scheme, _local)
 
     def _opened(self, make: Callable[..., Storage], *, own: bool) -> Storage:
         if asyncio._get_running_loop() is None:
@@ -88,25 +77,7 @@ class Storages:
         made = make(self._access) if own else make(self._access, self._traffic)
         if self.cache is None or make is _local:
             return made
-        return CachedStorage(made, self.cache, _where(self._access) if make in (_objects, _hub) else "", self._peers())
-
-    def _peers(self) -> Peers | None:
-        """Return what asks peers; it joins them when it first does.
-
-        Raises:
-          HostError: there is no key, or no certificate.
-        """
-        access = self._access
-        if access.peers is None or access.cache_dir is None:
-            return None
-        from streamline.io.peers.client import PeerClient  # aiohttp takes 0.2 s to import
-        from streamline.io.peers.node import Where
-
-        key, tls = read_key(access.key_file), Certificates.of(access.tls)
-        if tls is not None:
-            tls.listening(), tls.trusting()  # here the error is the stream's, where a peer's would be a line in the log
-        where = Where(os.fspath(access.cache_dir), check_peers(access.peers), key, tls)
-        return PeerClient(where, Storages(access.without_peers(), self._traffic.apart()), self._traffic)
+        return CachedStorage(made, self.cache, _where(self._access) if make in (_objects, _hub) else "")
 
     async def aclose(self) -> None:
         while self._open:

@@ -565,7 +565,7 @@ def test_an_agent_without_room_for_the_plan_says_so_and_serves_the_next_run(tmp_
             assert list(stream) == whole
 
 
-@pytest.mark.parametrize("role", ["link", "objects"])
+@pytest.mark.parametrize("role", ["link", "node"])
 def test_who_knows_the_key_but_no_ticket_is_hung_up_on(
     role: Any, remote: sl.Remote, tmp_path: Path, tls: Path | None
 ) -> None:
