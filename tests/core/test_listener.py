@@ -114,7 +114,7 @@ def test_a_refused_agent_is_told_why_and_logged(port: Port, caplog: pytest.LogCa
     ):
         dial(port.address, KEY, old)
     port.listener.close()  # then all is logged
-    assert "streamline 0.0.1 on Python" in caplog.text
+    assert "0.0.1 on Python" in caplog.text
     assert "\x1b" not in caplog.text
 
 
