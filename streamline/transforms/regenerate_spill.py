@@ -109,7 +109,7 @@ class SpillKeeper:
     """Removes, whenever a snapshot was saved, the cycles that none needs any more. In the consumer's process.
 
     Args:
-      folders: of the stages that keep their cycles, by name.
+      folders: of the stages that keep their cycles, by name; those of a mixture's components too.
       merge: its name: that of the workers' entry in a state.
       shards: of this rank.
     """
@@ -131,12 +131,23 @@ class SpillKeeper:
         workers = zip(self._of_workers, state[self._merge]["workers"], strict=True)
         needed: set[str] = set()
         for (shard, of), tree in (*workers, (self._of_rank, state)):
+            owns = _with_components(tree)
             for name, folder in self._folders.items():
-                own = tree.get(name)
+                own = owns.get(name)
                 if isinstance(own, dict) and "files" in own:
                     needed.update(own["files"])
                     _tidy(folder, whose(name, shard, of), own, self._before)
         self._before = needed
+
+
+def _with_components(tree: Tree) -> Tree:
+    """Return the parts of a state, with those of a source's components, whose stages have names of their own."""
+    found: Tree = {}
+    for own in tree.values():
+        of = own.get("of") if isinstance(own, dict) else None
+        for part in of.values() if isinstance(of, dict) else ():
+            found |= _with_components(part) if isinstance(part, dict) else {}
+    return found | tree
 
 
 def _tidy(folder: str, mine: str, own: Json, keep: Collection[str]) -> None:
