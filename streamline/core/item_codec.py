@@ -32,7 +32,7 @@ def decoded(content: bytes | bytearray | str, read: Callable[[Any], R], wrong: C
       What `wrong` makes of the reason: it is no UTF-8, no JSON, too deeply nested, or `read` refuses it.
     """
     try:
-        return read(json.loads(content if isinstance(content, str) else content.decode()))
+        return read(json.loads(content.decode() if isinstance(content, bytes | bytearray) else content))
     except StreamlineError:
         raise
     except RecursionError:

@@ -15,7 +15,8 @@ from streamline.core.listener import listening_socket
 from streamline.core.threads import start_thread
 
 logger = logging.getLogger("streamline.web")
-logger.addFilter(lambda record: not isinstance((record.exc_info or [None] * 2)[1], http_exceptions.HttpProcessingError))
+NO_HTTP = (http_exceptions.HttpProcessingError, web.RequestPayloadError)
+logger.addFilter(lambda record: not isinstance((record.exc_info or [None] * 2)[1], NO_HTTP))
 """Says nothing of requests that are no HTTP: anybody may send them, and they are answered with 400."""
 
 MOST_CONNECTIONS = 64

@@ -111,7 +111,7 @@ def _stack_values(items: list[Any], types: set[type], place: Place | None, where
     if made.dtype.kind in "fO" and all(isinstance(item, int) or np.asarray(item).dtype.kind in "biu" for item in items):
         bounds = [int(bound) for item in items if np.ma.count(item) for bound in (np.min(item), np.max(item))]
         if min(bounds, default=0) < 0 or max(bounds, default=0) >= 2**64:
-            what = "integers of int64, or of uint64 where none is negative,"
+            what = "integers of one dtype (int64, or uint64 where none is negative)"
             raise _unlike(where, what, f"{min(bounds)} and {max(bounds)}", f": make them floats or texts{WAY_OUT}")
         made = (np.ma if masks else np).stack([np.asanyarray(item, np.uint64) for item in items])
     if made.dtype == np.uint64 and any(getattr(item, "dtype", None) != np.uint64 for item in items):

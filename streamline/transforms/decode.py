@@ -243,7 +243,8 @@ def _turbo_decoded(jpeg: bytes | bytearray | memoryview) -> npt.NDArray[np.uint8
     try:
         found: npt.NDArray[np.uint8] = turbo.decode_jpeg(jpeg, colorspace="CMYK" if inks else "RGB")
     except ValueError as failure:
-        raise OSError(f"the JPEG is cut or damaged: {failure}") from failure
+        way = 'on_error="skip" leaves it out, PIL.Image.open in a function of your own may take what it can'
+        raise OSError(f"the JPEG is cut or damaged: {failure}; {way}") from failure
     return None if inks else found
 
 

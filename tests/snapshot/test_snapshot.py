@@ -201,6 +201,11 @@ def test_text_that_is_not_json_is_said_to_be_none(text: Any) -> None:
         Snapshot.from_json(text)
 
 
+def test_what_is_no_text_is_named_by_its_type() -> None:
+    with pytest.raises(SnapshotError, match="must be str, bytes or bytearray, not dict"):
+        Snapshot.from_json({})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("text", ["[]", "3", "null", '"text"', "{}"])
 def test_other_json_is_no_snapshot(text: str) -> None:
     with pytest.raises(SnapshotError, match=r"^not a snapshot: "):

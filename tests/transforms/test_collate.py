@@ -268,9 +268,11 @@ def test_a_field_of_numpy_s_uint64_is_that_in_every_batch_without_a_word() -> No
 )
 def test_integers_that_no_dtype_holds_are_refused_with_their_field(items: list[Any]) -> None:
     lows, highs = int(min(items)), int(max(items))
-    message = rf"integers of int64, or of uint64 .* at item\['a'\]\[1\]\.label, got {lows} and {highs}: "
-    with pytest.raises(DataError, match=message):
+    message = r"integers of one dtype \(int64, or uint64 where none is negative\)"
+    with pytest.raises(DataError, match=rf"{message} at item\['a'\]\[1\]\.label, got {lows} and {highs}: "):
         stack([{"a": (0, Sample(0, item))} for item in items])
+    with pytest.raises(DataError, match=rf"{message}, got {lows} and {highs}: "):
+        stack(items)
 
 
 def test_values_that_numpy_can_not_stack_fail_with_their_field() -> None:

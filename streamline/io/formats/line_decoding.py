@@ -301,11 +301,12 @@ def wrong_with(line: bytes, error: Exception | None) -> str:
     """Return what a text is instead, and the way out; else what a parser says of it."""
     said = str(error)
     if b"\0" in line:
-        return UTF_16
+        return "the file is damaged there, it has a run of NULs" if b"\0\0\0\0" in line else UTF_16
     if b"\r" in line.strip() or "new-line character" in said:  # csv's words
         return "a line ends with \\n or \\r\\n, and there is \\r alone: convert the file, `tr '\\r' '\\n'`"
-    way = "the file was cut off there, or its JSON goes over several lines: `jq -c '.[]'` makes a line of each element"
-    return f"the value is truncated: {way}" if "truncated" in said else said  # msgspec's
+    way = "'.[]'` makes a line of each element" if line.lstrip()[:1] == b"[" else ".` makes a line of each value"
+    why = f"the file was cut off there, or its JSON goes over several lines: `jq -c {way}"
+    return f"the value is truncated: {why}" if "truncated" in said else said  # msgspec's
 
 
 def not_utf8(error: UnicodeDecodeError, where: str) -> str:

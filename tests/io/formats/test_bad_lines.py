@@ -165,8 +165,10 @@ LONE_CR = r"a line ends with \\n or \\r\\n, and there is \\r alone: convert the 
         ("csv", b"a,b\r\n1,2\r3,4\r\n", rf"line 2 .*expected CSV: {LONE_CR}"),
         ("csv", b"sep=;\r\na;b\r\n1;2\r\n", r"line 1 .*got Excel's 'sep=;': leave the line out, .*delimiter=';'"),
         ("csv", b"\xef\xbb\xbfsep=,\na,b\n1,2\n", r"line 1 .*got Excel's 'sep=,'"),
-        ("jsonl", json.dumps([{"a": 1}, {"a": 2}], indent=2).encode(), r"line 1 .*over several lines: `jq -c"),
-        ("jsonl", json.dumps({"a": {"b": 2}}, indent=2).encode(), r"line 1 .*over several lines: `jq -c"),
+        ("jsonl", json.dumps([{"a": 1}, {"a": 2}], indent=2).encode(), r"line 1 .*: `jq -c '\.\[\]'` makes .* element"),
+        ("jsonl", json.dumps({"a": {"b": 2}}, indent=2).encode(), r"line 1 .*: `jq -c \.` makes a line of each value"),
+        ("jsonl", VALUES.encode() + bytes(9), r"line 4 .*: the file is damaged there, it has a run of NULs"),
+        ("csv", bytes(512) + TABLE.encode(), r"line 1 .*: the file is damaged there, it has a run of NULs"),
         ("jsonl", VALUES.encode()[:-3], r"line 3 .*the value is truncated: the file was cut off"),
     ],
 )  # fmt: skip
