@@ -22,7 +22,7 @@ from streamline.core.flow import Site
 from streamline.core.item_codec import Read, unpack, unpack_all
 from streamline.core.record_file import DamagedError, packed, read_packed, whose, write_packed
 from streamline.core.state import Json, Tree
-from streamline.core.threads import ThreadPool, in_thread
+from streamline.core.threads import ThreadPool
 from streamline.errors import ReadError, ResumeError
 from streamline.transforms.regenerate_cycle import CycleFileNames
 
@@ -64,7 +64,7 @@ class Spill:
 
     async def write(self, name: str, kept: SpilledCycle, threads: ThreadPool) -> None:
         """Keep a cycle, durably."""
-        await in_thread(threads, partial(_write, self._folder / name, kept, self._whose))
+        await threads.run(partial(_write, self._folder / name, kept, self._whose), "a file")
 
     async def read(self, name: str, threads: ThreadPool) -> SpilledCycle:
         """Return the cycle in a file.
@@ -72,7 +72,7 @@ class Spill:
         Raises:
           ResumeError: it is not there, or damaged.
         """
-        return await in_thread(threads, partial(_read, self._folder / name))
+        return await threads.run(partial(_read, self._folder / name), "a file")
 
 
 def _write(path: Path, kept: SpilledCycle, family: str) -> None:
