@@ -205,7 +205,7 @@ def _end(h5py: Any) -> None:
     """Let Python end although a thread is in h5py for ever, with its lock, which h5py takes as Python ends."""
     if finish_calls():
         faulthandler.dump_traceback_later(CALL_S, exit=True, file=2)
-        atexit.unregister(getattr(h5py, "_unregister_converters", None))
+        atexit.unregister(getattr(h5py, "_unregister_converters", lambda: None))
 
 
 def _layout(h5: Any, wanted: tuple[str, ...] | None, size: int) -> tuple[tuple[str, ...], int, int, int]:
