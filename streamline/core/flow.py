@@ -15,18 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import anyio
 
-from streamline.core.state import (
-    MadeStates,
-    Reference,
-    Shifted,
-    Since,
-    SkipCounts,
-    Skipped,
-    State,
-    States,
-    Tree,
-    skips_in,
-)
+from streamline.core.state import MadeStates, Reference, Shifted, Since, SkipCounts, Skipped, State, States, Tree
 from streamline.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -85,9 +74,8 @@ class Chunk(Generic[T]):
         """Return this chunk with states that say what the stage has skipped so far."""
         if skips is None or not skips.counts:
             return self
-        name, shard, count = skips.name, skips.shard, skips.counts
-        after = None if self.after is None else Skipped(name, shard, count, self.after)
-        return Chunk(self.items, MadeStates(Skipped, name, shard, count, states=self.states), after)
+        states = MadeStates(Skipped, skips.name, skips.shard, skips.counts, states=self.states)
+        return Chunk(self.items, states, None if self.after is None else skips.over(self.after))
 
 
 class Flow(ABC, Generic[T]):
@@ -226,7 +214,7 @@ class Site:
 
     def skips(self, name: str, kind: str, state: Tree | None) -> Skips | None:
         """Return what a stage here leaves out, opened at `state`; None: nothing, and it never has."""
-        count = self.skipped.get((self.shard, name), 0) if state is None else skips_in(state).get(name, 0)
+        count = self.skipped.get((self.shard, name), 0) if state is None else state.get("errors", {}).get(name, 0)
         return self.tasks.session.errors.skips(name, kind, self.shard, self.epoch, count)
 
 

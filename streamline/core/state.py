@@ -16,8 +16,8 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 if TYPE_CHECKING:
     from streamline.core.choices import Branch
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Json: TypeAlias = Any  # a recursive alias says more, and makes every reader of a state cast
 
 Tree: TypeAlias = dict[str, Json]
+
+K = TypeVar("K")
 
 
 def digest(body: Json) -> str:
@@ -154,9 +156,14 @@ def consumed_of(skips: SkipCounts) -> int:
     return skips if isinstance(skips, int) else max(skips)
 
 
-def read_again(first: SkipCounts, consumed: int) -> SkipCounts:
-    """Return the count of a place from which what was consumed is read again."""
-    return [first if isinstance(first, int) else first[0], consumed]
+def read_again(marked: Mapping[K, SkipCounts], consumed: Mapping[K, int]) -> dict[K, SkipCounts]:
+    """Return the counts of a mark from which what was consumed is read again."""
+    found = dict(marked)
+    for key, count in consumed.items():
+        first = marked.get(key, 0)
+        if count > consumed_of(first):
+            found[key] = [first if isinstance(first, int) else first[0], count]
+    return found
 
 
 class Skipped(Over):
@@ -200,14 +207,12 @@ class Since(State):
     def json(self, until: State | None = None) -> Tree:
         tree, found = self.mark.json(self.now if until is None else until), Tally()
         self.tally(found)
-        for key, count in found.skipped.items():
-            of, (_, name) = tree, key
-            if (place := found.places.get(key)) is not None:
+        for (shard, name), count in found.skipped.items():
+            of = tree
+            if (place := found.places[shard, name]) is not None:
                 merge, worker = place
                 of = tree[merge]["workers"][worker] = {**tree[merge]["workers"][worker]}  # others may refer to it
-            counts = skips_in(of)
-            if count > consumed_of(first := counts.get(name, 0)):
-                of["errors"] = {**counts, name: read_again(first, count)}
+            of["errors"] = read_again(skips_in(of), {name: count})
         return tree
 
     @property

@@ -38,9 +38,6 @@ from streamline.core.threads import ThreadPool
 if TYPE_CHECKING:
     from streamline.core.state import Json, Reference, State, Tree
 
-NEVER_S = 1e8
-"""Three years: longer than a task lasts, and short enough for the clocks of all event loops."""
-
 MEMORY_BYTES = 256 * 2**20
 """Bytes that sources may hold read ahead in one process: 16 objects of 16 MiB, or 64 of 4 MiB."""
 
@@ -369,7 +366,7 @@ def spawn(work: Callable[[], Coroutine[Any, Any, None]], name: str, on_end: Call
     task = loop.create_task(work(), name=f"streamline {name}")
     held = partial(task.get_name)  # a loop refers to its tasks weakly, and to timers as long as it isn't closed
     finalize(held, on_end).atexit = False
-    timer = ref(loop.call_later(NEVER_S, held))
+    timer = ref(loop.call_later(1e8, held))  # in three years, which the clocks of all event loops can hold
 
     def ended(_: object) -> None:
         on_end()

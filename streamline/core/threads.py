@@ -54,32 +54,6 @@ def interruptible(wait: Callable[[float], T], timeout_s: float = math.inf) -> T:
                 raise
 
 
-class Flag:
-    """As `threading.Event`, whose functions may leave its lock taken for ever, if Ctrl-C comes in them."""
-
-    def __init__(self) -> None:
-        self._set = False
-        self._rings: SimpleQueue[bool] = SimpleQueue()
-
-    def is_set(self) -> bool:
-        return self._set
-
-    def set(self) -> None:
-        self._set = True
-        self._rings.put(True)
-
-    def wait(self, timeout_s: float = math.inf) -> bool:
-        """Wait until it is set, and return whether it is. Each that is woken wakes the next one."""
-
-        def look(slice_s: float) -> None:
-            if not self._set:
-                self._rings.put(self._rings.get(timeout=slice_s))
-
-        with suppress(Empty):
-            interruptible(look, timeout_s)
-        return self._set
-
-
 class OneThread(Executor):
     """Runs calls one after the other in a thread that starts with the first of them.
 
@@ -264,7 +238,9 @@ class ThreadPool:
         """Return `fn()`, called in one of the threads. Raises what it raises.
 
         Args:
-          what: it is at work on, for a caller that waits for it for `CALL_S` if it is cancelled; "": it doesn't wait.
+          what: a library is at work on, for milliseconds: a caller that is cancelled waits for it, but no longer than
+            `CALL_S`. When Python ends, an abandoned thread in pyarrow would be killed there, and one in h5py would keep
+            its lock, for which Python's end waits. "": the caller doesn't wait.
         """
         call = _ThreadCall(fn, what)
         self._expect(1)
@@ -441,15 +417,6 @@ def _work(jobs: SimpleQueue[Callable[[], None] | None], place: Place | None) -> 
         except RuntimeError:
             return  # the loop has ended, and its waiters with it
         del job  # an idle thread must not hold on to items
-
-
-async def in_thread(threads: ThreadPool, fn: Callable[[], R], what: str = "a file") -> R:
-    """Return `fn()`, called in a thread: for calls of milliseconds into libraries, at work on `what`.
-
-    Cancellation: it waits for a call that has begun, for `CALL_S` at the most. When Python ends, an abandoned thread in
-    pyarrow would be killed there, and one in h5py would keep its lock, for which Python's end waits.
-    """
-    return await threads.run(fn, what)
 
 
 @atexit.register  # early, so it comes late

@@ -17,12 +17,12 @@ from contextvars import copy_context
 from html import escape
 from importlib import import_module
 from textwrap import wrap
-from threading import Thread, current_thread
+from threading import Event, Thread, current_thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO, TypeAlias
 
 from streamline.core.forks import ForkSafeLock
-from streamline.core.threads import Flag, start_thread
+from streamline.core.threads import start_thread
 from streamline.errors import printable
 from streamline.observe.figures import ChannelStats, per_s
 from streamline.observe.stats import Stats
@@ -71,7 +71,7 @@ class Progress:
         self._stats = stats
         self._epoch = epoch
         self._seen: deque[tuple[float, int]] = deque()
-        self._ended = Flag()
+        self._ended = Event()
         self._thread: Thread | None = None
         self._logged_at = perf_counter()
 

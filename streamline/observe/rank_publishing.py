@@ -25,7 +25,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
-from queue import Empty, SimpleQueue
 from time import perf_counter, process_time, thread_time
 from typing import Annotated, Protocol
 
@@ -36,7 +35,7 @@ from streamline.core.dial import dial
 from streamline.core.forks import disowned_in_copies
 from streamline.core.handshake import PeerHello, read_key
 from streamline.core.listener import Listener
-from streamline.core.threads import Flag, start_thread
+from streamline.core.threads import start_thread
 from streamline.errors import HostError, PlanError, printable
 from streamline.observe.rank_lines import (
     MOST_LINE_BYTES,
@@ -207,7 +206,7 @@ class RankPublisher:
         self._ranks = ranks
         self._lines = lines
         self._cores = CoresBusy()
-        self._over = Flag()
+        self._over = threading.Event()
         self._sock: socket.socket | None = None
         self._pause_s = 0.0
         self._since = time.monotonic()  # it is without the page
@@ -341,8 +340,7 @@ class RankCollector:
         self._cores = CoresBusy()
         self._own = self._said_here(EVERY_S, ())
         self._own_due = -math.inf
-        self._over = Flag()
-        self._woken: SimpleQueue[None] = SimpleQueue()
+        self._over, self._woken = threading.Event(), threading.Event()
         self._new: deque[_RankConnection] = deque()
         self._connections: dict[int, _RankConnection] = {}
         self._logged: set[str] = set()
@@ -366,7 +364,7 @@ class RankCollector:
         """Hang up on all ranks."""
         self._listener.close()
         self._over.set()
-        self._woken.put(None)
+        self._woken.set()
         if self._thread.ident is not None:
             self._thread.join()
         self.disown()
@@ -383,19 +381,19 @@ class RankCollector:
     def _came(self, sock: socket.socket, hello: PeerHello, _: str) -> None:
         """Take a connection whose handshake is done, in the listener's thread."""
         self._new.append(_RankConnection(sock, hello))
-        self._woken.put(None)
+        self._woken.set()
 
     def _main(self) -> None:
         due = -math.inf
         while not self._over.is_set():
+            self._woken.clear()
             while self._new:
                 self._answer(self._new.popleft())
             if time.monotonic() >= due:
                 began = thread_time()
                 self._look()
                 due = time.monotonic() + max(EVERY_S, (thread_time() - began) / LOOK_SHARE)
-            with suppress(Empty):
-                self._woken.get(timeout=max(0.0, due - time.monotonic()))
+            self._woken.wait(max(0.0, due - time.monotonic()))
 
     def _look(self) -> None:
         """Take what has come, and find out which rank the others wait for."""

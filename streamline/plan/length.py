@@ -44,10 +44,8 @@ def left_on_ranks(
     for rank in range(world_size):
         mine = shards_of_rank(plan.shard.num_shards, rank, world_size)
         known = all_known([of_shards[shard] for shard in mine])
-        whole = left = None
-        if known is not None:
-            whole = sum(known)
-            left = whole - sum(consumed(shard) for shard in mine)
+        whole = None if known is None else sum(known)
+        left = None if whole is None else whole - sum(map(consumed, mine))
         for stage in plan.after:
             if whole is not None and left is not None:
                 left, whole = stage.num_left(left, whole, (state or {}).get(stage.name)), stage.num_outputs(whole)

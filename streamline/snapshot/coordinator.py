@@ -29,7 +29,7 @@ from streamline.core.state import State, Tree
 from streamline.core.tasks import PendingItems
 from streamline.core.text import Entry
 from streamline.plan.fingerprint import fingerprint
-from streamline.plan.plan import Plan
+from streamline.plan.plan import Plan, stages_of
 from streamline.sharding.ranks import Rank
 from streamline.snapshot.file_format import FORMAT_VERSION
 from streamline.snapshot.snapshot import Snapshot, by_shard
@@ -120,7 +120,7 @@ class SnapshotCoordinator:
     def _spills(self) -> SpillKeeper | None:
         """What removes the cycles on disk that no snapshot needs any more."""
         plan = self.plan
-        kept = {stage.name: folder for stage in plan.stages if (folder := stage.spills_to) is not None}
+        kept = {stage.name: folder for stage in stages_of(plan) if (folder := stage.spills_to) is not None}
         if not kept:
             return None
         shards = self.rank.shards(plan.shard.num_shards)

@@ -58,12 +58,9 @@ def explain(
     fits = [fitted(plan, part, now, accepted) for part in snapshot.parts or (snapshot,)]
     for fit in fits:
         if fit.open:
-            return _explained(False, ["the snapshot doesn't fit this plan:", *refusal(fit).split("\n")])
-    return _explained(True, [line for fit in fits for line in _lines(fit)])
-
-
-def _explained(fits: bool, lines: Sequence[str]) -> Explanation:
-    return Explanation(fits, tuple(map(printable, lines)))
+            lines = ["the snapshot doesn't fit this plan:", *refusal(fit).split("\n")]
+            return Explanation(False, tuple(map(printable, lines)))
+    return Explanation(True, tuple(printable(line) for fit in fits for line in _lines(fit)))
 
 
 def _lines(fit: Fit) -> Iterator[str]:

@@ -19,6 +19,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -385,8 +386,8 @@ def read_about(directory: Path) -> About | None:
         if files_in(directory):
             raise JournalError(f"{directory} has files of a journal, but no {ABOUT}: use a copy of it") from None
         return None
-    read = lambda found: msgspec.convert(found, About)  # noqa: E731
-    about = decoded(content, read, lambda why: JournalError(f"{path} is damaged: {why}; use a copy of it"))
+    read = partial(msgspec.convert, type=About)
+    about: About = decoded(content, read, lambda why: JournalError(f"{path} is damaged: {why}; use a copy of it"))
     if about.streamline_journal != 1:
         raise JournalError(f"{path} is of format {about.streamline_journal}: upgrade streamline")
     return about
@@ -519,5 +520,6 @@ def read_segment(path: Path, *, last: bool) -> JournalSegment:
 
 def _header(payload: bytes, path: Path) -> SegmentHeader:
     what = f"{path} is damaged at byte {len(MAGIC)}: not a journal's header"
-    read = lambda found: msgspec.convert(found, SegmentHeader, strict=False)  # noqa: E731
-    return decoded(payload, read, lambda why: JournalError(f"{what} ({why})"))
+    read = partial(msgspec.convert, type=SegmentHeader, strict=False)
+    header: SegmentHeader = decoded(payload, read, lambda why: JournalError(f"{what} ({why})"))
+    return header

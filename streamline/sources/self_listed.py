@@ -200,13 +200,13 @@ def _is_folder(path: str) -> bool:
 
 def _parsed(content: bytes, path: str) -> list[IndexedShard]:
     what = f"{path} is no index of MDS shards, or is damaged"
-    read = lambda found: msgspec.convert(found, MdsIndex).shards  # noqa: E731
-    shards = decoded(content, read, lambda why: ReadError(f"{what}: {why}; write it anew"))
-    for shard in shards:
+    read = partial(msgspec.convert, type=MdsIndex)
+    index: MdsIndex = decoded(content, read, lambda why: ReadError(f"{what}: {why}; write it anew"))
+    for shard in index.shards:
         how = (shard.compression or "").partition(":")[0]
         if shard.format != "mds" or how in UNREAD:
             raise ReadError(f"{path} lists shards of {how or shard.format}, which aren't read: convert them")
         for file in (shard.raw_data, shard.zip_data or shard.raw_data):
             if ".." in file.basename.split("/") or file.basename.startswith("/") or is_pattern(f"s3://{file.basename}"):
                 raise ReadError(f"{path} lists {file.basename!r}, which is no name of a file in its folder")
-    return shards
+    return index.shards

@@ -188,21 +188,20 @@ def _check_positions(data: Any) -> None:
     library, name = type(data).__module__.partition(".")[0], type(data).__name__
     if library == "pandas" and name.endswith("GroupBy"):
         raise PlanTypeError(f"a pandas {name} is read by key, not by position: sl.from_items(list(groups))")
-    if library == "datasets" and name == "Dataset":
-        check_rows("from_items", data)
-    elif isinstance(data, Mapping) and len(data) and not (0 in data and len(data) - 1 in data):
+    check_rows("from_items", data)
+    if isinstance(data, Mapping) and len(data) and not (0 in data and len(data) - 1 in data):
         raise PlanTypeError(
             f"from_items reads by position, and a {name} is read by key, as {next(iter(data))!r}. "
             f"Of one of its values: sl.from_items(data[{next(iter(data))!r}]). Of all of them, each an item: "
             "sl.from_items(list(data.values())). Of rows, where the values are columns: "
             "sl.zip(*map(sl.from_items, data.values())).map(lambda row: dict(zip(data, row)))"
         )
-    elif not hasattr(data, "__getitems__") and (hasattr(data, "__arrow_c_stream__") or hasattr(data, "__dataframe__")):
+    if not hasattr(data, "__getitems__") and (hasattr(data, "__arrow_c_stream__") or hasattr(data, "__dataframe__")):
         raise PlanTypeError(
             f"from_items doesn't know how a {_named(data)} is read by row: sl.from_items(pyarrow.table(data)), or a "
             "list of its rows"
         )
-    elif hasattr(data, "shape"):
+    if hasattr(data, "shape"):
         try:
             len(data)
         except TypeError as error:

@@ -16,7 +16,6 @@ from streamline.core.driver import behind_channel
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.core.pace import results
 from streamline.core.state import Tree
-from streamline.core.threads import in_thread
 from streamline.transfer.base import Mover, Target
 from streamline.transfer.devices import IN_PLACE, found
 from streamline.transforms.base import Stage
@@ -118,7 +117,7 @@ class Transfer(Stage[Any, Any]):
 
     async def _move(self, mover: Mover, batch: Any, run: Run[Any]) -> Any:
         with Working(run.meter), CancelScope(shield=True):  # it would copy from memory that is free
-            return await in_thread(run.site.tasks.threads, partial(mover.move, batch), "a batch")
+            return await run.site.tasks.threads.run(partial(mover.move, batch), "a batch")
 
 
 class _OneByOne(Flow[Any]):

@@ -171,7 +171,7 @@ class _CachedPass(Generic[T]):
         """Return a drawing of the same items, of which so many were skipped before: they are only tried again."""
         site, mark = self.opener.site, self.mark
         before = site.skipped if mark is None else {(site.shard, name): n for name, n in skips_in(mark).items()}
-        counts = {key: read_again(before.get(key, 0), consumed_of(count)) for key, count in skipped.items()}
+        counts = read_again(before, {key: consumed_of(count) for key, count in skipped.items()})
         if mark is not None:
             mark = {**mark, "errors": {name: count for (_, name), count in counts.items()}}
         return _CachedPass(self._stage, self.opener.at(replace(site, skipped=counts)), mark)

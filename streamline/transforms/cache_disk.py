@@ -21,8 +21,7 @@ from typing import Generic, TypeVar
 
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.core.pace import Pace
-from streamline.core.state import Since, State, Tally, Tree, consumed_of, read_again, skips_in
-from streamline.core.threads import in_thread
+from streamline.core.state import Since, State, Tally, Tree, read_again, skips_in
 from streamline.core.tree import nbytes
 from streamline.errors import ResumeError, printable
 from streamline.transforms.cache_files import ROOT, BlockInfo, CacheBlock, CacheFiles, FoundBlocks, new_id, whole
@@ -171,9 +170,8 @@ class _DiskPass(Generic[T]):
         elif self.served >= kept:  # the rest can be drawn, but later passes would lack the beginning
             self._keeps = False
         else:
-            logger.warning(
-                "%s are gone, drawing anew", printable(f"{self._files.stage}: its files in {self._files.folder}")
-            )
+            which = printable(f"{self._files.stage}: its files in {self._files.folder}")
+            logger.warning("%s are gone, drawing anew", which)
             self._open_at, self._keeps = LOST, drawing >= found.newest
             await self._open_after([])
         history.epoch = self.place.epoch
@@ -226,11 +224,10 @@ class _DiskPass(Generic[T]):
 
     async def _open(self, epoch: tuple[int, ...], state: Tree | None) -> None:
         if state is not None:  # what was skipped on the way is only tried again
-            tally, counts = Tally(), skips_in(state)
+            tally = Tally()
             self.flow.state.tally(tally)
-            lost = {name: n for (_, name), n in tally.skipped.items() if n > consumed_of(counts.get(name, 0))}
-            again = {name: read_again(counts.get(name, 0), n) for name, n in lost.items()}
-            state = {**state, "errors": {**counts, **again}} if again else state
+            counts = read_again(skips_in(state), {name: count for (_, name), count in tally.skipped.items()})
+            state = {**state, "errors": counts} if counts else state
         await self.flow.aclose()
         self.flow = self._upstream.at(replace(self.run.site, epoch=epoch))(state)
         self.flow.reader = self.run.meter
@@ -324,4 +321,4 @@ class _DiskPass(Generic[T]):
         return self.place.files
 
     async def _call(self, work: Callable[[], R]) -> R:
-        return await in_thread(self.run.site.tasks.threads, work)
+        return await self.run.site.tasks.threads.run(work, "a file")

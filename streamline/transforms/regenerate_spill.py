@@ -22,7 +22,7 @@ from streamline.core.flow import Site
 from streamline.core.item_codec import Read, unpack, unpack_all
 from streamline.core.record_file import DamagedError, packed, read_packed, whose, write_packed
 from streamline.core.state import Json, Tree
-from streamline.core.threads import ThreadPool, in_thread
+from streamline.core.threads import ThreadPool
 from streamline.errors import ReadError, ResumeError
 from streamline.transforms.regenerate_cycle import CycleFileNames
 
@@ -64,7 +64,7 @@ class Spill:
 
     async def write(self, name: str, kept: SpilledCycle, threads: ThreadPool) -> None:
         """Keep a cycle, durably."""
-        await in_thread(threads, partial(_write, self._folder / name, kept, self._whose))
+        await threads.run(partial(_write, self._folder / name, kept, self._whose), "a file")
 
     async def read(self, name: str, threads: ThreadPool) -> SpilledCycle:
         """Return the cycle in a file.
@@ -72,7 +72,7 @@ class Spill:
         Raises:
           ResumeError: it is not there, or damaged.
         """
-        return await in_thread(threads, partial(_read, self._folder / name))
+        return await threads.run(partial(_read, self._folder / name), "a file")
 
 
 def _write(path: Path, kept: SpilledCycle, family: str) -> None:
@@ -109,7 +109,7 @@ class SpillKeeper:
     """Removes, whenever a snapshot was saved, the cycles that none needs any more. In the consumer's process.
 
     Args:
-      folders: of the stages that keep their cycles, by name.
+      folders: of the stages that keep their cycles, by name; those of a mixture's components too.
       merge: its name: that of the workers' entry in a state.
       shards: of this rank.
     """
@@ -131,12 +131,23 @@ class SpillKeeper:
         workers = zip(self._of_workers, state[self._merge]["workers"], strict=True)
         needed: set[str] = set()
         for (shard, of), tree in (*workers, (self._of_rank, state)):
+            owns = _with_components(tree)
             for name, folder in self._folders.items():
-                own = tree.get(name)
+                own = owns.get(name)
                 if isinstance(own, dict) and "files" in own:
                     needed.update(own["files"])
                     _tidy(folder, whose(name, shard, of), own, self._before)
         self._before = needed
+
+
+def _with_components(tree: Tree) -> Tree:
+    """Return the parts of a state, with those of a source's components, whose stages have names of their own."""
+    found: Tree = {}
+    for own in tree.values():
+        of = own.get("of") if isinstance(own, dict) else None
+        for part in of.values() if isinstance(of, dict) else ():
+            found |= _with_components(part) if isinstance(part, dict) else {}
+    return found | tree
 
 
 def _tidy(folder: str, mine: str, own: Json, keep: Collection[str]) -> None:

@@ -20,7 +20,7 @@ import anyio.to_thread
 import pytest
 
 from streamline.core import threads as starter
-from streamline.core.threads import OneThread, ThreadPool, ThreadShare, in_thread, start_thread, undisturbed, waker
+from streamline.core.threads import OneThread, ThreadPool, ThreadShare, start_thread, undisturbed, waker
 from streamline.errors import HostError
 
 BACKENDS = ["asyncio", "trio"]
@@ -375,7 +375,7 @@ async def test_a_caller_that_is_cancelled_waits_for_its_call_into_a_library(pool
         assert not ended.wait(0.1)
         ended.set()
 
-    await cancelled(partial(in_thread, pool, read), begun)
+    await cancelled(partial(pool.run, read, "a file"), begun)
     assert ended.is_set()
 
 
@@ -390,7 +390,7 @@ async def test_a_call_into_a_library_that_does_not_end_is_left_behind_with_a_war
         begun.set()
         release.wait(200)
 
-    await cancelled(partial(in_thread, pool, read, "a.h5"), begun)
+    await cancelled(partial(pool.run, read, "a.h5"), begun)
     release.set()
     assert [record.getMessage() for record in caplog.records] == [
         "closed; a thread is still at work on a.h5 after 0.01 s, and is left"
@@ -408,11 +408,11 @@ async def test_a_call_into_a_library_that_was_cancelled_before_it_began_is_not_m
     async with anyio.create_task_group() as group:
         group.start_soon(one.run, stuck)
         await anyio.to_thread.run_sync(begun.wait, 200)
-        group.start_soon(in_thread, one, lambda: made.append(1))
+        group.start_soon(one.run, lambda: made.append(1), "a file")
         await anyio.wait_all_tasks_blocked()
         group.cancel_scope.cancel()
     release.set()
-    assert await in_thread(one, lambda: "next") == "next"
+    assert await one.run(lambda: "next", "a file") == "next"
     one.close()
     assert made == []
 

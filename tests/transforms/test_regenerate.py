@@ -434,6 +434,34 @@ def test_saving_a_snapshot_removes_what_only_earlier_ones_need(tmp_path: Path) -
         list(stream)
 
 
+def mixed(part: Pipeline[Any], _: Path) -> Pipeline[Any]:
+    return sl.mix({"a": part, "b": part}, weights={"a": 1, "b": 1}, seed=1).shard(2).merge().shuffle(window=5)
+
+
+def in_a_row(part: Pipeline[Any], folder: Path) -> Pipeline[Any]:
+    return sl.concat(part, part).shard(2).regenerate(10, spill=folder).merge()
+
+
+def nested(part: Pipeline[Any], _: Path) -> Pipeline[Any]:
+    return sl.zip(part, sl.mix({"a": part}, weights={"a": 1}, seed=1)).map(str).repeat(2)
+
+
+@pytest.mark.parametrize("several", [mixed, in_a_row, nested])
+def test_saving_a_snapshot_removes_what_components_need_no_more(tmp_path: Path, several: Any) -> None:
+    folder = tmp_path / "cycles"
+    pipe = several(numbers(100).regenerate(10, spill=folder), folder)
+    with pipe.open() as stream:
+        got = []
+        for step, item in enumerate(stream, 1):
+            got.append(item)
+            if step % 35 == 0:
+                stream.snapshot().save(tmp_path / f"{step}.json")
+    assert len(list(folder.glob("*.cycle"))) <= 12
+    for step in (140, 175):
+        with pipe.open(resume=sl.Snapshot.load(tmp_path / f"{step}.json")) as stream:
+            assert list(stream) == got[step:]
+
+
 def test_a_damaged_file_is_never_served(tmp_path: Path) -> None:
     pipe = numbers(30).map(lambda n: np.full(4, n)).regenerate(10, spill=tmp_path)
     with pipe.open() as stream:

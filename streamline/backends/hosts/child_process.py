@@ -13,7 +13,6 @@ whose other end the parent has; and a file for the child's stacks.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import pickle
 import select
@@ -35,7 +34,7 @@ from streamline.backends.hosts.process_env import ProcessEnv, environment, proce
 from streamline.backends.hosts.process_main import LINK_HEADER, STACKS_SIGNAL
 from streamline.backends.hosts.stdio_relay import Answer, Frames, HostOutput, ParentStdio, Relay
 from streamline.core.cleanup import Cleanup
-from streamline.core.threads import Flag, start_thread, undisturbed
+from streamline.core.threads import start_thread, undisturbed
 from streamline.errors import HostError
 
 
@@ -76,7 +75,7 @@ class ChildProcess:
     def __init__(self, number: int, env: Mapping[str, str], entry_point: str, output: Frames | None) -> None:
         self._number = number
         self._owner = os.getpid()
-        self.gone = Flag()
+        self.gone = threading.Event()
         self.crash = ""
         self._lock = threading.Lock()
         self._calls: list[Callable[[], object]] = []
@@ -346,7 +345,7 @@ class HostProcess:
         """Send SIGKILL."""
         self._started().popen.kill()
 
-    def wait(self, timeout: float = math.inf) -> bool:
+    def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has exited and its output is relayed; return whether it has."""
         return self._started().gone.wait(timeout)
 

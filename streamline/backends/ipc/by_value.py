@@ -23,6 +23,7 @@ import gc
 import inspect
 import io
 import itertools
+import operator
 import pickle
 import queue
 import subprocess
@@ -40,6 +41,7 @@ from weakref import WeakKeyDictionary
 
 import anyio
 import cloudpickle
+import msgspec
 from cloudpickle import cloudpickle as inner
 
 from streamline.core.lazy_numpy import loaded_np, np
@@ -103,7 +105,7 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
         if recreate is None or (self.definitions_only and recreate not in DEFINITIONS):
             reduced = super().reducer_override(obj)
             if isinstance(reduced, tuple) and reduced[0] is inner._make_skeleton_class and "__slots__" in vars(obj):
-                return _slotted(obj, *reduced)
+                return (_struct if isinstance(obj, msgspec.StructMeta) else _slotted)(obj, *reduced)
             return reduced
         if recreate is _own_reduce:
             reduced = obj.__reduce_ex__(5)
@@ -285,6 +287,28 @@ def _slotted(cls: type, make: Any, arguments: Any, state: Any, *others: Any) -> 
     attributes = {name: value for name, value in state[0].items() if name not in slots}
     arguments = (*arguments[:3], {**arguments[3], "__slots__": tuple(slots)}, *arguments[4:])
     return make, arguments, (attributes, state[1]), *others
+
+
+def _struct(cls: Any, make: Any, arguments: Any, state: Any, *others: Any) -> Any:
+    """A `msgspec.Struct`, as cloudpickle reduces it: made with its fields and config; types and methods come after."""
+    hints, config = inspect.get_annotations(cls), cls.__struct_config__
+    fields = [field for field in msgspec.structs.fields(cls) if field.name in hints]
+    options = {name: getattr(config, name) for name in dir(config) if not name.startswith("_")}
+    options["rename"] = {field.name: field.encode_name for field in fields}
+    options["kw_only"] = any(field.name not in cls.__match_args__ for field in fields)
+    made = functools.partial(
+        _new_struct, arguments[0], options, [(it.name, it.default, it.default_factory) for it in fields]
+    )
+    if "__post_init__" in vars(cls):  # it is looked for as the class is made
+        arguments[3]["__post_init__"] = operator.methodcaller("__post_init__")
+    hints = {**hints, **{field.name: field.type for field in fields}}  # no texts: the other end lacks a script's names
+    return make, (made, *arguments[1:]), ({**state[0], "__annotations__": hints}, state[1]), *others
+
+
+def _new_struct(kind: Any, options: Any, fields: Any, name: str, bases: Any, namespace: Any) -> Any:
+    field: Any = msgspec.field
+    made = {name: field(default=value, default_factory=factory) for name, value, factory in fields}
+    return kind(name, bases, {**namespace, "__annotations__": dict.fromkeys(made, Any), **made}, **options)
 
 
 # Wrappers of functions ------------------------------------------------------------------------------------------------

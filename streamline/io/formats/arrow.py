@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from streamline.core.counters import Working
 from streamline.core.flow import Chunk, Demand, Lists
 from streamline.core.state import At
-from streamline.core.threads import in_thread
 from streamline.errors import DataError, PlanError, StreamlineError
 from streamline.io.fetch.file import File
 from streamline.io.formats.arrow_messages import (
@@ -89,7 +88,7 @@ class ArrowFormat(Columnar):
 
             return FileTable(self, file, size, data, held, batches, begin["group"])
 
-        return await in_thread(demand.site.tasks.threads, open_, file.path)
+        return await demand.site.tasks.threads.run(open_, file.path)
 
     async def _stream(self, file: File, size: int, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
         """Yield the items of a stream. One batch is kept back, to know whether it is the last."""
@@ -144,7 +143,7 @@ class ArrowFormat(Columnar):
                     if message.kind != SCHEMA:
                         raise DataError(f"{file.path} is not an Arrow stream, or damaged: expected a schema first")
                     head.append(data)
-                    table = await in_thread(demand.site.tasks.threads, opened, file.path)
+                    table = await demand.site.tasks.threads.run(opened, file.path)
                 elif message.kind == DICTIONARY:
                     head.append(data)
                 elif message.kind == RECORD_BATCH:

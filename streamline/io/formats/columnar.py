@@ -19,7 +19,6 @@ from streamline.core.counters import HoldTimer, Working
 from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
 from streamline.core.pace import SLICE_S
 from streamline.core.state import At
-from streamline.core.threads import in_thread
 from streamline.errors import DataError, PlanError, ReadError, StreamlineError
 from streamline.io.fetch.file import File
 from streamline.io.formats.base import AHEAD_BYTES, Format, IndexedStates, Place
@@ -76,8 +75,8 @@ class Columnar(Format[Any]):
             groups = table.groups
             if groups:  # a writer that had no rows may not have known their types
                 with Working(demand.meter):
-                    threads = demand.site.tasks.threads
-                    await in_thread(threads, lambda: check_schema(file.path, table.schema, demand), file.path)
+                    run = demand.site.tasks.threads.run
+                    await run(lambda: check_schema(file.path, table.schema, demand), file.path)
             spans = [span for group in groups for span in group.spans]
             async with aclosing(file.ranges(spans)) as ranges:
                 for number, group in enumerate(groups):
@@ -104,7 +103,7 @@ async def watched(file: File, demand: Demand) -> Unchanged | None:
     if not file.local:
         return None
     size = file.part.found.size
-    return await in_thread(demand.site.tasks.threads, lambda: Unchanged(file.path, size), file.path)
+    return await demand.site.tasks.threads.run(lambda: Unchanged(file.path, size), file.path)
 
 
 def check_schema(path: str, schema: Any, demand: Demand) -> None:
@@ -237,7 +236,7 @@ class GroupReader:
         decoding = iter(table.decode(self.group, data, self.row))
         while True:
             with Working(self.demand.meter):
-                found, failure, ended = await in_thread(threads, lambda: self._decoded(decoding), self.path)
+                found, failure, ended = await threads.run(lambda: self._decoded(decoding), self.path)
             for decoded in found:
                 for chunk in self._items(decoded):
                     yield chunk

@@ -19,7 +19,7 @@ from itertools import islice
 from math import prod
 from typing import Any, ClassVar, TypeVar
 
-from streamline.core.threads import finish_calls
+from streamline.core.threads import CALL_S, finish_calls
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
 from streamline.io.formats.columnar import Unchanged
@@ -193,10 +193,6 @@ class Hdf5File:
             self.unchanged.check()
 
 
-END_S = 10.0
-"""Seconds that Python may take to end when a thread is in h5py for ever."""
-
-
 @cache
 def _h5py() -> Any:
     import h5py
@@ -208,8 +204,8 @@ def _h5py() -> Any:
 def _end(h5py: Any) -> None:
     """Let Python end although a thread is in h5py for ever, with its lock, which h5py takes as Python ends."""
     if finish_calls():
-        faulthandler.dump_traceback_later(END_S, exit=True, file=2)
-        atexit.unregister(getattr(h5py, "_unregister_converters", None))
+        faulthandler.dump_traceback_later(CALL_S, exit=True, file=2)
+        atexit.unregister(getattr(h5py, "_unregister_converters", lambda: None))
 
 
 def _layout(h5: Any, wanted: tuple[str, ...] | None, size: int) -> tuple[tuple[str, ...], int, int, int]:

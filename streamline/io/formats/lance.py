@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 from streamline.core.counters import Working
 from streamline.core.flow import Demand, Lists
-from streamline.core.threads import in_thread
 from streamline.errors import ReadError
 from streamline.io.fetch.file import File, FilePart
 from streamline.io.formats.base import Place
@@ -80,7 +79,7 @@ class LanceFormat(Columnar):
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
         with Working(demand.meter), calling():
             threads = demand.site.tasks.threads
-            table = await in_thread(threads, lambda: LanceTable(self, file.part, begin["group"]), file.path)
+            table = await threads.run(lambda: LanceTable(self, file.part, begin["group"]), file.path)
         async with aclosing(self.read(file, table, None, begin, after, name, demand)) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -407,9 +407,7 @@ def layout_of(head: bytes) -> Layout:
         )
     if not shape:
         raise DataError("expected an array with rows, got a single value (0 axes): np.load reads it")
-    too_large = (
-        math.prod(filter(None, shape)) * max(1, dtype.itemsize) > sys.maxsize
-    )  # NumPy refuses it, in other words
+    too_large = math.prod(filter(None, shape)) * max(1, dtype.itemsize) > sys.maxsize
     if min(shape) < 0 or too_large or dtype.subdtype is not None:
         raise DataError(f"the npy header can't be: shape {shape}, dtype {dtype}")
     return Layout(size, shape[0], shape[1:], dtype, fortran and len(shape) > 1)

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from streamline.core.counters import Working
 from streamline.core.flow import Demand, Lists
-from streamline.core.threads import in_thread
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
 from streamline.io.formats.base import Place
@@ -37,7 +36,7 @@ class ParquetFormat(Columnar):
             unchanged = await watched(file, demand)
             size = await file.size("reading a file from its end")
             footer = await _footer(file, size)
-            table = await in_thread(demand.site.tasks.threads, opened, file.path)
+            table = await demand.site.tasks.threads.run(opened, file.path)
         async with aclosing(self.read(file, table, unchanged, begin, after, name, demand)) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Protocol
 from streamline.core.counters import HoldTimer, Working
 from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
 from streamline.core.state import At
-from streamline.core.threads import in_thread
 from streamline.errors import DataError, PlanError, ResumeError
 from streamline.io.fetch.file import File
 from streamline.io.formats.base import Format, IndexedStates, Place
@@ -78,7 +77,7 @@ class RowFormat(Format[Any]):
         rest, wrong = 1, None
         try:
             with Working(meter):
-                table = await self.table(file, partial(in_thread, demand.site.tasks.threads, what=file.path))
+                table = await self.table(file, partial(demand.site.tasks.threads.run, what=file.path))
         except DataError as error:
             wrong = error
         else:

@@ -29,9 +29,6 @@ EXTENDING = (b"x", b"X", b"g", b"L", b"K")
 MAX_EXTENSION_BYTES = 1024 * 1024
 """Most bytes before a member's own header: names of some thousand bytes are real, more is damage or an attack."""
 
-MOST_EXTENSION_BYTES = 4 * MAX_EXTENSION_BYTES
-"""In all headers before a member's own: there may be several."""
-
 SPARSE = re.compile(rb"(?:^|\n)\d+ GNU\.sparse\.")
 
 GLOBAL = re.compile(rb"(?:^|\n)\d+ (?:path|linkpath|size|GNU\.sparse\.[a-z.]+)=")
@@ -264,8 +261,8 @@ class Scanner:
             head = self._peek(length, BLOCK)
             if (size := extension(head)) < 0:
                 return self._peek(0, length + BLOCK) if length else head
-            if (length := length + BLOCK + size) > MOST_EXTENSION_BYTES:
-                raise BadHeaderError(f"what extends it takes more than {MOST_EXTENSION_BYTES:,} bytes")
+            if (length := length + BLOCK + size) > 4 * MAX_EXTENSION_BYTES:  # there may be several
+                raise BadHeaderError(f"what extends it takes more than {4 * MAX_EXTENSION_BYTES:,} bytes")
         return None
 
     def _pass_on(self) -> bool:

@@ -154,9 +154,8 @@ class _LocalFolder(OutputFolder):
             except (OSError, ImportError) as error:
                 if isinstance(error, OSError) and error.errno not in NO_LOCKS:
                     raise
-                logger.warning(
-                    "%s can't be locked (%s): make sure that one job writes to it", printable(self.path), error
-                )
+                where = printable(self.path)
+                logger.warning("%s can't be locked (%s): make sure that one job writes to it", where, error)
                 return None
             if descriptor is None:
                 raise WriteError(f"another job writes to {self.path}: wait for its end, or give another folder")

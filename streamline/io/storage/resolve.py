@@ -17,7 +17,7 @@ import anyio
 from anyio.from_thread import start_blocking_portal
 
 from streamline.core.meters import Traffic
-from streamline.core.threads import ThreadPool, in_thread
+from streamline.core.threads import ThreadPool
 from streamline.errors import PlanError, ReadError
 from streamline.io.storage.base import FoundObject, Storage, together
 from streamline.io.storage.manifest import HEAD, check_size, may_be_manifest, parsed, shards_of
@@ -71,7 +71,7 @@ async def in_one_thread(look: Callable[[], T]) -> T:
     """Return what a function finds, called in a thread of its own, which then ends."""
     threads = ThreadPool(1)
     try:
-        return await in_thread(threads, look, "a listing")  # of Lance, perhaps
+        return await threads.run(look, "a listing")  # of Lance, perhaps
     finally:
         threads.close()
 

@@ -426,6 +426,50 @@ def slots_of_generics(n):
     return SlottedBox(n)
 
 
+class Shape(msgspec.Struct, tag="shape", rename="camel", array_like=True, frozen=True, cache_hash=True):
+    own_name: int
+    parts: list["Shape"] = []
+    made: dict[int, str] = msgspec.field(default_factory=lambda: {1: "a"}, name="it")
+
+    def grown(self):
+        return msgspec.structs.replace(self, parts=[Shape(self.own_name + 1)])
+
+
+class Square(Shape, kw_only=True, forbid_unknown_fields=True, order=True):
+    side: float
+    parts: list[int] = msgspec.field(default_factory=lambda: [7])
+    limit: typing.ClassVar[int] = 3
+
+    def __post_init__(self):
+        if self.side > self.limit:
+            raise ValueError(f"{self.side} is more than {self.limit}")
+
+
+@shape
+def structs_as_items(n):
+    return Shape(n), Shape(n).grown(), Square(n, side=1.5), Crate(Shape(n)), Mutable(n)
+
+
+@shape
+def structs(n):
+    shape, square = Shape(n).grown(), Square(n, side=n / 2)
+    shape.parts[0].parts.append(shape.parts[0])
+    coded = msgspec.json.encode(shape.parts[0].made), msgspec.json.encode([Shape(n), Crate(n), Mutable(n)])
+    read = (
+        msgspec.json.decode(coded[1], type=tuple[Shape, Crate[int], Mutable]),
+        hash(Shape(n, (), ())) == hash(Shape(n, (), ())),
+    )
+    kept = [kind.__struct_config__ for kind in (Shape, Square, Crate, Mutable)]
+    texts = [str([getattr(it, name) for name in dir(it) if name[0] != "_"]) for it in kept]
+    refused = []
+    for side in (9.0, "x"):
+        try:
+            msgspec.convert(["shape", n, {}, [], side], Square)
+        except (ValueError, TypeError) as error:
+            refused.append(str(error))
+    return square, str(Square.__signature__), square < Square(n, side=2), read, texts, refused, coded, Mutable(n).free()
+
+
 class Point(typing.NamedTuple):
     x: int
     y: int = 0
@@ -498,6 +542,19 @@ UserId = typing.NewType("UserId", int)
 class Box(typing.Generic[T]):
     def __init__(self, value: T):
         self.value = value
+
+
+class Crate(msgspec.Struct, typing.Generic[T], weakref=True, omit_defaults=True):
+    held: T
+    of: str | None = None
+
+
+class Mutable(msgspec.Struct, dict=True, tag=lambda name: name.lower(), tag_field="kind"):
+    n: int
+
+    def free(self):
+        self.extra = self.n
+        return vars(self), weakref.ref(Crate(1))() is None
 
 
 class SlottedBox(Box[int]):

@@ -314,7 +314,7 @@ def test_a_thread_that_is_in_h5py_for_ever_does_not_keep_python_from_ending(
     start_python: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    short = "threads.CALL_S = loop_thread.CALL_S = 0.1; hdf5.END_S = 0.5\n"
+    short = "threads.CALL_S = loop_thread.CALL_S = 0.1; hdf5.CALL_S = 0.5\n"
     with start_python(LEFT_EARLY.replace("range(COUNT)", "iter(int, 1)") + short + "plain()") as process:
         output, errors = process.communicate(timeout=200)
     assert (process.returncode, output) == (1, "False\n")  # what others have registered is done
