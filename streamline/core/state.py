@@ -95,13 +95,14 @@ class State(ABC):
 
 
 class At(State):
-    """A source's state: its position, as JSON."""
+    """A source's state: its position, as JSON. `item`: that of the item before it, where that is in another file."""
 
-    __slots__ = ("name", "own")
+    __slots__ = ("item", "name", "own")
 
-    def __init__(self, name: str, own: Json) -> None:
+    def __init__(self, name: str, own: Json, item: Json = None) -> None:
         self.name = name
         self.own = own
+        self.item = own if item is None else item
 
     def json(self, until: State | None = None) -> Tree:
         return {self.name: self.own}
@@ -110,9 +111,9 @@ class At(State):
         found.stands[self.name] = self.own
 
     def where(self) -> str:
-        if isinstance(self.own, dict):
-            return ", ".join(f"{key} {value}" for key, value in self.own.items())
-        return f"item {self.own} of {self.name}, counted from 1"
+        if isinstance(self.item, dict):
+            return ", ".join(f"{key} {value}" for key, value in self.item.items())
+        return f"item {self.item} of {self.name}, counted from 1"
 
 
 class Over(State):

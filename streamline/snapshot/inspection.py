@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from streamline.core.state import Json, Tree
+from streamline.core.state import Json, Tree, skips_in
 from streamline.core.state_types import check_type
 from streamline.core.text import some
 from streamline.errors import printable
@@ -173,6 +173,8 @@ def _shards(snapshot: Snapshot) -> RenderableType:
     for shard, produced, tree in zip(snapshot.shards, snapshot.produced, snapshot.worker_states, strict=True):
         first = source if source in tree else next(iter(tree), None)  # a state is written from the source on
         position = "the beginning" if first is None else _position(tree[first])
+        skips = skips_in(tree).items()  # [what a resume counts on from, what is consumed], or the second alone
+        tree = {**tree, "errors": {stage: count[-1] if isinstance(count, list) else count for stage, count in skips}}
         rest = "; ".join(_state(name, own) for name, own in tree.items() if name != first and _says(own))
         mark = "next > " if shard in next_ones else ""
         table.add_row(f"{mark}{shard}", f"{produced:,}", _text(position), _text(rest))

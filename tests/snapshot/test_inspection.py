@@ -253,6 +253,11 @@ def test_a_length_that_nobody_knows_is_said_in_words_and_one_is_not_many() -> No
     assert "data 1 item" in lines(replace(SNAPSHOT, listing={"length": 1}))
 
 
+def test_of_skipped_items_those_are_counted_that_are_consumed() -> None:
+    tree = {"read_jsonl": 7, "errors": {"tokenize": [2, 5], "parse": 1}}
+    assert "next > 0 1 item 7 errors: tokenize 5, parse 1" in lines(with_workers(tree))
+
+
 def test_a_state_that_holds_nothing_is_left_out() -> None:
     batch: dict[str, list[int]] = {"replay": []}
     full = {"replay": [3, 4]}

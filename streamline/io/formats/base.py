@@ -127,9 +127,8 @@ class IndexedStates:
     last: Place | None = None
 
     def __getitem__(self, index: int, /) -> State:
-        if self.last is not None and index == self._count - 1:
-            return At(self.name, self.last)
-        return At(self.name, self.place | {key: values[index] for key, values in self.columns.items()})
+        place = self.place | {key: values[index] for key, values in self.columns.items()}
+        return At(self.name, place if self.last is None or index != self._count - 1 else self.last, place)
 
     def trimmed(self, first: int, count: int) -> States:
         last = self.last if first + count == self._count else None

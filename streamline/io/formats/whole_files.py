@@ -12,7 +12,7 @@ from streamline.core.state import At
 from streamline.errors import PlanError, ReadError
 from streamline.io.fetch.fetcher import Fetcher
 from streamline.io.fetch.file import File, FilePart
-from streamline.io.formats.base import AHEAD_BYTES, Format, IndexedStates, Place
+from streamline.io.formats.base import AHEAD_BYTES, Format, Place
 
 
 class WholeFile(NamedTuple):
@@ -52,7 +52,9 @@ class WholeFormat(Format[WholeFile]):
     ) -> Lists[WholeFile]:
         index = 0
         paths = [part.path for part in parts]
-        following = [*paths[1:], None]
+        states = [
+            At(name, {"file": after}, {"file": path}) for path, after in zip(paths, [*paths[1:], None], strict=True)
+        ]
         async with fetcher:
             while index < len(parts):
                 with Working(demand.meter):
@@ -60,14 +62,13 @@ class WholeFormat(Format[WholeFile]):
                 items = [WholeFile(paths[at], data) for at, data in found if not isinstance(data, ReadError)]
                 if items:
                     begin, index = index, index + len(items)
-                    yield Chunk(items, IndexedStates(name, {}, {"file": following[begin:index]}))
+                    yield Chunk(items, tuple(states[begin:index]))
                 last = found[-1][1]
                 if isinstance(last, ReadError):
-                    after = At(name, {"file": following[index]})
-                    demand.judge(last, paths[index], after)
-                    yield Chunk((), (), after)
+                    demand.judge(last, paths[index], states[index])
+                    yield Chunk((), (), states[index])
                     index += 1
 
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[WholeFile]:
         data = b"".join([block async for block in file.blocks()])
-        yield Chunk([WholeFile(file.path, data)], (At(name, dict(after)),))
+        yield Chunk([WholeFile(file.path, data)], (At(name, dict(after), {"file": file.path}),))
