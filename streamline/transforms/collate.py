@@ -94,9 +94,7 @@ def _stack(items: list[Any], tensors: bool, place: Place | None, where: str = ""
         return type(first)(*made) if named else tuple(made)
     if names := field_names(first):
         fields = {name: [getattr(item, name) for item in items] for name in names}
-        return with_parts(
-            first, {name: _stack(column, tensors, place, f"{where}.{name}") for name, column in fields.items()}
-        )
+        return with_parts(first, {name: _stack(fields[name], tensors, place, f"{where}.{name}") for name in names})
     return items  # also what has no parts: a batch of them would not know how many they were
 
 
