@@ -639,10 +639,11 @@ def test_an_event_loop_that_is_closed_without_cancelling_its_tasks_leaves_nothin
 
 
 @pytest.mark.parametrize("strikes", [1, 2, 4])
+@pytest.mark.parametrize("closing", [False, True])
 @pytest.mark.parametrize("cancelled", [False, True])
 @pytest.mark.parametrize("backend", [sl.Threads(2), sl.Processes(1)], ids=str)
 def test_a_burst_of_interrupts_in_the_end_of_an_event_loop_leaves_nothing(
-    backend: Any, cancelled: bool, strikes: int, monkeypatch: pytest.MonkeyPatch
+    backend: Any, cancelled: bool, closing: bool, strikes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each strikes the next wait of this thread, in the loop's last tasks and as it is closed."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
@@ -655,10 +656,14 @@ def test_a_burst_of_interrupts_in_the_end_of_an_event_loop_leaves_nothing(
         return wait(*args)
 
     async def begin() -> object:
-        stream = await sl.from_items(range(99)).shard(3).map(abs).merge().open(backend=backend).__aenter__()
+        stream = await sl.from_items(range(99)).shard(9).map(abs).merge().open(backend=backend).__aenter__()
         await anext(stream)
+        if closing:
+            closes.append(asyncio.create_task(stream.aclose()))
+            await asyncio.sleep(0.001)
         return stream
 
+    closes = list[object]()
     loop = asyncio.new_event_loop()
     stream = loop.run_until_complete(begin())
     monkeypatch.setattr(threads, "interruptible", struck)
