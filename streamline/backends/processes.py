@@ -171,7 +171,7 @@ class ProcessHost(SocketHost[HostProcess]):
 
     def close(self) -> None:
         self.leave()
-        with self._lock:
-            process, self._process = self._process, None
+        process = self._process
         if process is not None:
             process.close() if self._used else process.close(0.0)
+            self._process = None  # not before: what Ctrl-C cuts off, the next close does

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import finalize, ref
+from weakref import ref
 
 import anyio
 from anyio.abc import TaskGroup
 
 from streamline.core.byte_budget import Budget
+from streamline.core.cleanup import Cleanup
 from streamline.core.duplicate_check import DuplicateCheck
 from streamline.core.error_policy import Errors
 from streamline.core.forks import disowned_in_copies
@@ -33,7 +34,7 @@ from streamline.core.knobs import Widths
 from streamline.core.limits import CallLimits
 from streamline.core.meters import Meters
 from streamline.core.place import Mapped, Place
-from streamline.core.threads import ThreadPool
+from streamline.core.threads import ThreadPool, undisturbed
 
 if TYPE_CHECKING:
     from streamline.core.state import Json, Reference, State, Tree
@@ -354,8 +355,9 @@ def spawn(work: Callable[[], Coroutine[Any, Any, None]], name: str, on_end: Call
     """Start a task that belongs to the event loop, not to the caller.
 
     Args:
-      on_end: called, perhaps twice, when asyncio's task has ended, also if its loop has cancelled it before its first
-        step, or was closed without that, as Ctrl-C has cut that off; trio runs that step in any case.
+      on_end: called when asyncio's task has ended, also if its loop has cancelled it before its first step, or was
+        closed without that, as Ctrl-C has cut that off: then in any thread, and again where Ctrl-C has cut it off.
+        Idempotent. trio runs that step in any case.
     """
     try:
         loop = asyncio.get_running_loop()
@@ -365,11 +367,12 @@ def spawn(work: Callable[[], Coroutine[Any, Any, None]], name: str, on_end: Call
         return
     task = loop.create_task(work(), name=f"streamline {name}")
     held = partial(task.get_name)  # a loop refers to its tasks weakly, and to timers as long as it isn't closed
-    finalize(held, on_end).atexit = False
+    cleanup = Cleanup(held, undisturbed, on_end).not_at_exit()
     timer = ref(loop.call_later(1e8, held))  # in three years, which the clocks of all event loops can hold
 
     def ended(_: object) -> None:
         on_end()
+        cleanup.detach()
         if (found := timer()) is not None:
             found.cancel()
 

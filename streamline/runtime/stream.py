@@ -275,8 +275,8 @@ class _Supervisor:
 
     def _over(self) -> None:
         """The task has ended, or its loop was closed while it was at work."""
-        if self._tasks is not None and not self._done.is_set():
-            self._tasks.finished()
+        if self._tasks is not None:
+            self._tasks.finished()  # again: Ctrl-C may have cut it off
             self._session.close()
         with suppress(RuntimeError):  # as the loop is closed
             self._done.set()

@@ -30,7 +30,7 @@ import pytest
 from rich.console import Console
 
 import streamline as sl
-from streamline.core import forks
+from streamline.core import forks, threads
 from streamline.core.atomic_file import read_own, replace_file
 from streamline.core.forks import ForkSafeLock
 from streamline.core.threads import new_event_loop
@@ -636,6 +636,44 @@ def test_an_event_loop_that_is_closed_without_cancelling_its_tasks_leaves_nothin
     loop.close()
     assert stream.page is None  # type: ignore[attr-defined]
     stream = None
+
+
+@pytest.mark.parametrize("strikes", [1, 2, 4])
+@pytest.mark.parametrize("closing", [False, True])
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("backend", [sl.Threads(2), sl.Processes(1)], ids=str)
+def test_a_burst_of_interrupts_in_the_end_of_an_event_loop_leaves_nothing(
+    backend: Any, cancelled: bool, closing: bool, strikes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each strikes the next wait of this thread, in the loop's last tasks and as it is closed."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    monkeypatch.setattr(logging.getLogger("asyncio"), "disabled", True)
+    left, wait = [KeyboardInterrupt()] * strikes, threads.interruptible
+
+    def struck(*args: Any) -> Any:
+        if left and threading.current_thread() is threading.main_thread():
+            raise left.pop()
+        return wait(*args)
+
+    async def begin() -> object:
+        stream = await sl.from_items(range(99)).shard(9).map(abs).merge().open(backend=backend).__aenter__()
+        await anext(stream)
+        if closing:
+            closes.append(asyncio.create_task(stream.aclose()))
+            await asyncio.sleep(0.001)
+        return stream
+
+    closes = list[object]()
+    loop = asyncio.new_event_loop()
+    stream = loop.run_until_complete(begin())
+    monkeypatch.setattr(threads, "interruptible", struck)
+    for _ in range(4 if cancelled else 0):  # a cancellation passes shields, so the streams' own close is cut off
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        with suppress(KeyboardInterrupt, RuntimeError):
+            loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    del stream
 
 
 def save_and_load(path: Path) -> None:

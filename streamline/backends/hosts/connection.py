@@ -380,10 +380,10 @@ class HostConnection:
             if self._own and not self.host.shared:
                 self.host.kill(link)
             link.close()
-        for worker in self._workers.values():
-            worker.gone()
         if self._own:
             self.host.close()
+        for worker in self._workers.values():
+            worker.gone()  # raises where the event loop is closed and something waits for it
 
     def _fail_all(self, failure: BaseException) -> None:
         self._failure = failure

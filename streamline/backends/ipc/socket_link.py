@@ -73,9 +73,9 @@ class ReadWatcher:
             self._waiting = None
 
     def end(self) -> None:
-        """Unregister, and wake the waiting task; only in the loop's thread, else a no-op."""
+        """Unregister, and wake the waiting task; only in the thread of the loop, or once that is closed."""
         loop = self._loop
-        if loop is not None and self._thread == threading.get_ident():
+        if loop is not None and (self._thread == threading.get_ident() or loop.is_closed()):
             self._loop = None
             self._registered.close()
             self._wake()
