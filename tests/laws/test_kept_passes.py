@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import streamline as sl
 from streamline.errors import PlanError
-from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_resume
+from tests.laws.passes import AnyPipeline, in_threes, numbers
 from tests.laws.profile import in_turn
-
-AnyPipeline = Pipeline[Any]
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamline.transforms.cache_disk.BLOCK_ITEMS", 3)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
-
-
-@sl.stage(state=dict)
-async def in_threes(items: AsyncIterator[Any], *, state: dict[str, Any]) -> AsyncIterator[Any]:
-    held = state.setdefault("held", [])
-    async for item in items:
-        held.append(item)
-        if len(held) == 3:
-            for one in held:
-                yield one
-            held.clear()
-    for one in held:
-        yield one
-    held.clear()
-
-
-def numbers(length: int, start: int = 0) -> AnyPipeline:
-    return sl.from_items(range(start, start + length))
 
 
 KEEPING: dict[str, Callable[[AnyPipeline, Path], AnyPipeline]] = {

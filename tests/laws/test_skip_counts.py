@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 import streamline as sl
-from streamline.pipeline import Pipeline
+from tests.laws.passes import AnyPipeline, in_threes, numbers
 from tests.laws.profile import in_turn, sampled
-
-AnyPipeline = Pipeline[Any]
 
 
 @pytest.fixture(autouse=True)
@@ -27,24 +25,6 @@ def picky(item: int) -> int:
     if item % 3 == 1:
         raise ValueError(item)
     return item
-
-
-def numbers(length: int, start: int = 0) -> AnyPipeline:
-    return sl.from_items(range(start, start + length))
-
-
-@sl.stage(state=dict)
-async def in_threes(items: AsyncIterator[Any], *, state: dict[str, Any]) -> AsyncIterator[Any]:
-    held = state.setdefault("held", [])
-    async for item in items:
-        held.append(item)
-        if len(held) == 3:
-            for one in held:
-                yield one
-            held.clear()
-    for one in held:
-        yield one
-    held.clear()
 
 
 STAGES: dict[str, Callable[[AnyPipeline, Path], AnyPipeline]] = {
