@@ -5,6 +5,7 @@ When a law is broken, an `AssertionError` begins with its name.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -192,8 +193,9 @@ async def _read(
         except TimeoutError:
             begin = "the beginning" if text is None else f"the state {text}"
             raise AssertionError(f"Liveness: nothing more came from {subject}, opened at {begin}") from None
-    if same and text is not None and found.states[0][2] != text:
-        raise AssertionError(f"Resume: {subject} was opened at {text}, and says that it stands at {found.states[0][2]}")
+    stands = found.states[0][2]
+    if same and text is not None and stands != text and json.loads(stands) != json.loads(text):
+        raise AssertionError(f"Resume: {subject} was opened at {text}, and says that it stands at {stands}")
     return found
 
 

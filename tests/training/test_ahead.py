@@ -434,12 +434,15 @@ def test_an_interpreter_that_exits_while_an_epoch_is_being_opened_ends(backend: 
 
 
 def test_ctrl_c_while_the_thread_that_opens_ahead_starts_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(_: threading.Thread) -> None:
-        try:
-            raise KeyboardInterrupt
-        finally:
-            raise RuntimeError("cannot notify on un-acquired lock")  # as `Thread.start` does, which waits
+    real, struck = threading.Thread.start, threading.Event()
+
+    def start(thread: threading.Thread) -> None:
+        real(thread)
+        if not struck.is_set():
+            struck.set()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(KeyboardInterrupt):
         _Next(PIPE.open, 1)
+    assert struck.is_set()

@@ -52,9 +52,11 @@ class WholeFormat(Format[WholeFile]):
     ) -> Lists[WholeFile]:
         index = 0
         paths = [part.path for part in parts]
-        states = [
-            At(name, {"file": after}, {"file": path}) for path, after in zip(paths, [*paths[1:], None], strict=True)
-        ]
+        following = [*paths[1:], None]
+
+        def state(at: int) -> At:
+            return At(name, {"file": following[at]}, {"file": paths[at]})
+
         async with fetcher:
             while index < len(parts):
                 with Working(demand.meter):
@@ -62,11 +64,11 @@ class WholeFormat(Format[WholeFile]):
                 items = [WholeFile(paths[at], data) for at, data in found if not isinstance(data, ReadError)]
                 if items:
                     begin, index = index, index + len(items)
-                    yield Chunk(items, tuple(states[begin:index]))
+                    yield Chunk(items, tuple(map(state, range(begin, index))))
                 last = found[-1][1]
                 if isinstance(last, ReadError):
-                    demand.judge(last, paths[index], states[index])
-                    yield Chunk((), (), states[index])
+                    demand.judge(last, paths[index], state(index))
+                    yield Chunk((), (), state(index))
                     index += 1
 
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[WholeFile]:

@@ -54,7 +54,7 @@ class CountsLoads(At):
 
     def __setstate__(self, state: Any) -> None:
         CountsLoads.loads += 1
-        self.name, self.own = state[1]["name"], state[1]["own"]
+        self.name, self.own, self.item = (state[1][part] for part in ("name", "own", "item"))
 
 
 def test_nothing_is_loaded_before_a_state_is_read_and_then_once() -> None:
