@@ -186,7 +186,7 @@ async def _read(
     same: bool = True,
     noting: bool = True,
 ) -> Read:
-    """Read a subject from a state on, and insist that it begins there: at the `same` text, if it has written that."""
+    """Read a subject from a state on, and insist that it begins there: at the `same` state, if it has written that."""
     async with opened(tasks, subject, text) as flow:
         try:
             found = await read(dice.choice((flow, FlowReader(flow))), subject.write, dice, limit, noting=noting)
