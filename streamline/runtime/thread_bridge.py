@@ -16,8 +16,9 @@ from typing import Generic, TypeVar
 
 import anyio
 
+from streamline.core.capacity import LONG_LIST_ITEMS
 from streamline.core.counters import StageMeter
-from streamline.core.flow import LONG_LIST_ITEMS, Chunk
+from streamline.core.flow import Chunk
 from streamline.core.gate import resting
 
 T = TypeVar("T")

@@ -13,7 +13,8 @@ import pytest
 
 import streamline as sl
 import streamline.runtime.thread_bridge
-from streamline.core.flow import LONG_LIST_ITEMS, Chunk
+from streamline.core.capacity import LONG_LIST_ITEMS
+from streamline.core.flow import Chunk
 from streamline.core.state import CountedStates
 from streamline.runtime.thread_bridge import SLOW_ITEM_S, TINY_ITEM_S, ThreadBridge
 

@@ -55,7 +55,7 @@ def counts(made: list[Channel[Any]]) -> list[tuple[int, int, bool]]:
     found = []
     for each in made:
         packets = {id(packet): packet for packet in (each.open, each.inbox._packet) if packet is not None}
-        found.append((each.held, sum(len(packet.items) for packet in packets.values()), each.finished))
+        found.append((each.capacity.held, sum(len(packet.items) for packet in packets.values()), each.finished))
     return found
 
 
