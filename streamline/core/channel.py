@@ -127,11 +127,14 @@ class Sink(ABC, Generic[T]):
     async def _wait_freed(self) -> None:
         """Wait until the receiver has consumed some items; the filler's meter counts it."""
         self._waiting = Rest()
+        await self._wait_metered(self._waiting)
+
+    async def _wait_metered(self, freed: Rest) -> None:
         slot = -id(self)  # no call's, nor another channel's: a stage may wait for room in several, and for an input
         if self.filler is not None:
             self.filler.wait_begins("wait_output", slot)
         try:
-            await self._waiting.wait()
+            await freed.wait()
         finally:
             if self.filler is not None:
                 self.filler.wait_ends(slot)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from streamline.backends.hosts.item_sender import CreditCapacity
 from streamline.core.capacity import LIST_ITEMS, LONG_LIST_ITEMS, QUICK_ITEM_S, Capacity
+from streamline.runtime.thread_bridge import QUICK_S, STEADY_S, ConsumerCapacity
 
 
 def test_a_sender_that_found_no_room_goes_on_when_a_quarter_is_free() -> None:
@@ -46,6 +47,24 @@ def test_a_limit_holds_for_all_that_comes_later() -> None:
     capacity.note_full(1.0)
     capacity.resize(1000)
     assert capacity.items == 100
+
+
+def test_a_quick_consumer_may_have_more_out_and_a_slow_one_less() -> None:
+    capacity = ConsumerCapacity(4096)
+    for _ in range(20):
+        capacity.note_consumed(QUICK_S / 2, finds_none=True)
+    assert (capacity.items, capacity.longest, capacity.is_quick) == (4096, LONG_LIST_ITEMS, True)
+    for _ in range(20):
+        capacity.note_consumed(3 * STEADY_S, finds_none=True)
+    assert (capacity.items, capacity.longest, capacity.is_quick) == (2, 1, False)
+
+
+def test_what_stages_make_ahead_of_a_slow_consumer_is_admitted_from_its_first_item_on() -> None:
+    capacity = ConsumerCapacity(4096, 512)
+    assert (capacity.items, capacity.longest) == (2, 1)
+    capacity.read_ahead()
+    capacity.note_consumed(3 * STEADY_S, finds_none=True)
+    assert (capacity.items, capacity.longest) == (512, 256)
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 10_000)), max_size=50))

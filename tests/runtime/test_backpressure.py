@@ -295,7 +295,7 @@ def test_dropped_items_do_not_pile_up_before_a_plain_consumer_that_stops() -> No
         assert [next(stream) for _ in range(3)] == [0, 1, 2]
         while source.asked < 1_000_000:  # nothing passes: the filter looks for the next item
             time.sleep(0.001)
-        waiting = stream._loop_thread.border.queue.qsize()
+        waiting = stream._loop_thread.bridge.consumer.queue.qsize()
     assert waiting < 20
 
 
