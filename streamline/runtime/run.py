@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from os import PathLike
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 from weakref import ref
 
 from streamline.backends.base import Backend, Workers
@@ -76,6 +76,8 @@ class ResolvedRun:
       asked: what servers and stores were asked for all this; the run counts it as its own.
     """
 
+    last_task: ClassVar[str] = "the last stage"  # the name of the task that pulls the last chain
+
     plan: Plan
     backend: Backend
     rank: Rank
@@ -121,8 +123,22 @@ class ResolvedRun:
         """Whether the item of a step isn't given."""
         return any(first <= step < stop for first, stop in self.left_out)
 
+    @property
+    def computes_last(self) -> bool:
+        """Whether the last chain runs user code, or waits for other ranks: never in the consumer's task."""
+        return not self.plan.owns_output_channel and (bool(self.plan.after) or self.ending.active)
+
     def flow(self, tasks: Tasks) -> Flow[Any]:
-        """Return the last flow of the plan; its tasks belong to `tasks`."""
+        """Return the last flow of the plan, for a consumer in the event loop of `tasks`, to which its tasks belong."""
+        flow, plan = self.chain(tasks), self.plan
+        if not self.computes_last:
+            return flow
+        usual, widest, most = plan.end_capacity, plan.end_widest, plan.source.ahead_bytes
+        site = Site(tasks, self.rank.rank)
+        return behind_channel(flow, site, self.last_task, usual, most, by_list=True, widest=widest, last=True)
+
+    def chain(self, tasks: Tasks) -> Flow[Any]:
+        """Return the flow of the plan's last stage: what pulls it does that stage's work."""
         tasks.session.meters.order = self.plan.names
         tasks.session.limits = CallLimits(self.plan.limits)
         tasks.session.meters.traffic(self.plan.source.name).add(self.asked)
@@ -138,12 +154,7 @@ class ResolvedRun:
             opener = StageOpener(stage, opener)
         if self.plan.owns_output_channel:
             return opener(self._state)
-        last = self._ended(opener)
-        flow = last(self._state)
-        if self.plan.after or last is not opener:  # user code never runs in the consumer's task
-            usual, widest = self.plan.end_capacity, self.plan.end_widest
-            return behind_channel(flow, site, "the last stage", usual, most, by_list=True, widest=widest, last=True)
-        return flow
+        return self._ended(opener)(self._state)
 
     def _ended(self, opener: Opener[Any]) -> Opener[Any]:
         """Return the opener of what this rank gives, so that all ranks end together."""

@@ -212,7 +212,7 @@ def test_a_stream(take: Callable[..., None], opcodes: bool) -> None:
         struck_until_its_end(strikes, stream, got, take, check)
     assert got == list(range(60))
     if not opcodes or sys.version_info[:2] != (3, 12):  # which begins late to trace opcodes
-        assert strikes.struck >= {"part", "_load", "then", "consumed", "take", "wait", "_go_on", "_end"}
+        assert strikes.struck >= {"part", "_load", "then", "note_consumed", "take", "wait", "_go_on", "_end"}
 
 
 @pytest.mark.parametrize("opcodes", [False, True])
@@ -271,7 +271,7 @@ def test_a_stream_of_workers_in_threads_and_processes(backend: Any, take: Callab
 
         struck_until_its_end(strikes, stream, got, take, check)
     assert got == list(range(40))
-    assert strikes.struck >= {"part", "_load", "then", "consumed", "take", "wait", "_go_on", "_end"}
+    assert strikes.struck >= {"part", "_load", "then", "note_consumed", "take", "wait", "_go_on", "_end"}
 
 
 @pytest.mark.parametrize("backend", [sl.Threads(2), sl.Processes(2)])

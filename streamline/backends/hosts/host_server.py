@@ -46,7 +46,8 @@ from streamline.backends.ipc.messages import (
     WorkerOpened,
 )
 from streamline.backends.ipc.state_codec import ColumnEncoder
-from streamline.core.channel import Channel, Inbox
+from streamline.core.capacity import Capacity
+from streamline.core.channel import Channel, Feeder, Inbox
 from streamline.core.driver import drive
 from streamline.core.error_policy import Decision, Errors, Failure, Policy
 from streamline.core.flow import Chunk, Site
@@ -258,7 +259,7 @@ class _HostedRun:
 
             plan = track_calls(plan, CallLog(link, message.worker, message.crashing_call))
             site = replace(site, tasks=unbuffered(tasks))
-            sender.one_by_one = True
+            sender.capacity.one_by_one = True
         try:
             flow = worker_flow(plan, site, message.state)
         except Exception as failure:
@@ -349,19 +350,17 @@ class _Worker:
         self.job: Job | None = None
 
 
-class ItemReceiver:
+class ItemReceiver(Feeder):
     """The channel in a host that one worker reads a live source from; its state covers `done` items."""
 
     def __init__(self, link: Link, worker: int, name: str, done: int, capacity: int) -> None:
-        self.channel = Channel[Any](At(name, done), capacity)
-        self.channel.on_freed = self._freed
+        self.channel = Channel[Any](At(name, done), Capacity(capacity), self)
         self._link = link
         self._worker = worker
         self._name = name
         self._put = 0
         self._freed_items = 0
         self._closed = False
-        self.channel.inbox.on_closed = self._close
 
     def put(self, message: LiveItems) -> None:
         """Add items; after the worker's end, drop them."""
@@ -385,11 +384,11 @@ class ItemReceiver:
         else:
             self.channel.fail(failure)
 
-    def _close(self) -> None:
+    def on_closed(self) -> None:
         self._closed = True
 
-    def _freed(self) -> None:
-        taken = self._put - self.channel.held - self._freed_items
+    def on_freed(self) -> None:
+        taken = self._put - self.channel.capacity.held - self._freed_items
         if taken:
             self._freed_items += taken
             self._link.send(LiveCredit(self._worker, taken))
