@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from streamline.errors import printable_lines
+from streamline.observe.exposed_wait import exposed_waits
 from streamline.observe.stats import Stats
 from streamline.observe.verdict import CONTENTION, OTHER_RANKS
 
@@ -116,13 +117,15 @@ def _wait_share(_: Stats, lately: Stats) -> Points:
     return [((), lately.consumer_wait_s / lately.elapsed_s if lately.elapsed_s > 0 else 0.0)]
 
 
+def _exposed(_: Stats, lately: Stats) -> Points:
+    return [((stage,), share) for stage, share in exposed_waits(lately.warm).items()]
+
+
 def _limit(_: Stats, lately: Stats) -> Points:
     verdict = lately.verdict
     if verdict is None:
         return []
-    if lately.slow_rank is not None:
-        by = f"rank {lately.slow_rank.rank}"
-    elif verdict.rule == OTHER_RANKS:
+    if verdict.rule == OTHER_RANKS:
         by = OTHER_RANKS
     else:
         by = verdict.stage or ("process" if verdict.rule in CONTENTION else "consumer")
@@ -133,6 +136,10 @@ METRICS = (
     _of_stream("streamline.stream.time", "counter", "s", "elapsed_s", "Since it was opened."),
     _of_stream("streamline.consumer.items", "counter", "{item}", "items", "Items that the loop was given."),
     _of_stream("streamline.consumer.wait.time", "counter", "s", "consumer_wait_s", "For which the loop waited."),
+    _of_stream(
+        "streamline.consumer.ranks.wait.time", "counter", "s", "ranks_wait_s",
+        "Of that, for other ranks to have another item, where all end together.",
+    ),
     Metric("streamline.consumer.wait.share", "gauge", "1", (), "Of the last seconds.", _wait_share),
     Metric(
         "streamline.limit", "gauge", "{stream}", ("by", "rule"),
@@ -141,6 +148,10 @@ METRICS = (
     _of_each("stage", "items", "counter", "{item}", "items", "Items that came out of it."),
     _of_each("stage", "io", "counter", "By", "bytes", "Bytes of those, estimated from samples."),
     _times("stage", "That it was busy, had no input, or no room for its output; all workers and calls together."),
+    Metric(
+        "streamline.stage.exposed.share", "gauge", "1", ("stage",),
+        "Of the last seconds, in which the loop waited for this stage.", _exposed,
+    ),
     _of_each("stage", "held.time", "counter", "s", "held_s", "For which it held an event loop."),
     _of_each("stage", "errors", "counter", "{item}", "errors", "Items that it skipped."),
     _of_each("stage", "slots", "gauge", "{call}", "slots", "Calls that it may make at once, all workers together."),

@@ -1,4 +1,4 @@
-"""The live page: what streams of this process do, and those of a job's other ranks, in a browser or a terminal.
+"""The live page: what streams of this process do, in a browser or a terminal.
 
 Its server runs in a thread of its own. Figures are read while a client watches, for all clients at once, and in at most
 one hundredth of the time; a client that doesn't take them is dropped, and the stream never waits for one.
@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,20 +28,16 @@ from streamline.core.cpus import cpu_s
 from streamline.core.error_policy import ErrorReport
 from streamline.core.options import given, parse_address
 from streamline.core.text import said
-from streamline.errors import HostError, PlanTypeError, printable_lines
+from streamline.errors import PlanTypeError, printable_lines
 from streamline.observe.exporters import (
     CONTENT_TYPE,
     ExportedStream,
     Exporter,
-    Reading,
     asked_by_address,
     exposition,
     kept,
 )
 from streamline.observe.figures import ChannelStats, HostStats, StageStats
-from streamline.observe.rank_lines import MOST_STREAMS as RANK_STREAMS
-from streamline.observe.rank_lines import SlowRank, StreamLine, rank_lines, shown_ranks, stream_line
-from streamline.observe.rank_publishing import Board, JobRanks, RankCollector, RankPublisher, job_ranks
 from streamline.observe.stats import Stats
 from streamline.observe.tables import table
 from streamline.observe.verdict import WAITS
@@ -119,84 +114,26 @@ class StreamFacts:
     turns: Sequence[tuple[float, TuningStep]] = ()
 
 
-class PagePlace(NamedTuple):
-    """Where a stream is shown.
-
-    Attributes:
-      name: what exporters call it.
-      address: of the page.
-      ranks: which rank this is, and how it meets the others.
-    """
-
-    name: str
-    address: tuple[str, int]
-    ranks: JobRanks
-
-    def open(self, _: str = "") -> Exporter:
-        """Open the page, or what publishes to rank 0's. Raises `HostError`."""
-        if self.ranks.meet and self.ranks.rank:
-            return RankFeed(self.ranks)
-        try:
-            return LivePage(self)
-        except HostError as error:
-            if self.ranks.world_size > 1 and not self.ranks.meet:
-                error.add_note(ALONE)
-            raise
-
-
-ALONE = (
-    "Each rank has a page of its own, as they know of no way to rank 0's: call torch.distributed.init_process_group() "
-    'before this, or give a store, ends=sl.Ends(store=), or page="HOST:PORT" of rank 0 on all of them, and '
-    "STREAMLINE_KEY"
-)
-
-
-def page_place(
-    page: object, rank: int = 0, world_size: int = 1, board: Callable[[str], Board] | None = None
-) -> PagePlace | None:
-    """Return what `page=` names; None: there is none.
-
-    Args:
-      board: where the ranks say where their page of a name is; None: nowhere.
-
-    Raises:
-      PlanError: it names no address, or none at which rank 0 can be found.
-      HostError: STREAMLINE_KEY is too short.
-    """
+def page_place(page: object) -> str | None:
+    """Return what exporters call the place that `page=` names; None: there is none. Raises `PlanError`."""
     if page is False:
         return None
     if page is not True and not isinstance(page, str):
         raise PlanTypeError(f'.open(page=) is True, False or "HOST:PORT", where the page is to be, got {given(page)}')
-    address = parse_address(".open(page=)", ANYWHERE if page is True else page)
-    name = f"page {ANYWHERE if page is True else page}"
-    ranks = job_ranks(rank, world_size, address, None if board is None else board(name))
-    return PagePlace(f"{name}, rank {rank} of {world_size}" if ranks.meet else name, address, ranks)
+    address = ANYWHERE if page is True else page
+    parse_address(".open(page=)", address)
+    return f"page {address}"
 
 
-def slow_rank(place: PagePlace, about: Callable[[], StreamFacts]) -> SlowRank | None:
-    """Return the rank that a page says the others wait for, of a stream by what is shown of it."""
-    page = kept(place.name)
-    if not isinstance(page, LivePage):
-        return None
-    return next((page.slow_rank(stream) for stream in page.streams if stream.about is about), None)
+def open_page(place: str) -> LivePage:
+    """Open the page at a place. Raises `HostError`."""
+    return LivePage(parse_address(".open(page=)", place.removeprefix("page ")))
 
 
-def page_url(place: PagePlace | None) -> str | None:
-    """Return the address of a page, with its token; None: it isn't open, or another rank's."""
-    page = None if place is None else kept(place.name)
+def page_url(place: str | None) -> str | None:
+    """Return the address of a page, with its token; None: it isn't open."""
+    page = None if place is None else kept(place)
     return page.url if isinstance(page, LivePage) else None
-
-
-class RankFeed(Exporter):
-    """What rank 0's page shows of the streams of another rank."""
-
-    def __init__(self, ranks: JobRanks) -> None:
-        super().__init__()
-        self._publisher = RankPublisher(ranks, lambda: stream_lines(self.streams))
-
-    def close(self) -> bool:
-        self._publisher.close()
-        return True
 
 
 class LivePage(Exporter):
@@ -206,7 +143,7 @@ class LivePage(Exporter):
       url: of the page, with the token that lets in: "http://127.0.0.1:8600/TOKEN/".
     """
 
-    def __init__(self, place: PagePlace) -> None:
+    def __init__(self, address: tuple[str, int]) -> None:
         from streamline.observe.web_server import WebServer
 
         super().__init__()
@@ -215,24 +152,13 @@ class LivePage(Exporter):
         self._bodies: dict[str, bytes] = {}
         self._due = -math.inf
         self._cpu = CpuShares()
-        self._server = WebServer(place.address, self._answer)
+        self._server = WebServer(address, self._answer)
         self.url = f"{self._server.url}/{self._token}/"
-        self._ranks: RankCollector | None = None
         logging.getLogger("streamline").addHandler(self._log)
-        try:
-            if place.ranks.meet:
-                self._ranks = RankCollector(place.ranks, lambda: stream_lines(self.streams))
-        except BaseException:
-            self.close()
-            raise
         print(f"streamline: page at {self.url}", file=sys.stderr)
-        if place.ranks.world_size > 1 and self._ranks is None:
-            logger.warning("this page shows rank %d alone. %s", place.ranks.rank, ALONE)
 
     def close(self) -> bool:
         logging.getLogger("streamline").removeHandler(self._log)
-        if self._ranks is not None:
-            self._ranks.close()
         self._server.close()
         return True
 
@@ -292,21 +218,8 @@ class LivePage(Exporter):
             "time": time.time(),
             "streams": streams,
             "more_streams": max(0, len(self.streams) - MOST_STREAMS),
-            "ranks": None
-            if self._ranks is None
-            else shown_ranks(self._ranks.seen(), self._ranks.world_size, time.monotonic()),
             "events": sorted(events, key=lambda event: -event["at"])[:MOST_EVENTS],
         }
-
-    def slow_rank(self, stream: ExportedStream) -> SlowRank | None:
-        """Return the rank that the others wait for, of those that give a stream's items; None: none stands out."""
-        return None if self._ranks is None else self._ranks.slow.get(stream.labels["stream"])
-
-    def readings(self) -> list[tuple[dict[str, str], Reading]]:
-        return [
-            (stream.labels, Reading(*(replace(stats, slow_rank=self.slow_rank(stream)) for stats in stream.read())))
-            for stream in self.streams
-        ]
 
     def _stream(self, stream: ExportedStream, *, tables: bool) -> dict[str, Any]:
         reading, about = stream.read(), stream.about() if stream.about is not None else StreamFacts()
@@ -394,16 +307,6 @@ def _has_other(name: str, mine: logging.Handler) -> bool:
             return True
         logger = logger.parent if logger.propagate else None
     return False
-
-
-def stream_lines(streams: Iterable[ExportedStream]) -> tuple[StreamLine, ...]:
-    """Return what a rank says of its streams, or of the first of them."""
-    found = []
-    for stream in islice(streams, RANK_STREAMS):
-        (stats, lately), about = stream.read(), stream.about() if stream.about is not None else StreamFacts()
-        name, verdict = stream.labels["stream"], headline(stats, lately, about)
-        found.append(stream_line(name, about.epoch, stats.items, lately.warm, verdict, about.branches.keys()))
-    return tuple(found)
 
 
 # What is shown --------------------------------------------------------------------------------------------------------
@@ -586,10 +489,7 @@ def _cut(text: str) -> str:
 
 
 def text_lines(shown: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines for a terminal, of all ranks, and of streams with their `text_table`."""
-    if shown["ranks"] is not None:
-        yield from (part for line in rank_lines(shown["ranks"]) for part in line.split("\n"))
-        yield ""
+    """Yield the lines for a terminal, of streams with their `text_table`."""
     for stream in shown["streams"]:
         whose = f", rank {stream['rank']} of {stream['world_size']}" if stream["world_size"] > 1 else ""
         verdict = stream["verdict"]

@@ -269,7 +269,8 @@ def _other_ranks(loads: Loads) -> Limit | None:
         return None
     line = (
         f"the other ranks limit: {_percent(loads.ranks_wait)} of the time, one of them has no other item yet, and all "
-        f"end together; {_consumer_waits(loads)}; page=True on all ranks names the slowest"
+        f"end together; {_consumer_waits(loads)}; with metrics= on all ranks, the dashboard of docs/metrics.md "
+        "names the slowest"
     )
     return None, line, None
 
@@ -600,9 +601,6 @@ RULES: dict[str, Callable[[Loads], Limit | None]] = {
 
 CONTENTION = frozenset({"memory", "quota", "collector", "gil", "cores"})
 """Those that speak of what slows all stages alike."""
-
-SLOW_RANK = "slow rank"
-"""Comes before them, where another rank is what the job waits for: `Stats.slow_rank`."""
 
 
 def _consumer_waits(loads: Loads) -> str:
