@@ -22,7 +22,7 @@ import streamline as sl
 from streamline.core.counters import Doing
 from streamline.core.meters import Meters
 from streamline.errors import PlanError
-from streamline.observe.trace import EVENTS_PER_S, LEAST_BYTES, MOST_LANES, Trace, TraceFile
+from streamline.observe.trace import LEAST_BYTES, MOST_LANES, Trace, TraceFile
 
 Event = dict[str, Any]
 
@@ -110,27 +110,6 @@ def test_meters_that_are_there_already_are_traced_and_none_is_afterwards(meters:
     }
 
 
-def test_short_stretches_become_one_that_says_how_its_time_was_spent(meters: Meters, tmp_path: Path) -> None:
-    with Trace(tmp_path / "run.json", meters):
-        stage = meters.stage("map", "map", 0)
-        for number in range(4):
-            stage.waited("wait_input", number * 1e-5, number * 1e-5 + 2e-6)
-            stage.worked(number * 1e-5 + 2e-6, number * 1e-5 + 1e-5)
-    [span] = [event for event in load(tmp_path / "run.json") if event["ph"] == "X"]
-    assert (span["name"], span["ts"], span["dur"]) == ("mostly work", 0, 40)
-    assert span["args"] == {"stretches": 8, "waits for input, ms": 0.008, "work, ms": 0.032}
-
-
-def test_what_is_long_is_not_put_together_with_what_is_short(meters: Meters, tmp_path: Path) -> None:
-    with Trace(tmp_path / "run.json", meters):
-        stage = meters.stage("map", "map", 0)
-        stage.worked(0.0, 1e-6)
-        stage.waited("wait_input", 1e-6, 0.5)
-        stage.worked(0.5, 0.5 + 1e-6)
-    found = spans(load(tmp_path / "run.json"))["shard 0 · map"]
-    assert [name for name, _, _ in found] == ["work", "waits for input", "work"]
-
-
 def test_calls_side_by_side_are_drawn_side_by_side(meters: Meters, tmp_path: Path) -> None:
     with Trace(tmp_path / "run.json", meters):
         stage = meters.stage("fetch", "map", 0, concurrency=3)
@@ -213,23 +192,6 @@ def test_at_every_moment_the_file_can_be_loaded(meters: Meters, tmp_path: Path) 
         before = len(load(trace.path))
     assert before > 100  # it is written while it runs
     assert trace.path.read_text().endswith("\n]\n")
-
-
-def test_many_items_make_a_file_of_bounded_size(meters: Meters, tmp_path: Path) -> None:
-    """1,667 segments a second for a minute, of eight tracks: what is written is bounded, and what is held."""
-    with Trace(tmp_path / "run.json", meters) as trace:
-        stages = [meters.stage(name, "map", shard) for name in ("a", "b") for shard in range(4)]
-        for turn in range(6_250):
-            at = turn * 0.0096
-            for stage in stages:
-                stage.waited("wait_input", at, at + 0.004)
-                stage.worked(at + 0.004, at + 0.0096)
-        held = sum(lane.segments > 0 for lanes in trace._tracks.values() for lane in lanes)
-        assert held <= len(stages)
-    events = load(trace.path)
-    assert len(events) <= 60 * EVENTS_PER_S * 1.5
-    ends = [event["ts"] + event["dur"] for event in events if event["ph"] == "X"]
-    assert max(ends) == pytest.approx(6e7, rel=0.01)
 
 
 def test_weeks_leave_two_files_of_bounded_size_with_the_newest_in_them(meters: Meters, tmp_path: Path) -> None:
