@@ -16,10 +16,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -37,10 +36,10 @@ from streamline.observe.exporters import (
     exposition,
     kept,
 )
-from streamline.observe.figures import ChannelStats, HostStats, StageStats
+from streamline.observe.figures import ChannelStats, HostStats, ReadStats, StageStats
 from streamline.observe.stats import Stats
 from streamline.observe.tables import table
-from streamline.observe.verdict import WAITS
+from streamline.observe.verdict import CONSUMER, WAITS
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -61,7 +60,7 @@ SLOW_S = 10.0
 """Seconds that a client may take for one update."""
 
 MOST_STREAMS, MOST_STAGES, MOST_HOSTS, MOST_PARTS, MOST_EVENTS = 16, 200, 256, 64, 100
-"""What one update has; of the rest there is the number."""
+"""What one update has."""
 
 MOST_CHARS = 600
 """Of one text in an update."""
@@ -69,9 +68,11 @@ MOST_CHARS = 600
 STALLED_S = 5.0
 """A wait for one item that is worth the headline."""
 
-FILES = {"": "page.html", "page.css": "page.css", "page.js": "page.js"}
-
-TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript"}
+FILES = {
+    "": ("page.html", "text/html; charset=utf-8"),
+    "page.css": ("page.css", "text/css"),
+    "page.js": ("page.js", "text/javascript"),
+}
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -176,7 +177,9 @@ class LivePage(Exporter):
         if request.method not in ("GET", "HEAD"):
             return web.Response(status=405, headers={**HEADERS, "Allow": "GET, HEAD"})
         if name in FILES:
-            return web.Response(body=_file(FILES[name]), headers={**HEADERS, "Content-Type": _type(FILES[name])})
+            file, kind = FILES[name]
+            body = (Path(__file__).parent / "page_files" / file).read_bytes()
+            return web.Response(body=body, headers={**HEADERS, "Content-Type": kind})
         if name == "metrics":
             text = exposition(self.readings()).encode()
             return web.Response(body=text, headers={**HEADERS, "Content-Type": CONTENT_TYPE})
@@ -213,13 +216,9 @@ class LivePage(Exporter):
         shown = self.streams[:MOST_STREAMS]
         streams = [self._stream(stream, tables=tables) for stream in shown]
         turns = [turn for stream in shown if stream.about is not None for turn in stream.about().turns]
-        events = [*self._log.events(), *(LoggedEvent(at, "info", _cut(str(step)))._asdict() for at, step in turns)]
-        return {
-            "time": time.time(),
-            "streams": streams,
-            "more_streams": max(0, len(self.streams) - MOST_STREAMS),
-            "events": sorted(events, key=lambda event: -event["at"])[:MOST_EVENTS],
-        }
+        events = [*self._log.events, *({"at": at, "level": "info", "text": _cut(str(step))} for at, step in turns)]
+        events.sort(key=lambda event: -event["at"])
+        return {"time": time.time(), "streams": streams, "events": events[:MOST_EVENTS]}
 
     def _stream(self, stream: ExportedStream, *, tables: bool) -> dict[str, Any]:
         reading, about = stream.read(), stream.about() if stream.about is not None else StreamFacts()
@@ -234,20 +233,12 @@ def _as_json(shown: dict[str, Any]) -> bytes:
 
 
 def _as_text(shown: dict[str, Any]) -> bytes:
-    return b"".join(b"data: " + line.encode() + b"\n" for line in text_lines(shown)) + b"\n"
+    lines = "\n".join(text_lines(shown)).split("\n")
+    return "".join(f"data: {line}\n" for line in lines).encode() + b"\n"
 
 
 UPDATES: dict[str, Callable[[dict[str, Any]], bytes]] = {"events": _as_json, "top": _as_text}
 """Addresses that send updates: for the page's script, and for a terminal."""
-
-
-@cache
-def _file(name: str) -> bytes:
-    return (Path(__file__).parent / "page_files" / name).read_bytes()
-
-
-def _type(name: str) -> str:
-    return TYPES[Path(name).suffix]
 
 
 class CpuShares:
@@ -272,32 +263,21 @@ class CpuShares:
         return found
 
 
-class LoggedEvent(NamedTuple):
-    """A line of streamline's log."""
-
-    at: float
-    level: str
-    text: str
-
-
 class EventLog(logging.Handler):
     """Keeps the last warnings of streamline: a worker replaced, a stall named. Others get them as before."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._kept: deque[LoggedEvent] = deque(maxlen=MOST_EVENTS)
+        self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._kept.append(LoggedEvent(record.created, record.levelname.lower(), _cut(record.getMessage())))
+            text = _cut(record.getMessage())
+            self.events.append({"at": record.created, "level": record.levelname.lower(), "text": text})
         except Exception:
             self.handleError(record)
         if not _has_other(record.name, self) and logging.lastResort is not None:
             logging.lastResort.handle(record)  # as without this one: a program that has set up no logging sees it
-
-    def events(self) -> list[dict[str, Any]]:
-        """Return them, the last one first."""
-        return [event._asdict() for event in reversed(tuple(self._kept))]
 
 
 def _has_other(name: str, mine: logging.Handler) -> bool:
@@ -312,10 +292,10 @@ def _has_other(name: str, mine: logging.Handler) -> bool:
 # What is shown --------------------------------------------------------------------------------------------------------
 def shown(stats: Stats, lately: Stats, about: StreamFacts, cpu: Mapping[int, float]) -> dict[str, Any]:
     """Return what one update says of a stream. Bounded, whatever the plan has."""
-    rate = lately.items / lately.elapsed_s if lately.elapsed_s > 0 else 0.0
+    rate = _ratio(lately.items, lately.elapsed_s)
     left = None if about.length is None or about.length == math.inf else max(0.0, about.length - stats.items)
-    hosts, stages = stats.hosts, stats.stages
-    return {
+    stages = list(zip(stats.stages[:MOST_STAGES], lately.stages, strict=False))
+    found = {
         "epoch": about.epoch,
         "world_size": about.world_size,
         "elapsed_s": stats.elapsed_s,
@@ -326,69 +306,50 @@ def shown(stats: Stats, lately: Stats, about: StreamFacts, cpu: Mapping[int, flo
         "length": None if left is None else about.length,
         "eta_s": left / rate if left is not None and rate > 0 and not about.ended else None,
         "verdict": headline(stats, lately, about),
-        "stages": _stages(stats, lately, about),
-        "more_stages": max(0, len(stages) - MOST_STAGES),
-        "channels": [_channel(channel, stages) for channel in stats.channels[:MOST_STAGES]],
-        "hosts": [_host(host, about, cpu) for host in _first_hosts(hosts)],
-        "more_hosts": max(0, len(hosts) - MOST_HOSTS),
-        "reads": list(_reads(stats, lately)),
-        "mixtures": list(_mixtures(stats, lately)),
+        "stages": [_stage(stage, now, lately.elapsed_s, about) for stage, now in stages],
+        "more_stages": max(0, len(stats.stages) - MOST_STAGES),
+        "channels": [_channel(channel) for channel in stats.channels[:MOST_STAGES]],
+        "hosts": [_host(host, about, cpu) for host in _first_hosts(stats.hosts)],
+        "more_hosts": max(0, len(stats.hosts) - MOST_HOSTS),
+        "reads": [_read(read, now, lately) for read, now in zip(stats.reads[:MOST_PARTS], lately.reads, strict=False)],
+        "mixtures": [_mixture(stage, now) for stage, now in stages if _of_parts(stage, "weight")],
         "errors": _errors(about.errors),
-        "snapshot": {name: _cut(one) if isinstance(one, str) else one for name, one in about.snapshot.items()},
+        "snapshot": dict(about.snapshot),
     }
-
-
-def text_table(lately: Stats) -> str:
-    """Return the table of `stats`, or what of it an update may have."""
-    few = replace(lately, stages=lately.stages[:MOST_STAGES], channels=lately.channels[:MOST_STAGES])
-    few = replace(few, hosts=tuple(_first_hosts(few.hosts)), reads=few.reads[:MOST_PARTS])
-    return "\n".join(map(_cut, table(few).split("\n")))
+    return cast("dict[str, Any]", _bounded(found))
 
 
 def headline(stats: Stats, lately: Stats, about: StreamFacts) -> dict[str, str]:
     """Return the verdict for someone who has a second: how it is ("good", "slow", "stalled"), a few words, the rest."""
     waits = _share(lately.consumer_wait_s, lately.elapsed_s)
     verdict = lately.verdict or stats.verdict
+    how, words, rest, advice, stage = "slow", f"The consumer waits {100 * waits:.0f} % of its time", "", "", ""
     if about.ended:
-        return _headline("ended", "The stream has ended")
-    if about.stalled:
-        return _headline("stalled", "Nothing comes", about.stalled)
-    if stats.items == 0:
-        return _headline("starting", "Starting", "no item has come yet")
-    if verdict is None:
-        words = f"The consumer waits {100 * waits:.0f} % of its time"
-        return _headline("good" if waits < WAITS else "slow", words, "no stage stands out")
-    if verdict.rule == "consumer":
-        return _headline("good", "The pipeline keeps up", verdict.line)
-    words, _, rest = verdict.line.partition(": ")
-    why, _, advice = rest.partition("of its time; ")
-    why = f"{why}of its time" if advice else why
-    return _headline("slow", words, why, advice, verdict.stage or "")
-
-
-def _headline(how: str, words: str, rest: str = "", advice: str = "", stage: str = "") -> dict[str, str]:
-    words = words[:1].upper() + words[1:] if words.startswith("the ") else words
-    parts = {"how": how, "words": words, "rest": rest, "advice": advice, "stage": stage}
-    return {name: _cut(part) for name, part in parts.items()}
-
-
-def _stages(stats: Stats, lately: Stats, about: StreamFacts) -> list[dict[str, Any]]:
-    shown = zip(stats.stages[:MOST_STAGES], lately.stages, strict=False)
-    return [_stage(stage, now, lately.elapsed_s, about) for stage, now in shown]
+        how, words = "ended", "The stream has ended"
+    elif about.stalled:
+        how, words, rest = "stalled", "Nothing comes", about.stalled
+    elif stats.items == 0:
+        how, words, rest = "starting", "Starting", "no item has come yet"
+    elif verdict is None:
+        how, rest = "good" if waits < WAITS else "slow", "no stage stands out"
+    elif verdict.rule == CONSUMER:
+        how, words, rest = "good", "The pipeline keeps up", verdict.why
+    else:
+        words = verdict.what.replace("the ", "The ", 1) if verdict.what.startswith("the ") else verdict.what
+        rest, advice, stage = verdict.why, verdict.advice, verdict.stage or ""
+    return {"how": how, "words": words, "rest": rest, "advice": advice, "stage": stage}
 
 
 def _stage(stage: StageStats, now: StageStats, elapsed_s: float, about: StreamFacts) -> dict[str, Any]:
     most_s = elapsed_s * max(1, stage.slots)
     return {
-        "name": _cut(stage.name),
-        "label": _cut(str(stage)),
-        "kind": stage.kind,
-        "branch": _cut(about.branches.get(stage.name, "")),
+        "name": stage.name,
+        "label": str(stage),
+        "branch": about.branches.get(stage.name, ""),
         "in_workers": stage.name in about.workers,
         "workers": stage.workers,
         "slots": stage.slots,
-        "items": stage.items,
-        "rate": now.items / elapsed_s if elapsed_s > 0 else 0.0,
+        "rate": _ratio(now.items, elapsed_s),
         "busy": _share(now.busy_s, most_s),
         "no_input": _share(now.wait_input_s, most_s),
         "no_room": _share(now.wait_output_s, most_s),
@@ -396,15 +357,10 @@ def _stage(stage: StageStats, now: StageStats, elapsed_s: float, about: StreamFa
     }
 
 
-def _channel(channel: ChannelStats, stages: Iterable[StageStats]) -> dict[str, Any]:
+def _channel(channel: ChannelStats) -> dict[str, Any]:
     most = channel.capacity * channel.channels
-    return {
-        "after": _cut(channel.name.removesuffix(BORDER)),
-        "border": channel.name.endswith(BORDER),
-        "depth": channel.depth,
-        "capacity": most,
-        "fill": _share(channel.depth, most),
-    }
+    after = channel.name.removesuffix(BORDER)
+    return {"after": after, "depth": channel.depth, "capacity": most, "fill": _share(channel.depth, most)}
 
 
 def _first_hosts(hosts: tuple[HostStats, ...]) -> list[HostStats]:
@@ -414,73 +370,78 @@ def _first_hosts(hosts: tuple[HostStats, ...]) -> list[HostStats]:
 
 def _host(host: HostStats, about: StreamFacts, cpu: Mapping[int, float]) -> dict[str, Any]:
     return {
-        "name": _cut(host.name),
+        "name": host.name,
         "alive": host.alive,
         "cpu": cpu.get(host.number),
         "memory": host.resident_bytes or None,
         "restarts": host.restarts,
-        "items": host.items,
-        "workers": len(host.shards),
-        "at": _cut(about.working.get(host.number, "")),
+        "at": about.working.get(host.number, ""),
     }
 
 
-def _reads(stats: Stats, lately: Stats) -> Iterator[dict[str, Any]]:
-    elapsed_s = lately.elapsed_s or math.inf
-    for read, now in list(zip(stats.reads, lately.reads, strict=False))[:MOST_PARTS]:
-        yield {
-            "name": _cut(read.name),
-            "requests": read.requests,
-            "requests_s": now.requests / elapsed_s,
-            "in_flight": read.in_flight,
-            "bytes_s": now.bytes / elapsed_s,
-            "retries": read.retries,
-            "hits": read.cache_hits,
-            "misses": read.cache_misses,
-        }
+def _read(read: ReadStats, now: ReadStats, lately: Stats) -> dict[str, Any]:
+    return {
+        "name": read.name,
+        "requests_s": _ratio(now.requests, lately.elapsed_s),
+        "in_flight": read.in_flight,
+        "bytes_s": _ratio(now.bytes, lately.elapsed_s),
+        "retries": read.retries,
+        "hits": read.cache_hits,
+        "misses": read.cache_misses,
+    }
 
 
-def _mixtures(stats: Stats, lately: Stats) -> Iterator[dict[str, Any]]:
-    """Yield the weights of each mixture's components: as they are wanted, and as they were served lately."""
-    for stage, now in zip(stats.stages[:MOST_STAGES], lately.stages, strict=False):
-        weights = {one.part: one.value for one in stage.details if one.name == "weight"}
-        if not weights:
-            continue
-        served = {one.part: one.value for one in now.details if one.name == "served"}
-        of_all = {one.part: one.value for one in stage.details if one.name == "served"}
-        yield {
-            "name": _cut(stage.name),
-            "parts": [
-                {
-                    "name": _cut(part),
-                    "wanted": _share(weight, sum(weights.values())),
-                    "served": _share(served.get(part, 0.0), sum(served.values())),
-                    "items": of_all.get(part, 0),
-                }
-                for part, weight in list(weights.items())[:MOST_PARTS]
-            ],
+def _mixture(stage: StageStats, now: StageStats) -> dict[str, Any]:
+    """Return the weights of a mixture's components: as they are wanted, and as they were served lately."""
+    weights, served, items = _of_parts(stage, "weight"), _of_parts(now, "served"), _of_parts(stage, "served")
+    parts = [
+        {
+            "name": part,
+            "wanted": _share(weight, sum(weights.values())),
+            "served": _share(served.get(part, 0.0), sum(served.values())),
+            "items": items.get(part, 0),
         }
+        for part, weight in list(weights.items())[:MOST_PARTS]
+    ]
+    return {"name": stage.name, "parts": parts}
+
+
+def _of_parts(stage: StageStats, name: str) -> dict[str, float]:
+    return {detail.part: detail.value for detail in stage.details if detail.name == name}
 
 
 def _errors(report: ErrorReport) -> dict[str, Any]:
     return {
         "total": report.total,
-        "stages": [{"name": _cut(name), "items": count} for name, count in list(report.stages.items())[:MOST_PARTS]],
-        "file": None if report.dead_letters is None else _cut(str(report.dead_letters)),
+        "stages": [{"name": name, "items": count} for name, count in list(report.stages.items())[:MOST_PARTS]],
+        "file": None if report.dead_letters is None else str(report.dead_letters),
         "last": [
             {
-                "stage": _cut(label(failure.stage, failure.kind)),
+                "stage": label(failure.stage, failure.kind),
                 "shard": failure.shard,
-                "position": _cut(failure.position),
-                "message": _cut(f"{type(failure.error).__qualname__}: {said(failure.error, str)}"),
+                "position": failure.position,
+                "message": f"{type(failure.error).__qualname__}: {said(failure.error, str)}",
             }
             for failure in reversed(report.last)
         ],
     }
 
 
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
 def _share(part: float, whole: float) -> float:
-    return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
+    return min(1.0, max(0.0, _ratio(part, whole)))
+
+
+def _bounded(shown: Any) -> Any:
+    """Return what is shown with all of its texts printable, and cut."""
+    if isinstance(shown, str):
+        return _cut(shown)
+    if isinstance(shown, list):
+        return [_bounded(one) for one in shown]
+    return {name: _bounded(one) for name, one in shown.items()} if isinstance(shown, dict) else shown
 
 
 def _cut(text: str) -> str:
@@ -488,34 +449,45 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 1]}…"
 
 
+# For a terminal -------------------------------------------------------------------------------------------------------
+def text_table(lately: Stats) -> str:
+    """Return the table of `stats`, or what of it an update may have."""
+    few = replace(
+        lately,
+        stages=lately.stages[:MOST_STAGES],
+        channels=lately.channels[:MOST_STAGES],
+        hosts=tuple(_first_hosts(lately.hosts)),
+        reads=lately.reads[:MOST_PARTS],
+    )
+    return "\n".join(map(_cut, table(few).split("\n")))
+
+
 def text_lines(shown: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines for a terminal, of streams with their `text_table`."""
+    """Yield the lines of an update, of streams with their `text_table`."""
     for stream in shown["streams"]:
+        verdict, errors = stream["verdict"], stream["errors"]
+        parts = filter(None, (verdict["words"], verdict["rest"], verdict["advice"]))
+        yield f"{verdict['how'].upper()}: {'; '.join(parts)}"
         whose = f", rank {stream['rank']} of {stream['world_size']}" if stream["world_size"] > 1 else ""
-        verdict = stream["verdict"]
-        said = "; ".join(filter(None, (verdict["words"], verdict["rest"], verdict["advice"])))
-        yield from f"{verdict['how'].upper()}: {said}".split("\n")
-        yield f"{stream['name']}{whose}, epoch {stream['epoch']}{_progress(stream)}"
-        yield from stream["table"].split("\n")
-        yield from _last_lines(stream, shown["time"])
+        yield f"{stream['name']}{whose}, epoch {stream['epoch']}: {_progress(stream)}"
+        yield stream["table"]
+        if taken_at := stream["snapshot"].get("taken_at"):
+            yield f"last snapshot taken {shown['time'] - taken_at:,.0f} s ago{_saved(stream['snapshot'])}"
+        if errors["total"]:
+            yield f"{errors['total']:,} items were skipped"
+        for letter in errors["last"]:
+            yield f"  {letter['stage']} of shard {letter['shard']}: {letter['message']}"
         yield ""
     for event in shown["events"][: MOST_EVENTS // 10]:
-        yield from f"{time.strftime('%H:%M:%S', time.localtime(event['at']))} {event['text']}".split("\n")
+        yield f"{time.strftime('%H:%M:%S', time.localtime(event['at']))} {event['text']}"
 
 
 def _progress(stream: dict[str, Any]) -> str:
     if stream["length"] is None:
-        return f": {stream['items']:,} items"
+        return f"{stream['items']:,} items"
     eta = "" if stream["eta_s"] is None else f", {stream['eta_s']:,.0f} s left"
-    return f": {stream['items']:,} of {stream['length']:,.0f} items{eta}"
+    return f"{stream['items']:,} of {stream['length']:,.0f} items{eta}"
 
 
-def _last_lines(stream: dict[str, Any], now: float) -> Iterator[str]:
-    snapshot, errors = stream["snapshot"], stream["errors"]
-    if snapshot.get("taken_at"):
-        saved = f", saved {now - snapshot['saved_at']:,.0f} s ago in {snapshot['where']}" * bool(snapshot["saved_at"])
-        yield f"last snapshot taken {now - snapshot['taken_at']:,.0f} s ago{saved}"
-    if errors["total"]:
-        yield f"{errors['total']:,} items were skipped"
-    for letter in errors["last"]:
-        yield from f"  {letter['stage']} of shard {letter['shard']}: {letter['message']}".split("\n")
+def _saved(snapshot: dict[str, Any]) -> str:
+    return f", saved in {snapshot['where']}" if snapshot["saved_at"] else ""

@@ -16,7 +16,7 @@ from streamline.errors import printable_lines
 from streamline.observe.contention import CONTENTION
 from streamline.observe.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats, WorkerStats, between
 from streamline.observe.tables import table
-from streamline.observe.verdict import Verdict, judge
+from streamline.observe.verdict import Verdict, verdict_of
 
 if TYPE_CHECKING:
     from streamline.observe.tuner import TuningStep
@@ -157,7 +157,7 @@ class Stats(Figures):
     @property
     def verdict(self) -> Verdict | None:
         """What limits the stream, since its first list; None: nothing does, or it is too early to say."""
-        return None if self.first is None else judge(self.warm)
+        return None if self.first is None else verdict_of(self.warm)
 
     @cached_property
     def warm(self) -> Figures:

@@ -170,8 +170,8 @@ def test_an_update_says_what_the_stats_say() -> None:
 def test_the_headline_is_the_verdict(
     about: StreamFacts, rule: str, how: str, words: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = "map(d) limits: busy 90 %, the consumer waits 90 % of its time; try more: about 2.0 x"
-    verdict = Verdict(rule=rule, stage="map(d)", line=line) if rule else None
+    parts: Any = {"what": "map(d) limits", "why": "busy 90 %", "advice": "try more: about 2.0 x"}
+    verdict = Verdict(rule=rule, stage="map(d)", **parts) if rule else None
     monkeypatch.setattr(Stats, "verdict", verdict)
     found = page.headline(BUSY, BUSY, about)
     assert (found["how"], found["words"], found["advice"]) == (how, words, advice)
