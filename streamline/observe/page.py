@@ -33,7 +33,6 @@ from streamline.observe.exporters import (
     ExportedStream,
     Exporter,
     asked_by_address,
-    exposition,
     kept,
 )
 from streamline.observe.figures import ChannelStats, HostStats, ReadStats, StageStats
@@ -181,8 +180,7 @@ class LivePage(Exporter):
             body = (Path(__file__).parent / "page_files" / file).read_bytes()
             return web.Response(body=body, headers={**HEADERS, "Content-Type": kind})
         if name == "metrics":
-            text = exposition(self.readings()).encode()
-            return web.Response(body=text, headers={**HEADERS, "Content-Type": CONTENT_TYPE})
+            return web.Response(body=self.exposition().encode(), headers={**HEADERS, "Content-Type": CONTENT_TYPE})
         if name in UPDATES:
             return await self._send_updates(request, name)
         return web.Response(status=404, headers=HEADERS, text="there is nothing of that name\n")

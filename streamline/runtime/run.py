@@ -26,7 +26,7 @@ from streamline.core.text import Entry
 from streamline.core.threads import undisturbed
 from streamline.errors import PlanError
 from streamline.merge.base import DeferredProgress, Inboxes, MergeFlow
-from streamline.observe.exporters import export
+from streamline.observe.exporters import ExportedStream, export
 from streamline.observe.page import STALLED_S, StreamFacts, open_page
 from streamline.observe.progress import Progress
 from streamline.observe.stats import stats_of
@@ -204,10 +204,10 @@ class ResolvedRun:
     def _export(self, session: Session) -> None:
         stats, whose = partial(stats_of, session.meters), (self.plan.source.name, self.rank.rank)
         if self.metrics is not None:
-            session.at_close(export(self.metrics, *whose, stats))
+            session.at_close(export(self.metrics, ExportedStream(*whose, stats)))
         if self.page is not None:
             about = partial(self._about, session, self._length)
-            session.at_close(export(self.page, *whose, stats, about=about, make=open_page))
+            session.at_close(export(self.page, ExportedStream(*whose, stats, about), open_page))
 
     @property
     def _length(self) -> float | None:
