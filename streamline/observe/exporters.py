@@ -243,7 +243,7 @@ def keep(to: str, make: Callable[[str], Exporter] = _open) -> Callable[[], None]
     return release
 
 
-def kept(to: str) -> Exporter | None:
+def exporter_at(to: str) -> Exporter | None:
     """Return what is open at a place; None: nothing."""
     return _exporters.get(to)
 

@@ -78,10 +78,6 @@ def _field(name: str, kind: Kind, unit: str, field: str, description: str) -> Me
     return Metric(f"streamline.{name}", kind, unit, (), description, lambda stats, _: [((), getattr(stats, field))])
 
 
-def _wait_share(_: Stats, lately: Stats) -> Points:
-    return [((), lately.consumer_wait_s / lately.elapsed_s if lately.elapsed_s > 0 else 0.0)]
-
-
 def _limit(_: Stats, lately: Stats) -> Points:
     verdict = lately.verdict
     if verdict is None:
@@ -138,7 +134,10 @@ METRICS = (
         "consumer.ranks.wait.time", "counter", "s", "ranks_wait_s",
         "Of that, for other ranks to have another item, where all end together.",
     ),
-    Metric("streamline.consumer.wait.share", "gauge", "1", (), "Of the last seconds.", _wait_share),
+    Metric(
+        "streamline.consumer.wait.share", "gauge", "1", (), "Of the last seconds.",
+        lambda _, lately: [((), lately.waits)],
+    ),
     Metric(
         "streamline.limit", "gauge", "{stream}", ("by", "rule"),
         "1: what has limited the stream in the last seconds, and by which rule of the verdict.", _limit,

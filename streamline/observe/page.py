@@ -14,7 +14,7 @@ import secrets
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
@@ -32,8 +32,9 @@ from streamline.observe.exporters import (
     CONTENT_TYPE,
     ExportedStream,
     Exporter,
+    Reading,
     asked_by_address,
-    kept,
+    exporter_at,
 )
 from streamline.observe.figures import ChannelStats, HostStats, ReadStats, StageStats
 from streamline.observe.stats import Stats
@@ -132,7 +133,7 @@ def open_page(place: str) -> LivePage:
 
 def page_url(place: str | None) -> str | None:
     """Return the address of a page, with its token; None: it isn't open."""
-    page = None if place is None else kept(place)
+    page = None if place is None else exporter_at(place)
     return page.url if isinstance(page, LivePage) else None
 
 
@@ -206,37 +207,44 @@ class LivePage(Exporter):
         if began >= self._due:
             self._bodies.clear()
         if kind not in self._bodies:
-            self._bodies[kind] = UPDATES[kind](self._shown(tables=kind == "top"))
+            self._bodies[kind] = UPDATES[kind](self)
             self._due = max(self._due, began + (perf_counter() - began) / SHARE)
         return self._bodies[kind]
 
-    def _shown(self, *, tables: bool) -> dict[str, Any]:
+    def for_script(self) -> bytes:
+        """Return an update for the page's script."""
+        seen = self._read()
+        streams = [
+            {"name": one.labels["stream"], "rank": int(one.labels["rank"])}
+            | stream_update(*reading, about, self._cpu.of(reading.stats.hosts))
+            for one, reading, about in seen
+        ]
+        update = {"time": time.time(), "streams": streams, "events": self._events(seen)}
+        return b"data: " + msgspec.json.encode(update) + b"\n\n"
+
+    def for_terminal(self) -> bytes:
+        """Return an update for `streamline top`."""
+        seen = self._read()
+        texts = [stream_text(one.labels, *reading, about) for one, reading, about in seen]
+        events = self._events(seen)[: MOST_EVENTS // 10]
+        clocks = [time.strftime("%H:%M:%S", time.localtime(event["at"])) for event in events]
+        texts.append("\n".join(f"{clock} {event['text']}" for clock, event in zip(clocks, events, strict=True)))
+        lines = "\n\n".join(texts).split("\n")
+        return "".join(f"data: {_cut(line)}\n" for line in lines).encode() + b"\n"
+
+    def _read(self) -> list[tuple[ExportedStream, Reading, StreamFacts]]:
         shown = self.streams[:MOST_STREAMS]
-        streams = [self._stream(stream, tables=tables) for stream in shown]
-        turns = [turn for stream in shown if stream.about is not None for turn in stream.about().turns]
+        return [(one, one.read(), StreamFacts() if one.about is None else one.about()) for one in shown]
+
+    def _events(self, seen: Iterable[tuple[ExportedStream, Reading, StreamFacts]]) -> list[dict[str, Any]]:
+        """Return the last ones, the newest first: warnings, and turns of knobs."""
+        turns = [turn for _, _, about in seen for turn in about.turns]
         events = [*self._log.events, *({"at": at, "level": "info", "text": _cut(str(step))} for at, step in turns)]
-        events.sort(key=lambda event: -event["at"])
-        return {"time": time.time(), "streams": streams, "events": events[:MOST_EVENTS]}
-
-    def _stream(self, stream: ExportedStream, *, tables: bool) -> dict[str, Any]:
-        reading, about = stream.read(), stream.about() if stream.about is not None else StreamFacts()
-        of_terminal = {"table": text_table(reading.lately)} if tables else {}
-        return {"name": stream.labels["stream"], "rank": int(stream.labels["rank"]), **of_terminal} | shown(
-            reading.stats, reading.lately, about, self._cpu.of(reading.stats.hosts)
-        )
+        return sorted(events, key=lambda event: -event["at"])[:MOST_EVENTS]
 
 
-def _as_json(shown: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(shown) + b"\n\n"
-
-
-def _as_text(shown: dict[str, Any]) -> bytes:
-    lines = "\n".join(text_lines(shown)).split("\n")
-    return "".join(f"data: {line}\n" for line in lines).encode() + b"\n"
-
-
-UPDATES: dict[str, Callable[[dict[str, Any]], bytes]] = {"events": _as_json, "top": _as_text}
-"""Addresses that send updates: for the page's script, and for a terminal."""
+UPDATES = {"events": LivePage.for_script, "top": LivePage.for_terminal}
+"""Addresses that send updates."""
 
 
 class CpuShares:
@@ -288,9 +296,8 @@ def _has_other(name: str, mine: logging.Handler) -> bool:
 
 
 # What is shown --------------------------------------------------------------------------------------------------------
-def shown(stats: Stats, lately: Stats, about: StreamFacts, cpu: Mapping[int, float]) -> dict[str, Any]:
+def stream_update(stats: Stats, lately: Stats, about: StreamFacts, cpu: Mapping[int, float]) -> dict[str, Any]:
     """Return what one update says of a stream. Bounded, whatever the plan has."""
-    rate = _ratio(lately.items, lately.elapsed_s)
     left = None if about.length is None or about.length == math.inf else max(0.0, about.length - stats.items)
     stages = list(zip(stats.stages[:MOST_STAGES], lately.stages, strict=False))
     found = {
@@ -298,11 +305,11 @@ def shown(stats: Stats, lately: Stats, about: StreamFacts, cpu: Mapping[int, flo
         "world_size": about.world_size,
         "elapsed_s": stats.elapsed_s,
         "items": stats.items,
-        "rate": rate,
-        "waits": _share(lately.consumer_wait_s, lately.elapsed_s),
-        "waits_in_all": _share(stats.consumer_wait_s, stats.elapsed_s),
+        "rate": lately.rate,
+        "waits": lately.waits,
+        "waits_in_all": stats.waits,
         "length": None if left is None else about.length,
-        "eta_s": left / rate if left is not None and rate > 0 and not about.ended else None,
+        "eta_s": left / lately.rate if left is not None and lately.rate > 0 and not about.ended else None,
         "verdict": headline(stats, lately, about),
         "stages": [_stage(stage, now, lately.elapsed_s, about) for stage, now in stages],
         "more_stages": max(0, len(stats.stages) - MOST_STAGES),
@@ -319,9 +326,8 @@ def shown(stats: Stats, lately: Stats, about: StreamFacts, cpu: Mapping[int, flo
 
 def headline(stats: Stats, lately: Stats, about: StreamFacts) -> dict[str, str]:
     """Return the verdict for someone who has a second: how it is ("good", "slow", "stalled"), a few words, the rest."""
-    waits = _share(lately.consumer_wait_s, lately.elapsed_s)
     verdict = lately.verdict or stats.verdict
-    how, words, rest, advice, stage = "slow", f"The consumer waits {100 * waits:.0f} % of its time", "", "", ""
+    how, words, rest, advice, stage = "slow", f"The consumer waits {100 * lately.waits:.0f} % of its time", "", "", ""
     if about.ended:
         how, words = "ended", "The stream has ended"
     elif about.stalled:
@@ -329,7 +335,7 @@ def headline(stats: Stats, lately: Stats, about: StreamFacts) -> dict[str, str]:
     elif stats.items == 0:
         how, words, rest = "starting", "Starting", "no item has come yet"
     elif verdict is None:
-        how, rest = "good" if waits < WAITS else "slow", "no stage stands out"
+        how, rest = "good" if lately.waits < WAITS else "slow", "no stage stands out"
     elif verdict.rule == CONSUMER:
         how, words, rest = "good", "The pipeline keeps up", verdict.why
     else:
@@ -433,13 +439,13 @@ def _share(part: float, whole: float) -> float:
     return min(1.0, max(0.0, _ratio(part, whole)))
 
 
-def _bounded(shown: Any) -> Any:
-    """Return what is shown with all of its texts printable, and cut."""
-    if isinstance(shown, str):
-        return _cut(shown)
-    if isinstance(shown, list):
-        return [_bounded(one) for one in shown]
-    return {name: _bounded(one) for name, one in shown.items()} if isinstance(shown, dict) else shown
+def _bounded(update: Any) -> Any:
+    """Return an update with all of its texts printable, and cut."""
+    if isinstance(update, str):
+        return _cut(update)
+    if isinstance(update, list):
+        return [_bounded(one) for one in update]
+    return {name: _bounded(one) for name, one in update.items()} if isinstance(update, dict) else update
 
 
 def _cut(text: str) -> str:
@@ -447,9 +453,12 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 1]}…"
 
 
-# For a terminal -------------------------------------------------------------------------------------------------------
-def text_table(lately: Stats) -> str:
-    """Return the table of `stats`, or what of it an update may have."""
+def stream_text(labels: Mapping[str, str], stats: Stats, lately: Stats, about: StreamFacts) -> str:
+    """Return the same for a terminal: the verdict, and the table of `stats`. Bounded, too."""
+    verdict = headline(stats, lately, about)
+    parts = filter(None, (verdict["words"], verdict["rest"], verdict["advice"]))
+    rank = f", rank {labels['rank']} of {about.world_size}" if about.world_size > 1 else ""
+    length = "" if about.length is None else f" of {about.length:,.0f}"
     few = replace(
         lately,
         stages=lately.stages[:MOST_STAGES],
@@ -457,35 +466,5 @@ def text_table(lately: Stats) -> str:
         hosts=tuple(_first_hosts(lately.hosts)),
         reads=lately.reads[:MOST_PARTS],
     )
-    return "\n".join(map(_cut, table(few).split("\n")))
-
-
-def text_lines(shown: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of an update, of streams with their `text_table`."""
-    for stream in shown["streams"]:
-        verdict, errors = stream["verdict"], stream["errors"]
-        parts = filter(None, (verdict["words"], verdict["rest"], verdict["advice"]))
-        yield f"{verdict['how'].upper()}: {'; '.join(parts)}"
-        whose = f", rank {stream['rank']} of {stream['world_size']}" if stream["world_size"] > 1 else ""
-        yield f"{stream['name']}{whose}, epoch {stream['epoch']}: {_progress(stream)}"
-        yield stream["table"]
-        if taken_at := stream["snapshot"].get("taken_at"):
-            yield f"last snapshot taken {shown['time'] - taken_at:,.0f} s ago{_saved(stream['snapshot'])}"
-        if errors["total"]:
-            yield f"{errors['total']:,} items were skipped"
-        for letter in errors["last"]:
-            yield f"  {letter['stage']} of shard {letter['shard']}: {letter['message']}"
-        yield ""
-    for event in shown["events"][: MOST_EVENTS // 10]:
-        yield f"{time.strftime('%H:%M:%S', time.localtime(event['at']))} {event['text']}"
-
-
-def _progress(stream: dict[str, Any]) -> str:
-    if stream["length"] is None:
-        return f"{stream['items']:,} items"
-    eta = "" if stream["eta_s"] is None else f", {stream['eta_s']:,.0f} s left"
-    return f"{stream['items']:,} of {stream['length']:,.0f} items{eta}"
-
-
-def _saved(snapshot: dict[str, Any]) -> str:
-    return f", saved in {snapshot['where']}" if snapshot["saved_at"] else ""
+    head = f"{labels['stream']}{rank}, epoch {about.epoch}: {stats.items:,}{length} items"
+    return f"{verdict['how'].upper()}: {'; '.join(parts)}\n{head}\n{table(few)}"

@@ -81,7 +81,7 @@ class Loads:
         self.figures = figures
         self.stages = figures.stages
         self.elapsed_s = figures.elapsed_s
-        self.waits = min(1.0, figures.consumer_wait_s / self.elapsed_s)
+        self.waits = figures.waits
         self.ranks_wait = min(1.0, figures.ranks_wait_s / self.elapsed_s)
         self.body_holds = min(1.0, figures.consumer_held_s / self.elapsed_s)
         self.arrivals_hold = sum(host.arrival_s for host in figures.hosts) / self.elapsed_s
@@ -260,7 +260,7 @@ def verdict_of(figures: Figures) -> Verdict | None:
     if speedup is not None and speedup < WORTH:
         return None
     if rule != CONSUMER:
-        why = f"{why}; the consumer waits {_percent(Loads(figures).waits)} of its time"
+        why = f"{why}; the consumer waits {_percent(figures.waits)} of its time"
     name = None if stage is None else str(stage)
     return Verdict(rule=rule, stage=name, what=what, why=why, advice=advice, speedup=speedup)
 
