@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
-from itertools import count
 from os import PathLike
 from pathlib import Path
 from threading import RLock
@@ -90,22 +89,29 @@ class Trace:
         self._meters = meters
         self._rank = f"rank {rank}"
         self._after_merge = after_merge
+        self._most = max_bytes // 2
         self._lock = RLock()  # a garbage collection within `_observe` may stop this
-        self._tracks: dict[StageMeter, list[_Lane]] = {}
-        self._tids = count(1)
-        self._pids: set[int] = set()
+        self._tracks: dict[StageMeter, list[_Lane]] = {}  # of this file
+        self._named: set[tuple[int, int]] = set()  # pids and tids there
         self._counters = _Counters(meters)
         self._flushed_at = perf_counter()
-        self._file: TraceFile | None = TraceFile(self.path, max_bytes // 2)
-        self._name("process", 1, 0, f"streamline, {self._rank}")
-        self._guarded(TraceFile.flush)
+        self._file: TraceFile | None = None
+        self._begin()
         self._observer = self._observe  # one and the same object each time, so that it can be compared
         meters.observe(self._observer)  # from now on other threads write, too
 
     @property
     def previous(self) -> Path:
         """Where the file goes when it is full, and another one begins."""
-        return _previous(self.path)
+        return self.path.with_name(f"{self.path.stem}.previous{self.path.suffix}")
+
+    def _begin(self) -> None:
+        """Begin a file, in which each track is named when it is used first."""
+        self._tracks.clear()
+        self._named.clear()
+        self._file = TraceFile(self.path)
+        self._name("process", 1, 0, f"streamline, {self._rank}")
+        self._guarded(TraceFile.flush)
 
     def stop(self) -> None:
         """Write what is left, and the end. From any thread, at any time; idempotent."""
@@ -113,7 +119,7 @@ class Trace:
             self._meters.observe(None)
         with self._lock:
             now = perf_counter()
-            for meter in list(self._tracks):
+            for meter in list(self._meters.stages.values()):
                 if meter.since is not None:
                     self._write_span(meter, "work", meter.since, now, "work, not done yet")
             self._guarded(TraceFile.close)
@@ -130,6 +136,8 @@ class Trace:
         with self._lock:
             if self._file is None:
                 return
+            if self._file.size > self._most:
+                self._guarded(self._begin_another)
             self._write_span(meter, doing, began, ended, NAMES[doing])
             if ended - self._counters.at >= COUNT_EVERY_S:
                 for name, values in self._counters.changed(ended).items():
@@ -138,6 +146,11 @@ class Trace:
             if ended - self._flushed_at >= FLUSH_S:
                 self._flushed_at = ended
                 self._guarded(TraceFile.flush)
+
+    def _begin_another(self, file: TraceFile) -> None:
+        file.close()
+        self.path.replace(self.previous)
+        self._begin()
 
     def _lane(self, meter: StageMeter, at: float) -> _Lane | None:
         """Return a lane of a stage's track that is free from `at` on; None: a viewer can't show more side by side."""
@@ -149,10 +162,9 @@ class Trace:
             return None
         host, order, nth = meter.host, self._meters.order, len(lanes)
         pid = 1 if host is None else 2 + host.number
-        if host is not None and pid not in self._pids:
-            self._pids.add(pid)
+        if (pid, 0) not in self._named:
             self._name("process", pid, 0, f"streamline, {self._rank}, {host}")
-        lanes.append(lane := _Lane(pid, next(self._tids)))
+        lanes.append(lane := _Lane(pid, len(self._named)))
         place = self._rank if meter.name in self._after_merge else f"shard {meter.shard}"
         stage = order.index(meter.name) if meter.name in order else len(order)
         sort = (stage * MOST_WORKERS + meter.shard) * MOST_LANES + nth
@@ -170,6 +182,7 @@ class Trace:
         self._write({"ph": "X", "name": name, "cat": doing, "pid": lane.pid, "tid": lane.tid, "ts": ts, "dur": dur})
 
     def _name(self, what: str, pid: int, tid: int, name: str) -> None:
+        self._named.add((pid, tid))
         self._write({"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}})
 
     def _us(self, at: float) -> float:
@@ -234,40 +247,29 @@ class _Lane:
     end: float = -math.inf
 
 
-def _previous(path: Path) -> Path:
-    return path.with_name(f"{path.stem}.previous{path.suffix}")
-
-
 END = b"\n]\n"
 
 
 class TraceFile:
-    """The file, which becomes the previous one when it is full. Not thread-safe.
-
-    Args:
-      most_bytes: of one file; there are two at the most. What names the tracks, each begins with.
+    """A file of events. Not thread-safe.
 
     Raises:
       OSError: from each method: it can't be made, or written.
     """
 
-    def __init__(self, path: Path, most_bytes: int) -> None:
-        self._path = path
-        self._most = most_bytes
-        self._names: list[Event] = []
+    def __init__(self, path: Path) -> None:
+        self._file = FileIO(path, "w")
         self._waiting = bytearray()
-        self._begin()
+        self._written = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes in it, and of what waits."""
+        return self._written + len(self._waiting)
 
     def write(self, event: Event) -> None:
         """Take one event; it is in the file after the next `flush`, or sooner."""
-        if event["ph"] == "M":
-            self._names.append(event)
-        elif self._events and self._written + len(self._waiting) > self._most:
-            self.close()
-            self._path.replace(_previous(self._path))
-            self._begin()
-            self.flush()
-        self._put(event)
+        self._waiting += (b",\n" if self.size else b"[\n") + msgspec.json.encode(event)
         if len(self._waiting) > FLUSH_BYTES:
             self.flush()
 
@@ -292,17 +294,6 @@ class TraceFile:
             self._append(END)
         with suppress(OSError):
             self._file.close()
-
-    def _begin(self) -> None:
-        self._file = FileIO(self._path, "w")
-        self._waiting = bytearray()
-        self._written = self._events = 0
-        for event in self._names:
-            self._put(event)
-
-    def _put(self, event: Event) -> None:
-        self._waiting += (b",\n" if self._written or self._waiting else b"[\n") + msgspec.json.encode(event)
-        self._events += event["ph"] != "M"
 
     def _append(self, data: bytes | bytearray) -> None:
         rest = memoryview(data)

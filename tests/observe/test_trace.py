@@ -22,7 +22,7 @@ import streamline as sl
 from streamline.core.counters import Doing
 from streamline.core.meters import Meters
 from streamline.errors import PlanError
-from streamline.observe.trace import LEAST_BYTES, MOST_LANES, Trace, TraceFile
+from streamline.observe.trace import LEAST_BYTES, MOST_LANES, Trace
 
 Event = dict[str, Any]
 
@@ -202,7 +202,7 @@ def test_weeks_leave_two_files_of_bounded_size_with_the_newest_in_them(meters: M
             stage.worked(second + 0.5, second + 1)
     sizes = [path.stat().st_size for path in (trace.path, trace.previous)]
     assert sorted(tmp_path.iterdir()) == sorted([trace.path, trace.previous])
-    assert max(sizes) <= LEAST_BYTES // 2 + 200
+    assert max(sizes) <= LEAST_BYTES // 2 + 1000  # more than an observation takes
     older, newer = load(trace.previous), load(trace.path)
     assert tracks(older) == tracks(newer) == {1: "shard 0 · map"}
     assert max(event["ts"] for event in newer if event["ph"] == "X") == 19_999.5e6
@@ -306,15 +306,6 @@ def test_options_are_checked(meters: Meters, tmp_path: Path) -> None:
         Trace(tmp_path / "run.json", meters, max_bytes=10)
     with Trace(tmp_path / "run.json", meters), pytest.raises(PlanError, match="traced already"):
         Trace(tmp_path / "other.json", meters)
-
-
-def test_heads_that_fill_a_file_dont_make_one_after_the_other(tmp_path: Path) -> None:
-    file = TraceFile(tmp_path / "run.json", 100)
-    file.write({"ph": "M", "name": "x" * 200})
-    for number in range(5):
-        file.write({"ph": "X", "name": str(number)})
-    file.close()
-    assert [event["name"] for event in json.loads((tmp_path / "run.json").read_text())][1:] == ["4"]
 
 
 # With streams -------------------------------------------------------------------------------------------------------
