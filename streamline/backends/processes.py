@@ -27,6 +27,10 @@ from streamline.core.tasks import Session
 from streamline.errors import ClosedError
 from streamline.plan.plan import Plan
 
+ENTRY_POINT = "streamline.backends.hosts.host_server:serve_socket"
+
+SHARED_ENTRY_POINT = "streamline.backends.hosts.shared_runs:serve_socket"
+
 
 @dataclass(frozen=True)
 class Processes(HostingBackend):
@@ -74,8 +78,8 @@ class Processes(HostingBackend):
             max_restarts=self.max_restarts, worker_timeout=self.worker_timeout, replace_stuck=self.replace_stuck
         )
 
-    def host(self, number: int) -> ProcessHost:
-        return ProcessHost(number, self.env)
+    def host(self, number: int, *, shared: bool = False) -> ProcessHost:
+        return ProcessHost(number, self.env, SHARED_ENTRY_POINT if shared else ENTRY_POINT)
 
     def payload(self, plan: Plan, session: Session, hosts: int) -> Shipped:
         shipped = ship(Spec.of(plan, session), alike=self.shared is not None)
@@ -95,9 +99,10 @@ class ProcessHost(SocketHost[HostProcess]):
 
     kind: ClassVar[HostKind] = "process"
 
-    def __init__(self, number: int, env: Mapping[str, str]) -> None:
+    def __init__(self, number: int, env: Mapping[str, str], entry_point: str = ENTRY_POINT) -> None:
         super().__init__(number)
         self._env = env
+        self._entry_point = entry_point
         self._process: HostProcess | None = None
         self._used = False  # whether the process was given a link
 
@@ -132,7 +137,7 @@ class ProcessHost(SocketHost[HostProcess]):
         if self.closed:
             raise ClosedError(f"process {self.number} was closed with its pool")
         if self._process is None or self._process.exit is not None:
-            process = HostProcess(self.number, self._env)
+            process = HostProcess(self.number, self._env, entry_point=self._entry_point)
             process.start()
             self._process = process
             self._used = False

@@ -258,7 +258,7 @@ class HostProcess:
         number: int,
         env: Mapping[str, str] = MappingProxyType({}),
         *,
-        entry_point: str = "streamline.backends.hosts.shared_runs:serve_socket",
+        entry_point: str = "streamline.backends.hosts.host_server:serve_socket",
         output: Frames | None = None,
     ) -> None:
         self.number = number

@@ -83,7 +83,7 @@ class HostConnection:
         self._payload = payload
         self._tasks = tasks
         self._gate = tasks.gate
-        self._own = own
+        self._ends = host if own else None  # with the run
         self._placement = placement
         self._share = share
         self._link: Link | None = None
@@ -96,7 +96,15 @@ class HostConnection:
         )
         self._hang_detector = HangDetector(host, crash_tracking, tasks, self._running_workers)
         self._meters = tasks.session.meters
-        self._meter = _meter_of(host)
+        self._meter = HostMeter(
+            host.number,
+            host.kind,
+            lambda: self.host.pid,
+            lambda: self.host.resident_bytes(),
+            lambda: self.host.stacks(),
+            lambda: self.host.node,
+            shared=host.shared,
+        )
         self._meters.hosts.append(self._meter)
         self._remote_metrics = RemoteMetrics(self._meters, self._meter)
         self._remote_pause = RemotePause(self._gate, self._busy, self._handle, self._fail_all)
@@ -298,7 +306,7 @@ class HostConnection:
         for worker in self._crash_report.died(lost, stuck=stuck_s is not None) if counts else ():
             worker.apply_verdict(crash_verdict(worker, self.host.number, name, ended))
         if any(worker.restart_policy.track_calls for worker in lost):
-            self.host.isolate()
+            self.host = self._hang_detector.host = self.host.isolated()
         for worker in lost:
             worker.restart_policy.calls.clear()
             self._release(worker)
@@ -363,8 +371,8 @@ class HostConnection:
             worker.gone()
         self._disconnected()
         self._remote_pause.close()
-        if self._own:
-            await self._tasks.threads.run(self.host.close)
+        if self._ends is not None:
+            await self._tasks.threads.run(self._ends.close)
 
     def _disconnected(self) -> None:
         """Mark the host as gone."""
@@ -377,11 +385,11 @@ class HostConnection:
         """End without an event loop."""
         link, self._link = self._link, None
         if link is not None:
-            if self._own and not self.host.shared:
+            if self._ends is not None and not self.host.shared:
                 self.host.kill(link)
             link.close()
-        if self._own:
-            self.host.close()
+        if self._ends is not None:
+            self._ends.close()
         for worker in self._workers.values():
             worker.gone()  # raises where the event loop is closed and something waits for it
 
@@ -470,11 +478,6 @@ class HostConnection:
         """Turn knobs in the host."""
         if self._link is not None:
             self._link.send(Turn(widths))
-
-
-def _meter_of(host: Host) -> HostMeter:
-    pid, node = (lambda: host.pid), (lambda: host.node)
-    return HostMeter(host.number, host.kind, pid, host.resident_bytes, host.stacks, node, shared=host.shared)
 
 
 AT_ONCE = (PauseStatus, HostFailed, WorkerClosed, MetricsUpdate)

@@ -85,8 +85,13 @@ class Host(ABC):
     def kill(self, link: Link) -> None:
         """Kill the host of a link; where that can't be done, close the link."""
 
-    def isolate(self) -> None:  # noqa: B027 - most run nothing of others
-        """Be a host of this process alone from the next link on, if that can be: a death must tell who is to blame."""
+    def isolated(self) -> Host:
+        """Return a host of this process alone, if that can be; it is closed with this one.
+
+        For calls that may have ended a host: else what another rank runs may end it again and again, and a call of this
+        process that has nothing to do with it would be blamed.
+        """
+        return self
 
     @abstractmethod
     def stacks(self) -> str:

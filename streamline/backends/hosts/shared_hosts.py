@@ -20,9 +20,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -64,7 +64,7 @@ class Sharing(Protocol):
     def sharing_kind(self) -> str:
         """The same for backends that can share hosts."""
 
-    def host(self, number: int) -> Host: ...
+    def host(self, number: int, *, shared: bool = False) -> Host: ...
 
     def carried(self, shipped: Shipped) -> Any:
         """Return what hosts get of a plan that was shipped."""
@@ -163,7 +163,7 @@ class HostOwner:
             if self._closed:
                 raise _OwnerGone
             if (host := self._hosts.get(number)) is None:
-                made = self.sharing.host(number)
+                made = self.sharing.host(number, shared=True)
                 assert isinstance(made, SocketHost)
                 host = self._hosts[number] = made
                 host.start()
@@ -202,20 +202,18 @@ class HostOwner:
     def close_if_unused(self) -> bool:
         """End the hosts, and leave nothing in the job's directory, unless there are guests; return whether it ended.
 
-        Blocks.
+        Blocks. What it is cut off in, the next call does.
         """
-        with self._job.locked():
-            with self._lock:
-                if self.guests or self._closed:
-                    return self._closed
-                self._closed = True
-                hosts = list(self._hosts.values())
-            self._listener.close()  # one that has just connected reads the end, and tries again
-            self._job.remove()
-            self._cleanup.detach()
-        for host in hosts:
+        with self._job.locked(), self._lock:
+            if self.guests and not self._closed:
+                return False
+            self._closed = True
+        self._listener.close()  # one that has just connected reads the end, and tries again
+        self._job.remove_if_dead()  # else another process owns new hosts by now
+        self._cleanup.detach()
+        for host in self._hosts.values():
             host.leave()
-        for host in hosts:
+        for host in self._hosts.values():
             host.close()
         return True
 
@@ -432,7 +430,7 @@ class _Node:
     """The shared hosts of a job, as this process sees them."""
 
     def __init__(self, sharing: Sharing) -> None:
-        self.users = 0
+        self.users: set[SharedHost] = set()
         self._sharing = sharing
         self._job = JobDirectory(f"{sharing.sharing_kind}, {_program()}", os.environ)
         self._lock = ForkSafeLock()
@@ -466,18 +464,18 @@ class _Node:
         return self._role
 
     def release(self) -> None:
-        """Leave, if there is no user here; an owner stays for its guests. Blocks."""
+        """Leave, if there is no user here; an owner stays for its guests. Blocks. Idempotent."""
         with self._lock:
             role = self._role
             if self.users or role is None:
                 return
             if isinstance(role, HostOwner):
-                if role.close_if_unused():
-                    self._role = None
-                return
-            self._role = None
-            role.close()
-            self._job.remove_if_dead()
+                if not role.close_if_unused():
+                    return
+            else:
+                role.close()
+                self._job.remove_if_dead()
+            self._role = None  # not before: what Ctrl-C cuts off, the next close does
 
     def _joined(self) -> HostOwner | HostGuest:
         job = self._job
@@ -511,27 +509,17 @@ _joining = ForkSafeLock()
 os.register_at_fork(after_in_child=_nodes.clear)  # those are the parent's
 
 
-@contextmanager
-def _node_of(sharing: Sharing) -> Iterator[_Node]:
-    """Use the hosts of this process's job; they end with their last user, here or elsewhere."""
+def _node_of(sharing: Sharing, user: SharedHost) -> _Node:
+    """Return the hosts of this process's job; they end with their last user, here or elsewhere."""
     where = os.getpid(), sharing.sharing_kind, os.environ.get("STREAMLINE_JOB")
     with _joining:
         node = _nodes.get(where) or _nodes.setdefault(where, _Node(sharing))
-        node.users += 1
-    try:
-        yield node
-    finally:
-        with _joining:
-            node.users -= 1
-        node.release()
+        node.users.add(user)
+        return node
 
 
 class SharedHost(Host):
-    """One of the shared hosts, for the runs of this process.
-
-    Where calls of user code are tracked, since hosts have died, it is one of this process alone: else what another rank
-    runs may end it again and again, and a call of this one that has nothing to do with it would be blamed.
-    """
+    """One of the shared hosts, for the runs of this process."""
 
     kind: ClassVar[HostKind] = "process"
     shared = True
@@ -542,10 +530,8 @@ class SharedHost(Host):
         self._sharing = sharing
         own = sharing.host(number)
         assert isinstance(own, SocketHost)
-        self._own: SocketHost[Any] = own  # not started, unless this is isolated
-        self._isolated = False
-        self._using = ExitStack()
-        self._node = self._using.enter_context(_node_of(sharing))
+        self._own: SocketHost[Any] = own  # not started, unless a run needs it
+        self._node = _node_of(sharing, self)
         self._lock = threading.RLock()  # reentrant: a finaliser may close it in this thread
         self._joined: Future[HostOwner | HostGuest] | None = None
         self._place: _ReachedHost | None = None
@@ -553,25 +539,19 @@ class SharedHost(Host):
 
     @property
     def name(self) -> str:
-        return host_label(self.number, self.kind, self.pid, self.node, shared=not self._isolated)
+        return host_label(self.number, self.kind, self.pid, self.node, shared=True)
 
     @property
     def pid(self) -> int | None:
-        if self._isolated:
-            return self._own.pid
         place = self._place
         return None if place is None else place.pid() or None
 
     @property
     def node(self) -> str:
-        if self._isolated:
-            return self._own.node
         place = self._place
         return "" if place is None else place.node
 
     def resident_bytes(self) -> int:
-        if self._isolated:
-            return self._own.resident_bytes()
         place = self._place
         return 0 if place is None else place.of.resident_bytes(self.number)
 
@@ -600,12 +580,10 @@ class SharedHost(Host):
         else:
             bring(joined, role)
 
-    def isolate(self) -> None:
-        self._isolated = self._sharing.isolates
+    def isolated(self) -> Host:
+        return self._own if self._sharing.isolates else self
 
     async def connect(self, payload: HasFileno, answer: Callable[[Any], Any] | None = None) -> Link:
-        if self._isolated:
-            return await self._own.connect(payload, answer)
         while True:
             with self._lock:
                 joined = self._join()
@@ -622,19 +600,14 @@ class SharedHost(Host):
             return link
 
     def exit_reason(self, link: Link) -> HostExit:
-        if (place := self._place_of.get(link)) is None:
-            return self._own.exit_reason(link)
+        place = self._place_of[link]
         return place.of.exit_of(place.process)
 
     def kill(self, link: Link) -> None:
-        if (place := self._place_of.get(link)) is None:
-            self._own.kill(link)
-        else:
-            place.of.kill(place.process)
+        place = self._place_of[link]
+        place.of.kill(place.process)
 
     def stacks(self) -> str:
-        if self._isolated:
-            return self._own.stacks()
         place = self._place
         return ("" if place is None else place.of.stacks(place.process)) or "it doesn't answer, or is just starting"
 
@@ -649,9 +622,9 @@ class SharedHost(Host):
     def close(self) -> None:
         self.leave()
         self._own.close()
-        with self._lock:
-            using, self._using = self._using, ExitStack()
-            joined = self._joined
+        joined = self._joined
         if joined is not None and not joined.done():
             joined.exception()  # it is about to join
-        using.close()
+        with _joining:
+            self._node.users.discard(self)
+        self._node.release()

@@ -73,6 +73,8 @@ the default 10 s no attempt is lost."""
 
 ENTRY_POINT = "streamline.backends.remote.network_link:serve_network"
 
+SHARED_ENTRY_POINT = "streamline.backends.remote.shared_network:serve_network"
+
 
 class _Hosted:
     """One host process of this agent, and the agent's handles of its links."""
@@ -201,7 +203,8 @@ class Agent:
 
     def _start(self, message: StartHost) -> None:
         output = partial(self._frame, message.host)
-        process = HostProcess(message.number, message.env, entry_point=ENTRY_POINT, output=output)
+        entry_point = SHARED_ENTRY_POINT if message.shared else ENTRY_POINT
+        process = HostProcess(message.number, message.env, entry_point=entry_point, output=output)
         try:
             process.start()
         except HostError as error:

@@ -23,11 +23,12 @@ class Attach(NamedTuple):
 
 
 class StartHost(NamedTuple):
-    """Start a host process, which messages call `number`."""
+    """Start a host process, which messages call `number`; `shared`: ranks share it."""
 
     host: int
     number: int
     env: Mapping[str, str]
+    shared: bool = False
 
 
 class Payload(NamedTuple):
