@@ -16,7 +16,7 @@ from streamline.backends.hosts.host import HostExit, SocketHost
 from streamline.backends.hosts.host_server import Spec
 from streamline.backends.hosts.plan_shipping import Shipped, ship
 from streamline.backends.hosts.pool import HostingBackend, check_shared
-from streamline.backends.hosts.process_env import ProcessEnv
+from streamline.backends.hosts.process_main import ProcessEnv
 from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.hosts.stdio_relay import Relay
 from streamline.backends.ipc.link import Link
@@ -137,9 +137,7 @@ class ProcessHost(SocketHost[HostProcess]):
         if self.closed:
             raise ClosedError(f"process {self.number} was closed with its pool")
         if self._process is None or self._process.exit is not None:
-            process = HostProcess(self.number, self._env, entry_point=self._entry_point)
-            process.start()
-            self._process = process
+            self._process = HostProcess(self.number, self._env, entry_point=self._entry_point)
             self._used = False
         return self._process
 

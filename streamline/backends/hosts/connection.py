@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -79,11 +79,11 @@ class HostConnection:
         placement: Placement | None = None,
         share: bytes = b"",
     ) -> None:
-        self.host = host
+        self._hosts = [host]  # and what has taken its place
         self._payload = payload
         self._tasks = tasks
         self._gate = tasks.gate
-        self._ends = host if own else None  # with the run
+        self._own = own
         self._placement = placement
         self._share = share
         self._link: Link | None = None
@@ -96,15 +96,7 @@ class HostConnection:
         )
         self._hang_detector = HangDetector(host, crash_tracking, tasks, self._running_workers)
         self._meters = tasks.session.meters
-        self._meter = HostMeter(
-            host.number,
-            host.kind,
-            lambda: self.host.pid,
-            lambda: self.host.resident_bytes(),
-            lambda: self.host.stacks(),
-            lambda: self.host.node,
-            shared=host.shared,
-        )
+        self._meter = _meter_of(self._hosts)
         self._meters.hosts.append(self._meter)
         self._remote_metrics = RemoteMetrics(self._meters, self._meter)
         self._remote_pause = RemotePause(self._gate, self._busy, self._handle, self._fail_all)
@@ -132,6 +124,11 @@ class HostConnection:
             HostFailed: self._broken,
             TaskStacks: self._hang_detector.on_stacks,
         }
+
+    @property
+    def host(self) -> Host:
+        """The host, or what has taken its place."""
+        return self._hosts[-1]
 
     def add(self, worker: RemoteWorker[Any]) -> None:
         """Add a worker; `start` runs it."""
@@ -306,7 +303,8 @@ class HostConnection:
         for worker in self._crash_report.died(lost, stuck=stuck_s is not None) if counts else ():
             worker.apply_verdict(crash_verdict(worker, self.host.number, name, ended))
         if any(worker.restart_policy.track_calls for worker in lost):
-            self.host = self._hang_detector.host = self.host.isolated()
+            self._hosts.append(self.host.isolated())
+            self._hang_detector.host = self.host
         for worker in lost:
             worker.restart_policy.calls.clear()
             self._release(worker)
@@ -371,8 +369,8 @@ class HostConnection:
             worker.gone()
         self._disconnected()
         self._remote_pause.close()
-        if self._ends is not None:
-            await self._tasks.threads.run(self._ends.close)
+        if self._own:
+            await self._tasks.threads.run(self._hosts[0].close)
 
     def _disconnected(self) -> None:
         """Mark the host as gone."""
@@ -385,11 +383,11 @@ class HostConnection:
         """End without an event loop."""
         link, self._link = self._link, None
         if link is not None:
-            if self._ends is not None and not self.host.shared:
+            if self._own and not self.host.shared:
                 self.host.kill(link)
             link.close()
-        if self._ends is not None:
-            self._ends.close()
+        if self._own:
+            self._hosts[0].close()
         for worker in self._workers.values():
             worker.gone()  # raises where the event loop is closed and something waits for it
 
@@ -478,6 +476,12 @@ class HostConnection:
         """Turn knobs in the host."""
         if self._link is not None:
             self._link.send(Turn(widths))
+
+
+def _meter_of(hosts: Sequence[Host]) -> HostMeter:
+    host, pid, node = hosts[0], (lambda: hosts[-1].pid), (lambda: hosts[-1].node)
+    resident, stacks = (lambda: hosts[-1].resident_bytes()), (lambda: hosts[-1].stacks())
+    return HostMeter(host.number, host.kind, pid, resident, stacks, node, shared=host.shared)
 
 
 AT_ONCE = (PauseStatus, HostFailed, WorkerClosed, MetricsUpdate)

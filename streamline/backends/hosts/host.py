@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from streamline.backends.hosts.process_env import ProcessEnv, process_env
+from streamline.backends.hosts.process_main import ProcessEnv, process_env
 from streamline.backends.hosts.stdio_relay import Relay
 from streamline.backends.ipc.link import Link
 from streamline.core.counters import HostKind

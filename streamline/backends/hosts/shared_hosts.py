@@ -32,7 +32,7 @@ import anyio
 from streamline.backends.hosts.host import Host, HostExit, SocketHost
 from streamline.backends.hosts.job import JobDirectory, remove_dead_jobs
 from streamline.backends.hosts.plan_shipping import HasFileno, Shipped
-from streamline.backends.hosts.process_env import ProcessEnv, process_env
+from streamline.backends.hosts.process_main import ProcessEnv, process_env
 from streamline.backends.hosts.stdio_relay import Answer, Relay, reply_to
 from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.backends.ipc.link import Link
@@ -311,8 +311,7 @@ class _GuestSession:
         self._connection.send(_Question(link, body))
 
     def _reply(self, message: _Question) -> None:
-        with suppress(OSError):  # the host has died meanwhile
-            self._relays[message.link].reply(message.body)
+        self._relays[message.link].reply(message.body)
 
 
 # A guest --------------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 from streamline.backends.hosts.host import HostExit
 from streamline.backends.hosts.plan_shipping import Shipped
-from streamline.backends.hosts.process_env import ProcessEnv
+from streamline.backends.hosts.process_main import ProcessEnv
 from streamline.backends.hosts.stdio_relay import OVER, QUESTION, Answer, HostOutput, Relay
 from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.backends.remote.control import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from streamline.backends.hosts.process_env import ProcessEnv
+from streamline.backends.hosts.process_main import ProcessEnv
 
 DYING_S = 0.3
 """Seconds from the end of a link to the exit of its process: well under a millisecond if it died."""

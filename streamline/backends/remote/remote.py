@@ -18,7 +18,7 @@ from streamline.backends.hosts.host_server import Spec
 from streamline.backends.hosts.placement import Elasticity
 from streamline.backends.hosts.plan_shipping import Shipped, ship
 from streamline.backends.hosts.pool import HostingBackend, check_shared
-from streamline.backends.hosts.process_env import ProcessEnv
+from streamline.backends.hosts.process_main import ProcessEnv
 from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.hosts.stdio_relay import Relay
 from streamline.backends.ipc.link import Link

@@ -21,7 +21,7 @@ import pytest
 import streamline as sl
 from streamline.backends.hosts.job import JobDirectory
 from streamline.backends.hosts.pool import spread
-from streamline.backends.hosts.process_env import process_env
+from streamline.backends.hosts.process_main import process_env
 from streamline.backends.hosts.shared_hosts import HostOwner
 from streamline.backends.processes import ProcessHost
 from streamline.core.listener import Listener
@@ -362,7 +362,7 @@ def test_a_close_that_is_cut_off_is_done_by_the_next_one(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STREAMLINE_JOB", os.fspath(tmp_path / "job"))
-    cut: Any = {
+    cut: tuple[Any, str] = {
         "listener": (Listener, "close"),
         "directory": (JobDirectory, "remove"),
         "host": (ProcessHost, "close"),
@@ -373,7 +373,7 @@ def test_a_close_that_is_cut_off_is_done_by_the_next_one(
         assert list(stream) == list(range(4))
         (host,) = stream.stats().hosts
     with monkeypatch.context() as patch:
-        patch.setattr(*cut, Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(cut[0], cut[1], Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             pool.close()
     pool.close()
