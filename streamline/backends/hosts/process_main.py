@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import gc
 import importlib.util
 import logging
 import math
 import os
-import select
 import signal
 import socket
 import sys
@@ -24,6 +22,8 @@ import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+from streamline.core import forks
 
 STACKS_SIGNAL = signal.SIGURG
 """Asks for the stacks: otherwise unused, and ignored by default. Precedent: Go's preemption."""
@@ -79,10 +79,11 @@ def main(number: int, entry_point: str, control: int, stdio_fd: int, lifeline: i
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for fd in (control, stdio_fd, lifeline, stacks):
         os.set_inheritable(fd, False)
-    _exit_with_parent(lifeline)
+    if not forks.end_with(lifeline):
+        watch = threading.Thread(target=_await_parent_exit, args=(lifeline,), name="streamline lifeline", daemon=True)
+        watch.start()  # it needs the GIL
     _show_stacks(stacks)
     from streamline.backends.hosts.stdio_relay import ChildStdio
-    from streamline.core import forks
 
     stdio = ChildStdio(socket.socket(fileno=stdio_fd), number)
     forks.adopt()
@@ -103,23 +104,6 @@ def main(number: int, entry_point: str, control: int, stdio_fd: int, lifeline: i
         atexit._run_exitfuncs()
     stdio.end()
     os._exit(code)  # don't wait for threads in which user code is stuck
-
-
-def _exit_with_parent(lifeline: int) -> None:
-    """Exit as soon as the other end of this pipe is closed.
-
-    With `F_SETSIG` the kernel sends SIGKILL, which also ends a child that is stopped, or stuck in C holding the GIL.
-    Elsewhere a thread waits, which needs the GIL. Rejected: `PR_SET_PDEATHSIG`, which follows the *thread* that started
-    the child.
-    """
-    if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | fcntl.FASYNC)
-        if select.select([lifeline], [], [], 0)[0]:  # the parent has died already
-            os._exit(1)
-        return
-    threading.Thread(target=_await_parent_exit, args=(lifeline,), name="streamline lifeline", daemon=True).start()
 
 
 def _await_parent_exit(lifeline: int) -> None:

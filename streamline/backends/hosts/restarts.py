@@ -117,12 +117,6 @@ class _TrackedFunction(Adapter):
         with self._reported(number):
             return await fn(*args, **kwargs)
 
-    def fresh(self, given: Any) -> Any:
-        return self.fn.fresh(given) if isinstance(self.fn, Adapter) else given
-
-    def item(self, given: Any) -> Any:
-        return self.fn.item(given) if isinstance(self.fn, Adapter) else given
-
     def around(self, fn: Any) -> Any:
         return self.fn.around(fn) if isinstance(self.fn, Adapter) else fn
 
