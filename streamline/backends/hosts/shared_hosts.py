@@ -70,7 +70,7 @@ class Sharing(Protocol):
 
 
 # What a guest and its owner say to each other -------------------------------------------------------------------------
-class _Request(NamedTuple):
+class _GuestRequest(NamedTuple):
     """What a guest asks for.
 
     Attributes:
@@ -84,7 +84,7 @@ class _Request(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
-class _Answer(NamedTuple):
+class _OwnerAnswer(NamedTuple):
     """The answer to the request of this number: to "reach", an error, or pid and node, with the link's descriptor."""
 
     number: int
@@ -268,15 +268,15 @@ class _GuestSession:
             self._connection.close()
             self._owner.left(self)
 
-    def _answer(self, request: _Request, descriptors: Sequence[int]) -> None:
+    def _answer(self, request: _GuestRequest, descriptors: Sequence[int]) -> None:
         if request.what == "reach":
             self._reach(request, *descriptors)
             return
         place = self._places.get(request.link)
         result = None if place is None else getattr(self._owner, request.what)(place.process)
-        self._connection.send(_Answer(request.number, result))
+        self._connection.send(_OwnerAnswer(request.number, result))
 
-    def _reach(self, request: _Request, descriptor: int) -> None:
+    def _reach(self, request: _GuestRequest, descriptor: int) -> None:
         link, owner, connection = request.link, self._owner, self._connection
         host, nbytes, env = request.arguments
         payload = owner.sharing.carried(Shipped(descriptor, nbytes))
@@ -288,11 +288,11 @@ class _GuestSession:
             connection.hang_up()
         except Exception as error:
             failure = error if isinstance(error, HostError) else HostError(f"{type(error).__name__}: {error}")
-            connection.send(_Answer(request.number, failure))
+            connection.send(_OwnerAnswer(request.number, failure))
         else:
             with sock:
                 self._places[link] = place
-                connection.send(_Answer(request.number, (place.pid(), place.node)), sock.fileno())
+                connection.send(_OwnerAnswer(request.number, (place.pid(), place.node)), sock.fileno())
 
 
 # A guest --------------------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ class HostGuest:
             gone = self.gone
         if gone:
             bring(future, _OwnerGone())
-        self._connection.send(_Request(number, what, link, arguments), *descriptors)
+        self._connection.send(_GuestRequest(number, what, link, arguments), *descriptors)
         return future
 
     def _listen(self) -> None:
