@@ -239,7 +239,7 @@ def test_a_shard_cut_anywhere_gives_the_samples_that_are_whole(tmp_path: Path) -
         path.write_bytes(content[:cut])
         with sl.read_mds(path).open() as stream:
             found = list[Any]()
-            with pytest.raises(DataError, match="was cut short" if cut < begin else "says that it has 6 samples"):
+            with pytest.raises(DataError, match="was cut short" if cut < begin else "says that it has 6 rows"):
                 found.extend(stream)
         assert found == EXPECTED[: len(found)]
         assert len(found) < 6
