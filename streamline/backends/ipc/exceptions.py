@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NamedTuple, cast
 
@@ -132,12 +133,12 @@ def pickle_or_none(thing: Any, *, bounded: bool = True) -> bytes | None:
     Args:
       bounded: also None if it is larger than `MOST_BYTES`.
     """
-    from streamline.backends.ipc.by_value import ValuePickler  # not at the top: hosts start sooner
+    from streamline.backends.ipc.by_value import ItemPickler  # not at the top: hosts start sooner
 
-    for pickler in (pickle.Pickler, ValuePickler):
+    for pickler in (partial(pickle.Pickler, protocol=5), ItemPickler):
         buffer = _Bounded() if bounded else io.BytesIO()
         try:
-            pickler(buffer, 5).dump(thing)
+            pickler(buffer).dump(thing)
             pickle.loads(buffer.getvalue())
         except OverflowError:
             return None
