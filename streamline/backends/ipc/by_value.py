@@ -180,7 +180,10 @@ class ItemPickler(ValuePickler):
         sent: SentClasses | None = None,
         whole: type | None = None,
     ) -> None:
-        self.dispatch_table = {**cloudpickle.Pickler.dispatch_table, **(table or {})}  # before __init__, which looks for it
+        self.dispatch_table = {
+            **cloudpickle.Pickler.dispatch_table,
+            **(table or {}),
+        }  # before __init__, which looks for it
         super().__init__(file, 5, callback)
         self.definitions_only = whole is None  # a lock in an item is its user's mistake
         self._sent = sent

@@ -1,24 +1,22 @@
 """Failures as bytes: exceptions arrive as they were raised, with causes and groups, and their traceback as a note.
 
 Most can be pickled. One that can't, or isn't the same when loaded, goes as its class, arguments and attributes, and is
-made without its `__init__`; parts that can't be pickled are omitted and named in a note. If its class can't be sent, a
-`StageError` stands for it. The sender loads all that it sends, to know in time what can't be loaded.
+made without its `__init__`: without the attributes if one of them can't be pickled, and with its text in the place of
+arguments that can't be. If its class can't be sent, a `StageError` stands for it. The sender loads all that it sends,
+to know in time what can't be loaded.
 """
 
 from __future__ import annotations
 
-import inspect
 import io
 import linecache
 import os
 import pickle
 import re
 import traceback
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NamedTuple, cast
 
 from streamline.backends.ipc.link import Link
@@ -61,9 +59,6 @@ MOST_TEXT = 1 << 16
 MOST_BYTES = 1 << 20
 """Bytes of a failed item that are sent with its failure, for people to look at."""
 
-CONSTRUCTED = ("args", "message", "exceptions")
-"""Attributes that are arguments; the last two of a group."""
-
 BARE = re.compile(r'^  File "(.+)", line (\d+), in .*\n(?!    )', re.MULTILINE)
 """A frame of a traceback without its line of source."""
 
@@ -75,7 +70,7 @@ class _ExceptionRecord(NamedTuple):
       name: of its class, for messages.
       message: its text; of a group, without its members.
       notes: as they are.
-      pickled: the exception, or its class, arguments and attributes; None: its class can't be sent.
+      pickled: the exception, or (class, arguments, attributes); None: its class can't be sent.
       call: for `replay`; None: it has none; empty: it can't be sent.
       members: of a group, the numbers of its members.
       cause, context: their numbers; None: there is none.
@@ -184,11 +179,9 @@ def _record(
     error: BaseException, members: list[int] | None, cause: int | None, context: int | None, where: str
 ) -> _ExceptionRecord:
     notes = [note for note in getattr(error, "__notes__", None) or () if isinstance(note, str)]
-    pickled = _whole(error) if members is None else None
-    if pickled is None:
-        pickled, omitted = _in_parts(error)
-        if omitted:
-            notes.append(f"left in {where}, since it can't be pickled: {', '.join(omitted)}")
+    pickled, left_out = _pickled(error)
+    if left_out:
+        notes.append(f"left in {where}, since it can't be pickled: {left_out}")
     call = vars(error).get(KEY)
     sent = pickle_or_none((call.fn, call.given, call.outputs)) if isinstance(call, FailedCall) else None
     return _ExceptionRecord(
@@ -204,6 +197,27 @@ def _record(
     )
 
 
+def _pickled(error: BaseException) -> tuple[bytes | None, str]:
+    """Return an exception as it is pickled for a record, and what is left out of it, in words."""
+    members = [*error.exceptions] if isinstance(error, BaseExceptionGroup) else None
+    whole = _whole(error) if members is None else None
+    if whole is not None:
+        return whole, ""
+    with suppress(BaseException):  # methods of the user's
+        args, attributes = _parts(error)
+        names = ", ".join(attributes)
+        for parts, left_out in (
+            ((args, attributes), ""),
+            ((args, {}), f"its attributes {names}"),
+            (((_message(error),), {}), f"its arguments, its attributes {names}"),
+        ):
+            pickled = pickle_or_none((type(error), *parts), bounded=False)
+            if pickled is not None:
+                _rebuilt(pickle.loads(pickled), "", members)
+                return pickled, left_out
+    return None, ""
+
+
 def _whole(error: BaseException) -> bytes | None:
     """Return an exception pickled, if it is the same when loaded."""
     try:
@@ -215,43 +229,18 @@ def _whole(error: BaseException) -> bytes | None:
         return None
 
 
-def _in_parts(error: BaseException) -> tuple[bytes | None, list[str]]:
-    """Return an exception's class, arguments and attributes, pickled together, and what was omitted."""
-    members = [*error.exceptions] if isinstance(error, BaseExceptionGroup) else None
-    args: list[Any] = []
-    attributes: dict[str, Any] = {}
-    omitted = []
-    try:
-        for at, argument in enumerate(error.args if members is None else ()):
-            sendable = pickle_or_none(argument, bounded=False) is not None
-            args.append(argument if sendable else f"<{_described(argument)}>")
-            omitted += [] if sendable else [f"args[{at}] ({_described(argument)})"]
-        for name, value in _attributes(error):
-            if pickle_or_none(value, bounded=False) is not None:
-                attributes[name] = value
-            else:
-                omitted.append(f"{name} ({_described(value)})")
-        pickled = pickle_or_none((type(error), args, attributes), bounded=False)
-        if pickled is not None:
-            _rebuilt(pickle.loads(pickled), "", members)
-    except BaseException:  # methods of the user's
-        return None, omitted
-    return pickled, omitted
+def _parts(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what to make an exception of: arguments of the built-in class that it is derived from, and attributes."""
+    _, args, *more = _built_in(type(error)).__reduce__(error)  # the name of an OSError's file is among them
+    state = object.__getstate__(error)  # slots are in a tuple's second part
+    slots = state[1] if isinstance(state, tuple) else {}
+    attributes = {**vars(error), **(more[0] if more else {}), **slots}
+    args = () if isinstance(error, BaseExceptionGroup) else args
+    return args, {name: it for name, it in attributes.items() if name not in (KEY, "__notes__")}
 
 
-def _attributes(error: BaseException) -> Iterator[tuple[str, Any]]:
-    """Yield attributes: also slots, and those that built-in exceptions keep in C; not the notes and the call."""
-    yield from ((name, value) for name, value in vars(error).items() if name not in (KEY, "__notes__"))
-    for name, found in inspect.getmembers_static(type(error)):
-        if isinstance(found, MemberDescriptorType | GetSetDescriptorType) and not name.startswith("__"):
-            with suppress(AttributeError, TypeError):  # not set
-                if name not in CONSTRUCTED and (value := getattr(error, name)) is not None:
-                    yield name, value
-
-
-def _described(thing: object) -> str:
-    """Return a thing's type for messages: "a socket"."""
-    return f"a {type(thing).__qualname__}" if not isinstance(thing, FunctionType) else "a function"
+def _built_in(cls: type[BaseException]) -> Any:
+    return next(kind for kind in cls.__mro__ if kind.__module__ == "builtins")
 
 
 def _message(error: BaseException) -> str:
@@ -319,7 +308,7 @@ def _loaded(record: _ExceptionRecord, members: list[BaseException] | None) -> Ba
 def _rebuilt(parts: Any, message: str, members: list[BaseException] | None) -> BaseException:
     """Return an exception made without its `__init__`; a group, of these members."""
     cls, args, attributes = parts
-    base = next(kind for kind in cls.__mro__ if kind.__module__ == "builtins")
+    base = _built_in(cls)
     args = args if members is None else [message, members]
     error: BaseException = base.__new__(cls, *args)
     try:
