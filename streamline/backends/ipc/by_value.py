@@ -14,6 +14,7 @@ child processes), and what stands for something outside (open files, sockets, co
 from __future__ import annotations
 
 import concurrent.futures
+import copyreg
 import functools
 import gc
 import inspect
@@ -180,10 +181,8 @@ class ItemPickler(ValuePickler):
         sent: SentClasses | None = None,
         whole: type | None = None,
     ) -> None:
-        self.dispatch_table = {
-            **cloudpickle.Pickler.dispatch_table,
-            **(table or {}),
-        }  # before __init__, which looks for it
+        # before __init__, which looks for it
+        self.dispatch_table = {**self._dispatch_table, **copyreg.dispatch_table, **(table or {})}
         super().__init__(file, 5, callback)
         self.definitions_only = whole is None  # a lock in an item is its user's mistake
         self._sent = sent

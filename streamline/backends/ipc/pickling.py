@@ -54,7 +54,7 @@ class PickledItems(NamedTuple):
 
 
 class Pickling:
-    """Packs the items of one end of a link, and unpacks those of the other."""
+    """Packs the items of one end of a link; `pickle.loads` unpacks them, with arrays that are views of the buffers."""
 
     def __init__(self) -> None:
         self._sent_classes: SentClasses | None = None  # once cloudpickle is needed
@@ -74,21 +74,9 @@ class Pickling:
             self._blame(items)
             raise PackingError(0, type(items).__name__) from error
 
-    def loads(self, data: bytes | memoryview, buffers: Sequence[memoryview]) -> list[Any]:
-        """Return the items; arrays are views of the buffers. Raises what unpickling raises."""
-        items: list[Any] = pickle.loads(data, buffers=buffers)
-        return items
-
     def fresh(self) -> Mapping[str, bytes]:
         """Return the definitions of classes to send before what was pickled since the last call."""
         return self._sent_classes.fresh() if self._sent_classes is not None else {}
-
-    def define(self, definitions: Mapping[str, bytes]) -> None:
-        """Add the other end's definitions; loaded when needed."""
-        if definitions:
-            from streamline.backends.ipc.by_value import define  # not at the top: hosts start sooner
-
-            define(definitions)
 
     def _by_value(self, items: Sequence[Any]) -> PickledItems:
         from streamline.backends.ipc.by_value import ItemPickler, SentClasses
