@@ -15,9 +15,9 @@ import pickle
 import re
 import traceback
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import Encoded
@@ -63,28 +63,27 @@ BARE = re.compile(r'^  File "(.+)", line (\d+), in .*\n(?!    )', re.MULTILINE)
 """A frame of a traceback without its line of source."""
 
 
-class _ExceptionRecord(NamedTuple):
+@dataclass
+class _ExceptionRecord:
     """One exception.
 
     Attributes:
       name: of its class, for messages.
       message: its text; of a group, without its members.
-      notes: as they are.
       pickled: the exception, or (class, arguments, attributes); None: its class can't be sent.
       call: for `replay`; None: it has none; empty: it can't be sent.
-      members: of a group, the numbers of its members.
-      cause, context: their numbers; None: there is none.
+      members: of a group; None: it is none.
       suppressed: whether the context isn't shown.
     """
 
     name: str
     message: str
-    notes: list[str]
+    notes: list[str] = field(default_factory=list)
     pickled: bytes | None = None
     call: bytes | None = None
-    members: list[int] | None = None
-    cause: int | None = None
-    context: int | None = None
+    members: list[_ExceptionRecord] | None = None
+    cause: _ExceptionRecord | None = None
+    context: _ExceptionRecord | None = None
     suppressed: bool = True
 
 
@@ -103,7 +102,7 @@ def pickle_exception(error: BaseException, host: str = "", *, trace: bool = True
     try:
         return pickle.dumps((_records(error, where), note), 5)
     except BaseException:
-        return pickle.dumps(([_ExceptionRecord(type(error).__qualname__, _message(error), [])], note), 5)
+        return pickle.dumps(([_ExceptionRecord(type(error).__qualname__, _message(error))], note), 5)
 
 
 def unpickle_exception(data: bytes) -> BaseException:
@@ -112,14 +111,13 @@ def unpickle_exception(data: bytes) -> BaseException:
     if note is not None:
         records[0].notes.append(BARE.sub(_with_source, note))
     errors: dict[int, BaseException] = {}
-    for at in range(len(records)):
-        _make(at, records, errors)
-    for at, record in enumerate(records):  # past what a class may do about it: it may be frozen
-        cause = None if record.cause is None else errors[record.cause]
-        context = None if record.context is None else errors[record.context]
+    for record in records:
+        _make(record, errors)
+    for record in records:  # past what a class may do about it: it may be frozen
+        cause, context = (None if it is None else errors[id(it)] for it in (record.cause, record.context))
         for name, value in (("cause", cause), ("context", context), ("suppress_context", record.suppressed)):
-            vars(BaseException)[f"__{name}__"].__set__(errors[at], value)
-    return errors[0]
+            vars(BaseException)[f"__{name}__"].__set__(errors[id(record)], value)
+    return errors[id(records[0])]
 
 
 def pickle_or_none(thing: Any, *, bounded: bool = True) -> bytes | None:
@@ -155,29 +153,24 @@ class _Bounded(io.BytesIO):
 # Pickling -------------------------------------------------------------------------------------------------------------
 def _records(error: BaseException, where: str) -> list[_ExceptionRecord]:
     """Return an exception's record, followed by those that it refers to."""
-    errors, numbers = [error], {id(error): 0}
+    errors, records = [error], {id(error): _record(error, where)}
 
-    def number(of: BaseException | None) -> int | None:
-        if of is None or (id(of) not in numbers and len(errors) >= MOST_ERRORS):
-            return None
-        if id(of) not in numbers:
-            numbers[id(of)] = len(errors)
-            errors.append(of)
-        return numbers[id(of)]
+    def record_of(other: BaseException | None) -> _ExceptionRecord | None:
+        if other is not None and id(other) not in records and len(errors) < MOST_ERRORS:
+            records[id(other)] = _record(other, where)
+            errors.append(other)
+        return records.get(id(other))
 
-    found = []
-    for record in errors:  # it grows meanwhile
-        members = None
-        if isinstance(record, BaseExceptionGroup):
-            numbered = [number(member) for member in record.exceptions]
-            members = [member for member in numbered if member is not None]
-        found.append(_record(record, members, number(record.__cause__), number(record.__context__), where))
-    return found
+    for one in errors:  # it grows meanwhile
+        record = records[id(one)]
+        record.cause, record.context = record_of(one.__cause__), record_of(one.__context__)
+        if isinstance(one, BaseExceptionGroup):
+            record.members = [it for it in map(record_of, one.exceptions) if it is not None]
+    return list(records.values())
 
 
-def _record(
-    error: BaseException, members: list[int] | None, cause: int | None, context: int | None, where: str
-) -> _ExceptionRecord:
+def _record(error: BaseException, where: str) -> _ExceptionRecord:
+    """Return the record of one exception by itself."""
     notes = [note for note in getattr(error, "__notes__", None) or () if isinstance(note, str)]
     pickled, left_out = _pickled(error)
     if left_out:
@@ -190,9 +183,6 @@ def _record(
         notes=notes,
         pickled=pickled,
         call=(sent or b"") if KEY in vars(error) else None,
-        members=members,
-        cause=cause,
-        context=context,
         suppressed=error.__suppress_context__,
     )
 
@@ -276,12 +266,11 @@ def _with_source(frame: re.Match[str]) -> str:
     return f"{frame[0]}    {line}\n" if line else frame[0]
 
 
-def _make(at: int, records: list[_ExceptionRecord], errors: dict[int, BaseException]) -> BaseException:
-    """Return exception number `at`; of a group, its members are made first."""
-    if at in errors:
-        return errors[at]
-    record = records[at]
-    members = None if record.members is None else [_make(member, records, errors) for member in record.members]
+def _make(record: _ExceptionRecord, errors: dict[int, BaseException]) -> BaseException:
+    """Return the exception of a record; of a group, its members are made first."""
+    if id(record) in errors:
+        return errors[id(record)]
+    members = None if record.members is None else [_make(member, errors) for member in record.members]
     error = _loaded(record, members)
     if error is None:
         what = "" if members is None else f", a group of {len(members)}"
@@ -291,7 +280,7 @@ def _make(at: int, records: list[_ExceptionRecord], errors: dict[int, BaseExcept
         vars(error)["__notes__"] = record.notes
     if record.call is not None:
         vars(error)[KEY] = _call(record.call)
-    errors[at] = error
+    errors[id(record)] = error
     return error
 
 

@@ -235,7 +235,9 @@ def test_carrying_never_raises() -> None:
     silent, weird = crossed(SilentError("a")), unpickle_exception(pickle_exception(WeirdError("b")))
     assert isinstance(silent, SilentError)
     assert isinstance(weird, StageError | WeirdError)
-    nowhere = pickle.dumps(([pickle.loads(pickle_exception(PlainError("a")))[0][0]._replace(pickled=b"rubbish")], None))
+    (record,), note = pickle.loads(pickle_exception(PlainError("a")))
+    record.pickled = b"rubbish"
+    nowhere = pickle.dumps(([record], note))
     assert str(unpickle_exception(nowhere)).endswith("PlainError: a")
 
 
