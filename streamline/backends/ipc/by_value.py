@@ -22,6 +22,7 @@ import io
 import operator
 import pickle
 import queue
+import struct
 import subprocess
 import sys
 import threading
@@ -91,7 +92,7 @@ def class_of(identity: str, definitions: Mapping[str, bytes] = types.MappingProx
 class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     """cloudpickle's pickler, which also recreates the types named here."""
 
-    definitions_only = False  # recreate what `def` and `class` statements make, not locks and their like
+    with_locks = True
 
     def __init__(self, file: Any, protocol: int = 5, buffer_callback: Callable[[Any], Any] | None = None) -> None:
         super().__init__(file, protocol, buffer_callback)
@@ -109,7 +110,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no type
             recreate = self._kinds[kind]
         except KeyError:
             recreate = self._kinds[kind] = self._recreate(kind)
-        if recreate is None or (self.definitions_only and recreate not in DEFINITIONS):
+        if recreate is None or (recreate in OF_THREADS and not self.with_locks):
             reduced = super().reducer_override(obj)
             if isinstance(reduced, tuple) and reduced[0] is inner._make_skeleton_class and "__slots__" in vars(obj):
                 return (_struct if isinstance(obj, msgspec.StructMeta) else _slotted)(obj, *reduced)
@@ -145,8 +146,6 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no type
         """Return how objects of a type are recreated; None: by pickle."""
         if (found := EXACT.get(kind)) is not None:
             return found
-        if _qualified(kind) in KEYWORDS:
-            return _compiled
         if has_refused_name(kind):
             return _refused
         if kind in self.dispatch_table or issubclass(kind, type):
@@ -184,7 +183,7 @@ class ItemPickler(ValuePickler):
         # before __init__, which looks for it
         self.dispatch_table = {**self._dispatch_table, **copyreg.dispatch_table, **(table or {})}
         super().__init__(file, 5, callback)
-        self.definitions_only = whole is None  # a lock in an item is its user's mistake
+        self.with_locks = whole is not None
         self._sent = sent
         self._whole = whole
 
@@ -280,12 +279,9 @@ def _cached(wrapper: Any) -> Any:
         raise pickle.PicklingError(
             "a cache that functools.wraps has made look like another function doesn't tell its own"
         )
-    parameters: dict[str, Any] = getattr(wrapper, "cache_parameters", dict)()
-    attributes = {
-        name: value for name, value in vars(wrapper).items() if name not in ("cache_parameters", "__wrapped__")
-    }
-    wrapped = wrapper.__wrapped__, wrapper.cache_info().maxsize, parameters.get("typed", False)
-    return _lru_cache, wrapped, attributes
+    maxsize, typed = wrapper.cache_parameters().values()
+    attributes = {name: value for name, value in vars(wrapper).items() if name != "cache_parameters"}
+    return _lru_cache, (wrapper.__wrapped__, maxsize, typed), attributes
 
 
 def _lru_cache(function: Any, maxsize: int | None, typed: bool) -> Any:
@@ -303,10 +299,8 @@ def _partial_method(method: Any) -> Any:
     return functools.partial(functools.partialmethod, method.func, *method.args, **method.keywords), ()
 
 
-def _compiled(thing: Any) -> Any:
-    """An object whose attributes are its constructor's keywords."""
-    kind: Any = type(thing)
-    return functools.partial(kind, **{name: getattr(thing, name) for name in KEYWORDS[_qualified(kind)]}), ()
+def _binary_format(compiled: struct.Struct) -> Any:
+    return struct.Struct, (compiled.format,)
 
 
 def _qualified(kind: type) -> str:
@@ -374,19 +368,8 @@ def _own_reduce(obj: Any) -> Any:
     """Marks types with a `__reduce__` of their own, which may name what the other end can't import."""
 
 
-KEYWORDS = {
-    "_struct.Struct": ("format",),
-    "msgspec.json.Decoder": ("type", "strict", "dec_hook", "float_hook"),
-    "msgspec.msgpack.Decoder": ("type", "strict", "dec_hook", "ext_hook"),
-    **dict.fromkeys(["msgspec.json.Encoder", "msgspec.msgpack.Encoder"], ("enc_hook", "decimal_format", "order")),
-}
-"""By type name: the packages need not be installed."""
-
-DEFINITIONS = frozenset[Recreate](
-    {_cached, _cached_property, _partial_method, _compiled, _type_parameter, _type_alias, _code_object}
-    | {_own_reduce, _refused}
-)
-"""Recreated within items, too."""
+OF_THREADS = frozenset({_lock, _as_pickled, _local})
+"""Recreated in a plan alone: in an item, a lock is its user's mistake."""
 
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
@@ -395,6 +378,7 @@ PRIMITIVES = (threading.Condition, threading.Semaphore, threading.BoundedSemapho
 
 EXACT: dict[type, Recreate] = {
     types.CodeType: _code_object,
+    struct.Struct: _binary_format,
     functools._lru_cache_wrapper: _cached,
     functools.cached_property: _cached_property,
     functools.partialmethod: _partial_method,

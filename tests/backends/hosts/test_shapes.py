@@ -39,6 +39,7 @@ REFUSED = {
     "context_variable": r"the global variable VARIABLE: a _contextvars.ContextVar",
     "frompyfunc": r"the global variable plus: a numpy.ufunc",
     "json_decoder": r"the global variable decode: json.decoder.JSONDecoder, .*\.scan_once",
+    "msgspec_decoder": r"the global variable DECODER: a msgspec.json.Decoder",
     "singledispatch": r"function encode .* a singledispatch function is found by its name alone, in a module",
     "singledispatchmethod": r"the global variable visitor: .*\.visit: .* a singledispatch function",
     "weak_references": r"the global variable weak: a weakref.ReferenceType",
