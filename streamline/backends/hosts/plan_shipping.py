@@ -130,8 +130,12 @@ def ship(payload: object, *, alike: bool = False) -> Shipped:
       PlanError: it can't be pickled; the message names the part and its stage.
       HostError: no memory or descriptors are left.
     """
-    with _new_file() as fd:
-        nbytes = _write(payload, fd, alike=alike)
+    try:
+        pickled = _pickled(payload, alike=alike)
+    except Exception as error:
+        raise PlanError(_why_unsendable(payload, error)) from error
+    with _new_file() as fd, open(fd, "wb", closefd=False) as file:
+        nbytes = write(pickled, file)
     if nbytes > MOST_BYTES:
         warnings.warn(
             f"this plan holds {nbytes:,} bytes of data, which are sent to every process that runs it: give the source "
@@ -195,18 +199,10 @@ def dumps(payload: object) -> bytes:
     return b"".join(_pickled(payload, lambda _: True).pieces)
 
 
-def _write(payload: object, fd: int, *, alike: bool) -> int:
-    """Write the payload for `load`; return the bytes written."""
-    try:
-        pickled = _pickled_once(payload, None, lambda _: False, alike=True) if alike else _pickled(payload)
-    except Exception as error:
-        raise PlanError(_why_unsendable(payload, error)) from error
-    with open(fd, "wb", closefd=False) as file:
-        return write(pickled, file)
-
-
-def _pickled(payload: object, in_band: InBand | None = None) -> PickledItems:
+def _pickled(payload: object, in_band: InBand | None = None, *, alike: bool = False) -> PickledItems:
     """Return `payload` pickled; the second time, if need be, without cached values that can't be."""
+    if alike:
+        return _pickled_once(payload, in_band, lambda _: False, alike=True)
     with contextlib.suppress(Exception):  # the second try raises
         return _pickled_once(payload, in_band)
     return _pickled_once(payload, in_band, lambda value: pickling_error(value, dumps) is None)

@@ -41,7 +41,7 @@ from cloudpickle import cloudpickle as inner
 Callback = Callable[[Any], Any]
 
 _definitions: dict[str, bytes] = {}
-"""Classes that other processes have defined and this one doesn't have, or didn't when they came: by identity."""
+"""Of classes that other processes have defined for this one, by identity; loaded when needed."""
 
 
 class SentClasses:
@@ -76,17 +76,17 @@ class SentClasses:
         return identity
 
 
-def define(definitions: Mapping[str, bytes]) -> None:
-    """Keep the definitions of classes that this process doesn't have, until one is needed."""
-    known = inner._DYNAMIC_CLASS_TRACKER_BY_ID
-    _definitions.update({identity: it for identity, it in definitions.items() if identity not in known})
+define = _definitions.update
+"""Called with the definitions that another process has sent."""
 
 
 def class_of(identity: str, definitions: Mapping[str, bytes] = types.MappingProxyType({})) -> type:
     """Return the class of this identity: this process's own, else as the other end has defined it."""
-    define(definitions)
     known: type | None = inner._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
-    return cloudpickle.loads(_definitions[identity]) if known is None else known
+    if known is not None:
+        return known
+    define(definitions)
+    return cloudpickle.loads(_definitions[identity])  # type: ignore[no-any-return]
 
 
 class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
