@@ -18,7 +18,6 @@ from streamline.core.dead_letters import DeadLetters
 from streamline.core.driver import behind_channel
 from streamline.core.error_policy import Errors, Policy, counts_in
 from streamline.core.flow import Flow, Opener, Site
-from streamline.core.limits import CallLimits
 from streamline.core.meters import Meters, Traffic
 from streamline.core.state import Json, Tree
 from streamline.core.tasks import MEMORY_BYTES, Awaited, Session, Tasks
@@ -139,7 +138,6 @@ class ResolvedRun:
     def chain(self, tasks: Tasks) -> Flow[Any]:
         """Return the flow of the plan's last stage: what pulls it does that stage's work."""
         tasks.session.meters.order = self.plan.names
-        tasks.session.limits = CallLimits(self.plan.limits)
         tasks.session.meters.traffic(self.plan.source.name).add(self.asked)
         site = Site(tasks, self.rank.rank, self.rank.world_size, (self.epoch,))
         if self.tuning is not None:

@@ -46,7 +46,6 @@ from streamline.backends.ipc.messages import (
 from streamline.core.counters import HostMeter
 from streamline.core.duplicate_check import Beginning
 from streamline.core.gate import Gate, resting
-from streamline.core.limits import HostHolders
 from streamline.core.tasks import Tasks
 from streamline.errors import ClosedError
 
@@ -101,7 +100,6 @@ class HostConnection:
         self._remote_metrics = RemoteMetrics(self._meters, self._meter)
         self._remote_pause = RemotePause(self._gate, self._busy, self._handle, self._fail_all)
         self._widths = None if host.shared else tasks.session.widths
-        self._permits = HostHolders(tasks.session.limits, tasks.gate, tasks.start, self._permits_issued)
         self._begun = False
         self._leaving = False
         if own:
@@ -115,8 +113,8 @@ class HostConnection:
             WorkerEnded: lambda message: self._forward(message, self._ended),
             LiveCredit: self._live_credit,
             WorkerClosed: self._closed,
-            PermitsWanted: lambda message: self._permits.ask(*message),
-            PermitsReturned: lambda message: self._permits.take_back(*message),
+            PermitsWanted: self._permits_wanted,
+            PermitsReturned: lambda message: tasks.session.limits.take_back(self, *message),
             SkippedItem: self._skipped,
             PauseStatus: self._pause_status,
             Beginning: tasks.session.duplicate_check.compare,
@@ -288,7 +286,7 @@ class HostConnection:
         await self._gate.passage()  # then all that has arrived is handled
         name = self.host.name
         ended, crash, counts = await self._tasks.threads.run(partial(self.host.exit_reason, link))
-        self._permits.leave()
+        self._tasks.session.limits.leave(self)
         stuck_s, self._hang_detector.ended_for_s = self._hang_detector.ended_for_s, None
         if stuck_s is not None:
             ended = f"{ended}: it was stuck for {stuck_s:.3g} s"
@@ -423,9 +421,15 @@ class HostConnection:
         if worker is not None and worker.forwarding is not None:
             worker.forwarding.on_credit(message)
 
-    def _permits_issued(self, number: int, permits: int, share: int) -> None:
+    def _permits_wanted(self, message: PermitsWanted) -> None:
+        tasks, limit = self._tasks, message.limit
+        issuer = tasks.session.limits.issuer(limit, tasks.gate, tasks.start)
+        issuer.join(self, partial(self._permits_issued, limit.key))
+        issuer.ask(self, message.permits)
+
+    def _permits_issued(self, key: str, permits: int, share: int) -> None:
         if self._link is not None:
-            self._link.send(PermitsIssued(number, permits, share))
+            self._link.send(PermitsIssued(key, permits, share))
 
     def _closed(self, message: WorkerClosed) -> None:
         worker = self._workers.get(message.worker)

@@ -182,9 +182,8 @@ async def serve(link: Link, spec: Spec, answer: Callable[[Any], Any] | None = No
     session = Session(most_ahead=spec.most_ahead, metered=spec.metered, memory=spec.memory)
     session.duplicate_check.report = link.send
     session.limits = CallLimits(
-        spec.plan.limits,
-        ask=lambda number, permits: link.send(PermitsWanted(number, permits)),
-        give_back=lambda number, permits, unused: link.send(PermitsReturned(number, permits, unused)),
+        ask=lambda limit, permits: link.send(PermitsWanted(limit, permits)),
+        give_back=lambda key, permits, unused: link.send(PermitsReturned(key, permits, unused)),
     )
     session.place = spec.place if link.place is None else link.place
     CURRENT_PLACE.set(link.place)
