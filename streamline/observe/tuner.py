@@ -157,7 +157,7 @@ class HillClimb:
         """
         trial = self._trial
         assert trial is not None
-        stage, kind, wanted = trial.move.knob.stage, trial.move.knob.kind, -GAIN if trial.move.eases else GAIN
+        stage, wanted = trial.move.knob.stage, -GAIN if trial.move.eases else GAIN
         gain, error = self._change(trial.rates, rates)
         sure = abs(gain - wanted) >= SURE * error
         if not (enough or sure or len(rates) >= self.MOST_SAMPLES):
@@ -166,7 +166,7 @@ class HillClimb:
         if enough or excused or gain >= wanted:
             self._usual = stage, rates
             self._bar((stage, trial.move.after, not trial.up), now, 2 * self.BARRED[0])  # that is where it came from
-            self.resting = f"{stage}: {kind} {trial.move.after} has brought {gain:+.0%}"
+            self.resting = f"{trial.move.after} have brought {gain:+.0%}"
             return None
         self._bar((stage, trial.before, trial.up), now, self.BARRED[sure])
         return self._turn(trial.move.knob, trial.before, f"undone: {trial.move.after} brought {gain:+.0%}")
@@ -192,10 +192,9 @@ class HillClimb:
     def _change(self, before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
         """Return by which share a rate has risen, and the standard error of that."""
         (noise, count), means = self.NOISE, (fmean(before), fmean(after))
-        squares = [
-            (rate / mean - 1) ** 2 for rates, mean in zip((before, after), means, strict=True) if mean for rate in rates
-        ]
-        variance = (noise**2 * count + sum(squares)) / (count + len(before) + len(after) - 2)
+        squares = [(rate / (means[0] or math.inf) - 1) ** 2 for rate in before]
+        squares += [(rate / (means[1] or math.inf) - 1) ** 2 for rate in after]
+        variance = (noise**2 * count + sum(squares)) / (count + len(squares) - 2)
         return means[1] / (means[0] or math.inf) - 1, math.sqrt(variance * (1 / len(before) + 1 / len(after)))
 
     def _turn(self, knob: Knob, after: int, why: str) -> TuningStep:
@@ -279,28 +278,22 @@ class Tuner(HillClimb):
 
     def _less_than_needed(self, loads: Loads, _: StageStats | None) -> _Move | str:
         """Turn down what hasn't been needed for as long as looks are kept."""
+        if len(self._looks) <= self.MOST_SAMPLES:
+            return ""
+        idle = [stage.name for stage in loads.stages if loads.awaited(stage) < AWAITED]
         for stage, knob in self._knobs.items():
-            value = self.values[stage]
-            after = max(knob.written, math.floor(value / STEP))
-            awaited = max((loads.awaited(one) for one in loads.stages if one.name == stage), default=1.0)
-            needed = loads.waits >= CALM and awaited >= AWAITED
-            if (
-                after < value
-                and not needed
-                and len(self._looks) > self.MOST_SAMPLES
-                and not self._barred(knob, self._now, up=False)
-            ):
+            after = max(knob.written, math.floor(self.values[stage] / STEP))
+            needed = loads.waits >= CALM and stage not in idle
+            if after < self.values[stage] and not needed and not self._barred(knob, self._now, up=False):
                 return _Move(knob, after, "it isn't needed", eases=True)
         return ""
 
-    def _more(self, loads: Loads, stage: StageStats | None) -> _Move | str:
+    def _more(self, loads: Loads, stage: StageStats) -> _Move | str:
         """Turn up what limits."""
-        assert stage is not None
         return self._up(self._knobs[stage.name], f"the consumer waits {loads.waits:.0%}, and {stage} limits")
 
-    def _fewer(self, loads: Loads, stage: StageStats | None) -> _Move | str:
+    def _fewer(self, loads: Loads, stage: StageStats) -> _Move | str:
         """Turn down what limits: calls may crowd a server, and threads take turns with the GIL."""
-        assert stage is not None
         knob, value = self._knobs[stage.name], self.values[stage.name]
         each_has_a_core = self._busy(knob) and value * stage.workers <= loads.figures.cpus
         if value < STEP or each_has_a_core or self._barred(knob, self._now, up=False):
@@ -310,16 +303,15 @@ class Tuner(HillClimb):
     def _more_ahead(self, loads: Loads, _: StageStats | None) -> _Move | str:
         """Turn up a buffer: stages limit by turns."""
         knob = next((knob for knob in self._knobs.values() if knob.kind == "prefetch"), None)
-        return "" if knob is None else self._up(knob, self._may_help(loads, knob.stage))
+        return "" if knob is None else self._up(knob, MAY_HELP.format(waits=loads.waits, name=knob.stage))
 
     def _more_of_awaited(self, loads: Loads, _: StageStats | None) -> _Move | str:
         """Turn up what is waited for most: it may cost the loop about as much time."""
         awaited = [one for one in loads.stages if one.name in self._knobs and loads.awaited(one) >= AWAITED]
         stage = max(awaited, key=loads.awaited, default=None)
-        return "" if stage is None else self._up(self._knobs[stage.name], self._may_help(loads, str(stage)))
-
-    def _may_help(self, loads: Loads, name: str) -> str:
-        return f"the consumer waits {loads.waits:.0%}, and no stage limits alone; {name} may help"
+        return (
+            "" if stage is None else self._up(self._knobs[stage.name], MAY_HELP.format(waits=loads.waits, name=stage))
+        )
 
     def _up(self, knob: Knob, why: str) -> _Move | str:
         """Turn a knob up as far as there are CPUs and memory; or return why not."""
@@ -350,7 +342,10 @@ class Tuner(HillClimb):
         finding, limiting = self._find(loads)
         relieved = finding == "stage" and limiting is not None and limiting.name != stage  # two were nearly as loaded
         excused = loads.waits < WAITS if trial.move.eases else trial.up and relieved
-        return self._judge(rates, self._now, enough=trial.up and gained and loads.waits < CALM, excused=excused)
+        step = self._judge(rates, self._now, enough=trial.up and gained and loads.waits < CALM, excused=excused)
+        if self.resting:  # it is kept
+            self.resting = f"{stage}: {trial.move.knob.kind}: {self.resting}"
+        return step
 
     def _turn(self, knob: Knob, after: int, why: str) -> TuningStep:
         last = self._looks[-1].figures
@@ -403,7 +398,9 @@ class Tuner(HillClimb):
         return item_bytes * knob.items_each * max((one.workers for one in near), default=1)
 
 
-MOVES: dict[str, tuple[str, tuple[Callable[[Tuner, Loads, StageStats | None], _Move | str], ...]]] = {
+MAY_HELP = "the consumer waits {waits:.0%}, and no stage limits alone; {name} may help"
+
+MOVES: dict[str, tuple[str, tuple[Callable[..., _Move | str], ...]]] = {
     "consumer": ("the consumer waits {waits:.0%} of its time: nothing is to be gained", (Tuner._less_than_needed,)),
     "stage": ("{stage} limits", (Tuner._less_than_needed, Tuner._more, Tuner._fewer)),
     "limit": ("the limit= of {stage} bounds it", (Tuner._less_than_needed,)),
