@@ -132,9 +132,11 @@ class HillClimb:
     MOST_SAMPLES: ClassVar[int]
     """Of a rate: a step is judged then at the latest."""
 
-    BARRED: ClassVar[tuple[float, float, float]]
-    """For how long a step that was taken back isn't tried again: the first time, or where its loss stood out of the
-    noise; doubled each time; and at the most."""
+    BARRED: ClassVar[float]
+    CLEAR_BARRED: ClassVar[float]
+    MOST_BARRED: ClassVar[float]
+    """For how long a step that was taken back isn't tried again: the first time, or where it was clear that it gains
+    nothing, doubled each time; and at the most."""
 
     def __init__(self, knobs: Sequence[Knob], values: Mapping[str, int]) -> None:
         self.values = {knob.stage: knob.written for knob in knobs} | dict(values)
@@ -148,7 +150,7 @@ class HillClimb:
         self._trial = _Trial(move, self.values[move.knob.stage], rates, settled_at)
         return self._turn(move.knob, move.after, move.why)
 
-    def _judge(self, rates: Sequence[float], now: float, *, enough: bool, excused: bool) -> TuningStep | None:
+    def _keep_or_undo(self, rates: Sequence[float], now: float, *, enough: bool, excused: bool) -> TuningStep | None:
         """Keep the step or take it back, once it can be told what it has brought.
 
         Args:
@@ -165,17 +167,17 @@ class HillClimb:
         self._trial = None
         if enough or excused or gain >= wanted:
             self._usual = stage, rates
-            self._bar((stage, trial.move.after, not trial.up), now, 2 * self.BARRED[0])  # that is where it came from
+            self._bar((stage, trial.move.after, not trial.up), now, 2 * self.BARRED)  # that is where it came from
             self.resting = f"{trial.move.after} have brought {gain:+.0%}"
             return None
-        self._bar((stage, trial.before, trial.up), now, self.BARRED[sure])
+        self._bar((stage, trial.before, trial.up), now, self.CLEAR_BARRED if sure else self.BARRED)
         return self._turn(trial.move.knob, trial.before, f"undone: {trial.move.after} brought {gain:+.0%}")
 
     def _bar(self, step: tuple[str, int, bool], now: float, least: float) -> None:
-        spell = min(self.BARRED[2], max(least, 2 * self._bars.get(step, (0, 0))[0]))
+        spell = min(self.MOST_BARRED, max(least, 2 * self._bars.get(step, (0, 0))[0]))
         self._bars[step] = spell, now + spell
 
-    def _barred(self, knob: Knob, now: float, *, up: bool) -> bool:
+    def _is_barred(self, knob: Knob, now: float, *, up: bool) -> bool:
         return self._bars.get((knob.stage, self.values[knob.stage], up), (0, now))[1] > now
 
     def _notice(self, stage: str, rates: Sequence[float]) -> bool:
@@ -214,7 +216,7 @@ class Tuner(HillClimb):
 
     NOISE = 0.2, 6
     LEAST_SAMPLES, MOST_SAMPLES = 4, 20  # with 20 % of noise, 20 tell 10 % from nothing
-    BARRED = 2.0, 20.0, 60.0  # seconds
+    BARRED, CLEAR_BARRED, MOST_BARRED = 2.0, 20.0, 60.0  # seconds
     LONGEST_SAMPLE_S = 5.0
 
     def __init__(
@@ -239,7 +241,7 @@ class Tuner(HillClimb):
         window = between(self._looks[0].figures, look.figures)
         if len(self._looks) <= self.LEAST_SAMPLES or window.elapsed_s <= 0:
             return None
-        return self._move(Loads(window)) if trial is None else self._look_at(trial, Loads(window))
+        return self._move(Loads(window)) if trial is None else self._judge(trial, Loads(window))
 
     def forget(self) -> None:
         """Compare nothing with what comes next: in between, nothing was to run."""
@@ -284,7 +286,7 @@ class Tuner(HillClimb):
         for stage, knob in self._knobs.items():
             after = max(knob.written, math.floor(self.values[stage] / STEP))
             needed = loads.waits >= CALM and stage not in idle
-            if after < self.values[stage] and not needed and not self._barred(knob, self._now, up=False):
+            if after < self.values[stage] and not needed and not self._is_barred(knob, self._now, up=False):
                 return _Move(knob, after, "it isn't needed", eases=True)
         return ""
 
@@ -296,7 +298,7 @@ class Tuner(HillClimb):
         """Turn down what limits: calls may crowd a server, and threads take turns with the GIL."""
         knob, value = self._knobs[stage.name], self.values[stage.name]
         each_has_a_core = self._busy(knob) and value * stage.workers <= loads.figures.cpus
-        if value < STEP or each_has_a_core or self._barred(knob, self._now, up=False):
+        if value < STEP or each_has_a_core or self._is_barred(knob, self._now, up=False):
             return ""
         return _Move(knob, math.floor(value / STEP), f"{stage} limits, and more gain nothing; are fewer faster?")
 
@@ -321,7 +323,7 @@ class Tuner(HillClimb):
             return f"{value} is the most"
         if self._busy(knob):
             return f"all CPUs ({last.figures.cpus}) are busy"
-        if self._barred(knob, self._now, up=True):
+        if self._is_barred(knob, self._now, up=True):
             return f"more of {knob.stage} than {value} gain nothing"
         if each := self._bytes_each(knob, last.figures):
             left = min(last.free_bytes() / 2, self._memory_bytes - self._taken_bytes(last.figures))
@@ -330,7 +332,7 @@ class Tuner(HillClimb):
             return f"{value} take the memory that there is for them"
         return _Move(knob, after, why)
 
-    def _look_at(self, trial: _Trial, loads: Loads) -> TuningStep | None:
+    def _judge(self, trial: _Trial, loads: Loads) -> TuningStep | None:
         """Judge the step, if there is something to go by."""
         stage, rates = trial.move.knob.stage, self._rates(trial.move.knob.stage)
         if len(rates) < self.LEAST_SAMPLES:
@@ -342,7 +344,7 @@ class Tuner(HillClimb):
         finding, limiting = self._find(loads)
         relieved = finding == "stage" and limiting is not None and limiting.name != stage  # two were nearly as loaded
         excused = loads.waits < WAITS if trial.move.eases else trial.up and relieved
-        step = self._judge(rates, self._now, enough=trial.up and gained and loads.waits < CALM, excused=excused)
+        step = self._keep_or_undo(rates, self._now, enough=trial.up and gained and loads.waits < CALM, excused=excused)
         if self.resting:  # it is kept
             self.resting = f"{stage}: {trial.move.knob.kind}: {self.resting}"
         return step
@@ -475,7 +477,7 @@ class HostTuner(HillClimb):
 
     NOISE = 0.05, 2  # of whole passes: that of samples cancels out
     MOST_SAMPLES = 5
-    BARRED = 2, 2, 32  # passes
+    BARRED, CLEAR_BARRED, MOST_BARRED = 2.0, 2.0, 32.0  # passes
 
     def __init__(self, knob: Knob, label: str) -> None:
         super().__init__([knob], {})
@@ -519,7 +521,7 @@ class HostTuner(HillClimb):
         self._seconds += loads.elapsed_s
         if self._seconds < PASS_S:
             return None
-        step = None if self._trial is None else self._look_at(self._trial, loads, most)
+        step = None if self._trial is None else self._judge(self._trial, loads, most)
         return self._move(loads, first, last, most) if self._trial is None and step is None else step
 
     def _move(self, loads: Loads, first: Measurement, last: Measurement, most: int) -> TuningStep | None:
@@ -528,7 +530,7 @@ class HostTuner(HillClimb):
         busy = min(1.0, max(loads.hosted_hold, computed))  # stages don't count what it takes to send items
         fewer = max(self._knob.written, math.floor(self.value / STEP))
         idle = fewer < self.value and busy * self.value / fewer < LOADED
-        if idle and not self._barred(self._knob, self._passes, up=False):
+        if idle and not self._is_barred(self._knob, self._passes, up=False):
             move = _Move(self._knob, fewer, f"the hosts are busy {busy:.0%} of their time", eases=True)
             return self._begin(move, self._rates, 0.0)
         used = max(0.0, last.cpu_s - first.cpu_s) / loads.elapsed_s
@@ -562,11 +564,13 @@ class HostTuner(HillClimb):
             after = min(after, value + math.floor(free_bytes() / 2 / each))
         if after <= value:
             return value, f"another one would take {each / 1e6:,.0f} MB, more than half of what is free"
-        return (value, "more have brought nothing") if self._barred(self._knob, self._passes, up=True) else (after, why)
+        return (
+            (value, "more have brought nothing") if self._is_barred(self._knob, self._passes, up=True) else (after, why)
+        )
 
-    def _look_at(self, trial: _Trial, loads: Loads, most: int) -> TuningStep | None:
+    def _judge(self, trial: _Trial, loads: Loads, most: int) -> TuningStep | None:
         """Judge the step; there may be room for as many as before no more."""
-        step = self._judge(
+        step = self._keep_or_undo(
             self._rates,
             self._passes,
             enough=loads.waits < (WAITS if trial.move.eases else CALM),
