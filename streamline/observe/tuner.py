@@ -215,7 +215,7 @@ class Tuner(HillClimb):
     """
 
     NOISE = 0.2, 6
-    LEAST_SAMPLES, MOST_SAMPLES = 4, 20  # with 20 % of noise, 20 tell 10 % from nothing
+    ENOUGH_SAMPLES, LEAST_SAMPLES, MOST_SAMPLES = 4, 3, 20  # before a step, after it; 20 tell 10 % from 20 % of noise
     BARRED, CLEAR_BARRED, MOST_BARRED = 2.0, 20.0, 60.0  # seconds
     LONGEST_SAMPLE_S = 5.0
 
@@ -239,7 +239,7 @@ class Tuner(HillClimb):
             return None
         self._looks = [*self._looks[-self.MOST_SAMPLES :], look] if trial is None else [*self._looks, look]
         window = between(self._looks[0].figures, look.figures)
-        if len(self._looks) <= self.LEAST_SAMPLES or window.elapsed_s <= 0:
+        if len(self._looks) <= (self.ENOUGH_SAMPLES if trial is None else self.LEAST_SAMPLES) or window.elapsed_s <= 0:
             return None
         return self._move(Loads(window)) if trial is None else self._judge(trial, Loads(window))
 
@@ -261,7 +261,9 @@ class Tuner(HillClimb):
             if isinstance(move, _Move):
                 rates = self._rates(move.knob.stage)
                 settled_at = self._now + self._call_s(move.knob.stage)  # the calls that are at work end first
-                return self._begin(move, rates, settled_at) if len(rates) >= self.LEAST_SAMPLES and any(rates) else None
+                return (
+                    self._begin(move, rates, settled_at) if len(rates) >= self.ENOUGH_SAMPLES and any(rates) else None
+                )
             reasons += [move] if move else []
         self.resting = ": ".join(reasons[:2])
         return None
