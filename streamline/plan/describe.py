@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from streamline.core.flow import LIST_ITEMS
-from streamline.core.text import counted, in_bytes
+from streamline.core.text import in_bytes
 from streamline.errors import printable
 from streamline.plan.plan import READ_AHEAD_ITEMS, Plan, in_flight, stages_of
 from streamline.plan.topology import Part, PlannedChannel, Task, sources, topology, written
@@ -160,6 +160,5 @@ def _bytes(worker: Sequence[Part], workers: int, after: Sequence[Part]) -> str:
     sizes = [part.bytes for part in parts if isinstance(part, PlannedChannel) and part.bytes is not None]
     if not sizes:
         return "bounded in items, as above; .prefetch(n, bytes=) bounds a channel in bytes"
-    return (
-        f"{in_bytes(sum(sizes))} in {counted(len(sizes), 'channel')} with a byte budget; the rest is bounded in items"
-    )
+    count = f"{len(sizes):,} channel{'s' * (len(sizes) != 1)}"
+    return f"{in_bytes(sum(sizes))} in {count} with a byte budget; the rest is bounded in items"
