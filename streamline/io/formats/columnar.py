@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, ClassVar, Protocol
 
+from streamline.core.capacity import LIST_ITEMS
 from streamline.core.counters import HoldTimer, Working
-from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
+from streamline.core.flow import Chunk, Demand, Lists
 from streamline.core.pace import SLICE_S
 from streamline.core.state import At
 from streamline.errors import DataError, PlanError, ReadError, StreamlineError

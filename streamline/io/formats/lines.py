@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, ClassVar, Generic, TypeVar
 
+from streamline.core.capacity import LIST_ITEMS
 from streamline.core.counters import HoldTimer, Working
-from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
+from streamline.core.flow import Chunk, Demand, Lists
 from streamline.core.state import State, States, Tally, Tree
 from streamline.errors import DataError, PlanError
 from streamline.io.fetch.file import File, FilePart
