@@ -17,7 +17,7 @@ from msgspec.structs import replace
 import streamline as sl
 from bench import harness
 from bench.suite import Case, Suite, Tally, WrongItemsError, within_ms
-from streamline.core.handshake import PeerHello
+from streamline.backends.network.handshake import PeerHello
 from streamline.observe import rank_publishing
 from streamline.observe.rank_lines import RankLine, StageLine, StreamLine, decoded, encoded
 
@@ -100,7 +100,7 @@ def looked_at(n: int, *, ranks: int, slow: bool) -> Tally:
 
 def _connected(collector: rank_publishing.RankCollector, rank: int) -> socket.socket:
     here, there = socket.socketpair()
-    hello = PeerHello(role="rank", node="node", pid=rank, ticket=f"{rank}/{collector.world_size}")
+    hello = PeerHello(role="node", node="node", pid=rank, ticket=f"{rank}/{collector.world_size}")
     collector._answer(rank_publishing._RankConnection(here, hello))
     return there
 

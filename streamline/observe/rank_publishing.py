@@ -1,7 +1,7 @@
 """How ranks publish to rank 0's page: both ends of a connection, over which a rank sends a line a second.
 
 A rank finds the page by a store that all ranks share, where rank 0 says where it listens, and with which key; or it
-knows its address, and STREAMLINE_KEY. Both ends prove that they have the key (`core.handshake`). The hello says which
+knows its address, and STREAMLINE_KEY. Both ends prove that they have the key. The hello says which
 rank it is; rank 0 answers with an empty line, or with why it refuses, and says nothing more. Then lines come
 (`rank_lines`), of which rank 0 keeps each rank's last one.
 
@@ -30,11 +30,10 @@ from typing import Annotated, Protocol
 
 import msgspec
 
+from streamline.backends.network.connections import Introduction, Listener
+from streamline.backends.network.handshake import PeerHello, read_key
 from streamline.core.cpus import LOCAL_RANKS
-from streamline.core.dial import dial
 from streamline.core.forks import disowned_in_copies
-from streamline.core.handshake import PeerHello, read_key
-from streamline.core.listener import Listener
 from streamline.core.threads import start_thread
 from streamline.errors import HostError, PlanError, printable
 from streamline.observe.rank_lines import (
@@ -250,10 +249,11 @@ class RankPublisher:
         where = self._whereabouts()
         rank, world_size = self._ranks.rank, self._ranks.world_size
         node = short(socket.gethostname(), 253)
-        hello = PeerHello(role="rank", node=node, pid=os.getpid(), ticket=f"{rank}/{world_size}")
+        hello = PeerHello(role="node", node=node, pid=os.getpid(), ticket=f"{rank}/{world_size}")
         for host in where.hosts:
             try:
-                sock = dial((host, where.port), where.key, hello, timeout_s=HANDSHAKE_S, connect_s=CONNECT_S)
+                dialer = Introduction((host, where.port), where.key, hello)
+                sock = dialer.dial(timeout_s=HANDSHAKE_S, connect_s=CONNECT_S)
             except HostError as error:
                 failure = error
                 if self._over.is_set():
@@ -433,7 +433,7 @@ class RankCollector:
     def _admitted(self, connection: _RankConnection) -> str:
         """Take a rank in, in the place of one that it was before; return why not, "": it is in."""
         hello, rank = connection.hello, connection.rank
-        if hello.role != "rank" or rank is None:
+        if hello.role != "node" or rank is None:
             return "this is where the ranks of a job publish"
         if connection.world_size != self.world_size or not 0 < rank < self.world_size:
             return (

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 import streamline as sl
-from streamline.core.dial import dial
-from streamline.core.handshake import PeerHello
+from streamline.backends.network.connections import Introduction
+from streamline.backends.network.handshake import PeerHello
 from streamline.observe.rank_lines import RankLine, StageLine, StreamLine, encoded
 from streamline.observe.rank_publishing import Whereabouts
 from tests.kit import LONGEST_S
@@ -125,8 +125,8 @@ async def test_the_page_shows_all_ranks(tmp_path: Path) -> None:
         where = msgspec.json.decode(next(iter(store.values.values())), type=Whereabouts)
         ranks = {}
         for rank in range(1, 63):
-            hello = PeerHello(role="rank", node="node<b>", pid=rank, ticket=f"{rank}/64")
-            ranks[rank] = stack.enter_context(dial((where.hosts[0], where.port), where.key, hello))
+            hello = PeerHello(role="node", node="node<b>", pid=rank, ticket=f"{rank}/64")
+            ranks[rank] = stack.enter_context(Introduction((where.hosts[0], where.port), where.key, hello).dial())
             ranks[rank].sendall(published(rank))
         async with chromium(str(stream.page), tmp_path / "browser") as browser:
             await browser.until("document.querySelector('#words').innerText === 'Rank 7 is the slowest'")

@@ -18,8 +18,8 @@ import msgspec
 import pytest
 
 import streamline as sl
-from streamline.core.dial import dial
-from streamline.core.handshake import HandshakeError, PeerHello
+from streamline.backends.network.connections import dial
+from streamline.backends.network.handshake import HandshakeError, PeerHello
 from streamline.errors import HostError, PlanError
 from streamline.observe import exporters, page, rank_lines, rank_publishing
 from streamline.observe.page import LivePage, RankFeed, page_place

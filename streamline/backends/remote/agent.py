@@ -21,40 +21,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import structs
 
 from streamline.backends.hosts.child_process import HostProcess
 from streamline.backends.hosts.plan_shipping import Shipped, keep
 from streamline.backends.hosts.process_env import ProcessEnv
 from streamline.backends.hosts.stdio_relay import OVER
 from streamline.backends.ipc.control_connection import ControlConnection
-from streamline.backends.remote.control import (
-    DYING_S,
-    Alive,
-    Attach,
-    Detach,
-    DropPayload,
-    EndHost,
-    HostExited,
-    HostFrame,
-    HostStacks,
-    HostStarted,
-    KillHost,
-    Leave,
-    LinkFailed,
-    Offer,
-    OpenLink,
-    Payload,
-    Reply,
-    StacksOf,
-    StartHost,
-)
+from streamline.backends.network.connections import Introduction, UnreachableError
+from streamline.backends.network.handshake import PeerHello
+from streamline.backends.network.tls import Certificates
+from streamline.backends.remote import control
 from streamline.backends.remote.network_link import LOST_AFTER_S, watch_peer
-from streamline.core.dial import Introduction, UnreachableError, dial
-from streamline.core.handshake import PeerHello
 from streamline.core.text import counted
 from streamline.core.threads import start_thread
-from streamline.core.tls import Certificates
 from streamline.errors import HostError
 
 logger = logging.getLogger("streamline.agent")
@@ -83,54 +65,17 @@ class _Hosted:
         self.links: dict[int, socket.socket] = {}
 
 
-class Dialler(NamedTuple):
-    """What opens connections to a trainer.
-
-    Attributes:
-      tls: None: nothing is encrypted.
-      ticket: as in `run_agent`.
-    """
-
-    address: tuple[str, int]
-    key: bytes
-    tls: Certificates | None
-    ticket: str
-
-    def control(self, connect_s: float) -> socket.socket:
-        """Return a connection whose handshake is done. Raises what `dial` does."""
-        return dial(self.address, self.key, self._hello("control", self.ticket), tls=self.tls, connect_s=connect_s)
-
-    def where_connected(self, control: socket.socket) -> Dialler:
-        """Return one that dials where a connection has led, without asking for an address: no server may answer."""
-        try:
-            host, port, *_ = control.getpeername()
-        except OSError:  # it is lost already
-            return self
-        return self._replace(address=(host, port))
-
-    def link(self, control: socket.socket, ticket: str) -> tuple[socket.socket, Introduction | None]:
-        """Return such a connection; or a socket, and how the process that uses it connects it."""
-        hello = self._hello("link", ticket)
-        if self.tls is None:
-            return dial(self.address, self.key, hello), None
-        introduction = Introduction(control.getpeername(), self.key, hello, self.tls)
-        return socket.socket(control.family, socket.SOCK_STREAM), introduction
-
-    def _hello(self, role: Any, ticket: str) -> PeerHello:
-        return PeerHello(role=role, node=socket.gethostname(), pid=os.getpid(), ticket=ticket)
-
-
 class Agent:
     """Serves one trainer over a connection on which the handshake is done.
 
     Args:
-      dialler: opens further connections to the trainer, for links.
+      trainer: how connections to it begin.
       hosts: that may run here at once.
     """
 
-    def __init__(self, sock: socket.socket, dialler: Dialler, hosts: int) -> None:
+    def __init__(self, sock: socket.socket, trainer: Introduction, hosts: int) -> None:
         self._control = ControlConnection(sock)
-        self._dialler = dialler
+        self._trainer = trainer
         self._offer = hosts
         self._hosts: dict[int, _Hosted] = {}
         self._payloads: dict[int, Shipped] = {}
@@ -139,24 +84,24 @@ class Agent:
         self._over = threading.Event()
         self._left = ""
         self._handlers: dict[type, Callable[[Any], object]] = {
-            Attach: self._attach,
-            StartHost: self._start,
-            Payload: self._keep,
-            DropPayload: self._drop,
-            OpenLink: lambda message: _apart("link", partial(self._open, message)),
-            Reply: self._reply,
-            StacksOf: lambda message: _apart("stacks", partial(self._stacks, message.host)),
-            KillHost: lambda message: _apart("kill", partial(self._kill, message)),
-            EndHost: lambda message: self._known(message.host, lambda hosted: self._end(hosted, message.grace_s)),
+            control.Attach: self._attach,
+            control.StartHost: self._start,
+            control.Payload: self._keep,
+            control.DropPayload: self._drop,
+            control.OpenLink: lambda message: _apart("link", partial(self._open, message)),
+            control.Reply: self._reply,
+            control.StacksOf: lambda message: _apart("stacks", partial(self._stacks, message.host)),
+            control.KillHost: lambda message: _apart("kill", partial(self._kill, message)),
+            control.EndHost: self._end,
         }
 
     def serve(self) -> str | None:
         """Serve the trainer until it detaches: None; else why it is lost. All hosts have ended then."""
         self._watch(LOST_AFTER_S)  # until it says how long
         _apart("heartbeat", self._beat)
-        self._control.send(Offer(self._offer))
+        self._control.send(control.Offer(self._offer))
         try:
-            while not isinstance(message := self._control.receive(), Detach):
+            while not isinstance(message := self._control.receive(), control.Detach):
                 self._handlers[type(message)](message)
         except EOFError as error:
             return self._left or str(error)
@@ -173,7 +118,7 @@ class Agent:
     def leave(self, why: str) -> None:
         """Let the trainer know that this machine is taken away, and end; in any thread but that of `serve`."""
         self._left = f"this machine was asked to leave: {why}"
-        self._control.send(Leave(why))
+        self._control.send(control.Leave(why))
         self._control.hang_up()
 
     def close(self) -> None:
@@ -190,7 +135,7 @@ class Agent:
 
     # What the trainer asks for ----------------------------------------------------------------------------------------
 
-    def _attach(self, message: Attach) -> None:
+    def _attach(self, message: control.Attach) -> None:
         self._lost_after_s = message.lost_after_s
         self._watch(message.lost_after_s)
 
@@ -199,68 +144,71 @@ class Agent:
         with suppress(OSError):  # it has gone already
             watch_peer(self._control.sock, max(lost_after_s - ENDING_S, lost_after_s / 2), busy=True)
 
-    def _start(self, message: StartHost) -> None:
+    def _start(self, message: control.StartHost) -> None:
         output = partial(self._frame, message.host)
         process = HostProcess(message.number, message.env, entry_point=ENTRY_POINT, output=output)
         try:
             process.start()
         except HostError as error:
-            self._control.send(HostStarted(message.host, 0, str(error)))
+            self._control.send(control.HostStarted(message.host, 0, str(error)))
             return
         hosted = self._hosts[message.host] = _Hosted(process)
-        self._control.send(HostStarted(message.host, process.pid))
+        self._control.send(control.HostStarted(message.host, process.pid))
         process.on_exit(partial(self._exited, message.host, hosted))
 
-    def _keep(self, message: Payload) -> None:
+    def _keep(self, message: control.Payload) -> None:
         try:
             self._payloads[message.payload] = keep(message.data)
         except HostError as error:
             self._not_kept[message.payload] = str(error)
 
-    def _drop(self, message: DropPayload) -> None:
+    def _drop(self, message: control.DropPayload) -> None:
         self._not_kept.pop(message.payload, None)
         if (payload := self._payloads.pop(message.payload, None)) is not None:
             payload.close()
 
-    def _open(self, message: OpenLink) -> None:
+    def _open(self, message: control.OpenLink) -> None:
         hosted, payload = self._hosts.get(message.host), self._payloads.get(message.payload)
         if (why := self._not_kept.get(message.payload)) is not None:
-            self._control.send(LinkFailed(message.ticket, why))
+            self._control.send(control.LinkFailed(message.ticket, why))
         if hosted is None or payload is None:
             return  # the host has exited, which the trainer was told, or the run is over
         try:
-            sock, introduction = self._dialler.link(self._control.sock, message.ticket)
+            sock, introduction = self._link(message.ticket)
             watch_peer(sock, self._lost_after_s)
             hosted.links[message.link] = sock
             hosted.process.link_over(sock, message.link, payload, _here(message.env), introduction)
         except (HostError, OSError) as error:
-            self._control.send(LinkFailed(message.ticket, str(error)))
+            self._control.send(control.LinkFailed(message.ticket, str(error)))
 
-    def _reply(self, message: Reply) -> None:
-        self._known(message.host, lambda hosted: hosted.process.reply(message.link, message.body))
+    def _link(self, ticket: str) -> tuple[socket.socket, Introduction | None]:
+        """Return a connection for a link; or a socket, and how the process that uses it connects it."""
+        link = self._trainer._replace(hello=structs.replace(self._trainer.hello, role="link", ticket=ticket))
+        if link.tls is None:
+            return link.dial(), None
+        ours = self._control.sock
+        return socket.socket(ours.family, socket.SOCK_STREAM), link._replace(address=ours.getpeername())
+
+    def _reply(self, message: control.Reply) -> None:
+        with suppress(OSError):  # it exits just now
+            if (hosted := self._hosts.get(message.host)) is not None:
+                hosted.process.reply(message.link, message.body)
 
     def _stacks(self, host: int) -> None:
         if (hosted := self._hosts.get(host)) is not None:
-            self._control.send(HostStacks(host, hosted.process.stacks()))
+            self._control.send(control.HostStacks(host, hosted.process.stacks()))
 
-    def _kill(self, message: KillHost) -> None:
+    def _kill(self, message: control.KillHost) -> None:
         hosted = self._hosts.get(message.host)
-        if hosted is not None and not (message.broken and hosted.process.wait(DYING_S)):
+        if hosted is not None and not (message.broken and hosted.process.wait(control.DYING_S)):
             hosted.broken = message.broken
             hosted.process.kill()
 
-    def _end(self, hosted: _Hosted, grace_s: float | None) -> None:
-        hosted.process.leave()
-        if grace_s is not None:
-            _apart("end of a host", partial(hosted.process.close, grace_s))
-
-    def _known(self, host: int, work: Callable[[_Hosted], object]) -> None:
-        """Do something with a host, unless it has exited."""
-        if (hosted := self._hosts.get(host)) is not None:
-            try:
-                work(hosted)
-            except OSError:
-                logger.debug("host %d exits just now", host)
+    def _end(self, message: control.EndHost) -> None:
+        if (hosted := self._hosts.get(message.host)) is not None:
+            hosted.process.leave()
+            if message.grace_s is not None:
+                _apart("end of a host", partial(hosted.process.close, message.grace_s))
 
     # What hosts do ----------------------------------------------------------------------------------------------------
 
@@ -269,14 +217,14 @@ class Agent:
             sock = hosted.links.pop(link, None)
             if sock is not None:
                 sock.close()
-        self._control.send(HostFrame(host, kind, link, body))
+        self._control.send(control.HostFrame(host, kind, link, body))
 
     def _exited(self, host: int, hosted: _Hosted) -> None:
         self._hosts.pop(host, None)
         if not self._over.is_set():  # else this agent has killed it: its trainer knows
             process = hosted.process
-            why = ", since its connection broke" if hosted.broken else ""
-            self._control.send(HostExited(host, f"{process.exit}{why}", process.crash, counts=not hosted.broken))
+            how = f"{process.exit}, since its connection broke" if hosted.broken else str(process.exit)
+            self._control.send(control.HostExited(host, how, process.crash, counts=not hosted.broken))
         for sock in list(hosted.links.values()):
             sock.close()
         hosted.process.close(0.0)
@@ -284,7 +232,7 @@ class Agent:
     def _beat(self) -> None:
         while not self._over.wait(BEAT_S):
             hosts = list(self._hosts.items())
-            self._control.send(Alive({host: hosted.process.resident_bytes() for host, hosted in hosts}))
+            self._control.send(control.Alive({host: hosted.process.resident_bytes() for host, hosted in hosts}))
 
 
 def _apart(name: str, work: Callable[[], object]) -> None:
@@ -330,27 +278,28 @@ def run_agent(
     Raises:
       HostError: it can't be reached, or refuses this agent.
     """
-    first = dialler = Dialler(address, key, tls, ticket)
+    hello = PeerHello(role="control", node=socket.gethostname(), pid=os.getpid(), ticket=ticket)
+    first = trainer = Introduction(address, key, hello, tls)
     patience_s, lost = wait_s, None
     attached = False
     while True:
         try:
-            sock = _reached(dialler, patience_s)
+            sock = _reached(trainer, patience_s)
         except UnreachableError:
             if not attached:
                 raise
             return lost
         attached = True
         logger.info("attached to the trainer at %s:%d, for up to %s", *address, counted(hosts, "host"))
-        again = dialler.where_connected(sock)
-        agent = Agent(sock, dialler, hosts)
+        again = _where_connected(trainer, sock)
+        agent = Agent(sock, trainer, hosts)
         with _on_sigterm(agent):
             lost = agent.serve()
         sock.close()
         if agent.left or rejoin_s is None:
             return lost
         logger.info("the trainer %s", "has detached" if lost is None else f"is lost: {lost}")
-        dialler, patience_s = (first, rejoin_s) if lost is None else (again, REDIAL_S)
+        trainer, patience_s = (first, rejoin_s) if lost is None else (again, REDIAL_S)
 
 
 @contextmanager
@@ -398,20 +347,28 @@ def _leave_at_sigterm(agent: Agent, signals: socket.socket) -> None:
                 agent.leave("SIGTERM")
 
 
+def _where_connected(trainer: Introduction, sock: socket.socket) -> Introduction:
+    """Return one that dials where a connection has led, without asking for an address: no server may answer."""
+    try:
+        return trainer._replace(address=sock.getpeername()[:2])
+    except OSError:  # it is lost already
+        return trainer
+
+
 CONNECT_S = 10.0
 """Seconds for one attempt to connect, at the most; `LEAST_CONNECT_S`: of the last one, before the patience is over."""
 
 LEAST_CONNECT_S = 0.5
 
 
-def _reached(dialler: Dialler, patience_s: float) -> socket.socket:
+def _reached(trainer: Introduction, patience_s: float) -> socket.socket:
     """Dial until the trainer listens; no attempt outlasts the patience where nothing answers at all."""
     deadline = time.monotonic() + patience_s
     said = ""
     while True:
         left_s = deadline - time.monotonic()
         try:
-            return dialler.control(min(CONNECT_S, max(LEAST_CONNECT_S, left_s)))
+            return trainer.dial(connect_s=min(CONNECT_S, max(LEAST_CONNECT_S, left_s)))
         except UnreachableError as error:
             if time.monotonic() + RETRY_S > deadline:
                 raise

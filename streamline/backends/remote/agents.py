@@ -31,33 +31,14 @@ from streamline.backends.hosts.plan_shipping import Shipped
 from streamline.backends.hosts.process_env import ProcessEnv
 from streamline.backends.hosts.stdio_relay import OVER, QUESTION, Answer, HostOutput, Relay
 from streamline.backends.ipc.control_connection import ControlConnection
-from streamline.backends.remote.control import (
-    Alive,
-    Attach,
-    Detach,
-    DropPayload,
-    EndHost,
-    HostExited,
-    HostFrame,
-    HostStacks,
-    HostStarted,
-    KillHost,
-    Leave,
-    LinkFailed,
-    Offer,
-    OpenLink,
-    Payload,
-    Reply,
-    StacksOf,
-    StartHost,
-)
+from streamline.backends.network.connections import Listener
+from streamline.backends.network.handshake import PeerHello
+from streamline.backends.network.tls import Certificates
+from streamline.backends.remote import control
 from streamline.backends.remote.network_link import watch_peer
 from streamline.core.forks import ForkSafeLock, disowned_in_copies
-from streamline.core.handshake import PeerHello
-from streamline.core.listener import Listener
 from streamline.core.text import counted
 from streamline.core.threads import bring, brought, start_thread
-from streamline.core.tls import Certificates
 from streamline.errors import HostError
 
 logger = logging.getLogger("streamline.hosts")
@@ -87,7 +68,7 @@ class CarriedPlan:
             if agent not in self._agents:
                 self._agents.add(agent)
                 self._whole = self._whole or mmap.mmap(self._shipped.fileno(), 0, prot=mmap.PROT_READ)
-                agent.send(Payload(self.number, PickleBuffer(self._whole)))
+                agent.send(control.Payload(self.number, PickleBuffer(self._whole)))
 
     def fileno(self) -> int:
         """Return the descriptor of what was shipped."""
@@ -100,7 +81,7 @@ class CarriedPlan:
             agents, self._agents = list(self._agents), weakref.WeakSet()
             self._whole = None  # it has a descriptor of its own
         for agent in agents:
-            agent.send(DropPayload(self.number))
+            agent.send(control.DropPayload(self.number))
 
 
 class HostGone(Exception):  # noqa: N818 - its exit is no error of the caller's
@@ -144,7 +125,7 @@ class RemoteProcess:
         with agent.agents.expected_link() as (ticket, future):
             self._pending[number] = future
             try:
-                agent.send(OpenLink(self.host, number, ticket, plan.number, env))
+                agent.send(control.OpenLink(self.host, number, ticket, plan.number, env))
                 if self.gone.is_set():
                     raise HostGone
                 sock = self._socks[number] = await brought(future)
@@ -164,17 +145,17 @@ class RemoteProcess:
 
     def kill(self, *, broken: bool = False) -> None:
         """Send SIGKILL; `broken`: its connection broke, unless it has just died."""
-        self.agent.send(KillHost(self.host, broken))
+        self.agent.send(control.KillHost(self.host, broken))
 
     def end(self, grace_s: float | None) -> None:
         """Ask it to exit once its runs have ended; kill it after `grace_s` seconds, if not None."""
-        self.agent.send(EndHost(self.host, grace_s))
+        self.agent.send(control.EndHost(self.host, grace_s))
 
     def stacks(self) -> str:
         """Return the stacks of its threads; "": it doesn't answer. Blocks."""
         asked: Future[str] = Future()
         self.asked = asked
-        self.agent.send(StacksOf(self.host))
+        self.agent.send(control.StacksOf(self.host))
         with suppress(TimeoutError):
             return asked.result(STACKS_S)
         return ""
@@ -214,7 +195,7 @@ def _shut_down(sock: socket.socket) -> None:
 
 
 def _reply(agent: AttachedAgent, host: int, link: int, body: bytes) -> None:
-    agent.send(Reply(host, link, body))
+    agent.send(control.Reply(host, link, body))
 
 
 class AttachedAgent:
@@ -235,16 +216,16 @@ class AttachedAgent:
         self._sending = threading.Lock()
         self._sent_all = False
         self._handlers: dict[type, Callable[[Any], object]] = {
-            Offer: self._offered,
-            HostStarted: self._started,
-            HostFrame: self._frame,
-            HostStacks: lambda message: self._known(message.host, lambda host: bring(host.asked, message.text)),
-            LinkFailed: lambda message: agents.link_failed(
+            control.Offer: self._offered,
+            control.HostStarted: self._started,
+            control.HostFrame: self._frame,
+            control.HostStacks: lambda message: self._known(message.host, lambda host: bring(host.asked, message.text)),
+            control.LinkFailed: lambda message: agents.link_failed(
                 message.ticket, f"{self.node}: a host has no link: {message.why}"
             ),
-            HostExited: self._exited,
-            Alive: self._alive,
-            Leave: self._leave,
+            control.HostExited: self._exited,
+            control.Alive: self._alive,
+            control.Leave: self._leave,
         }
         disowned_in_copies(self)
 
@@ -260,7 +241,7 @@ class AttachedAgent:
         """Begin to read what it says."""
         watch_peer(self._control.sock, self._lost_after_s, busy=True)
         self._control.sock.settimeout(self._lost_after_s)  # it says `Alive` more often
-        self.send(Attach(self._lost_after_s))
+        self.send(control.Attach(self._lost_after_s))
         name = f"streamline agent on {self.node}"
         for work in (self._listen, self._write):
             start_thread(threading.Thread(target=work, name=name, daemon=True))
@@ -280,7 +261,7 @@ class AttachedAgent:
     def detach(self) -> None:
         """Let it go, with all its hosts."""
         self.dismissed = True
-        self.send(Detach())
+        self.send(control.Detach())
         self.send(None)
 
     def disown(self) -> None:
@@ -311,20 +292,20 @@ class AttachedAgent:
         self.agents.lost(self, why)
         self._control.sock.close()
 
-    def _leave(self, message: Leave) -> None:
+    def _leave(self, message: control.Leave) -> None:
         raise EOFError(f"it was asked to leave: {message.why}")
 
-    def _offered(self, message: Offer) -> None:
+    def _offered(self, message: control.Offer) -> None:
         self.offer = message.hosts
         self.agents.offered(self)
 
-    def _started(self, message: HostStarted) -> None:
+    def _started(self, message: control.HostStarted) -> None:
         if (host := self.hosts.get(message.host)) is not None:
             host.pid = message.pid
             if message.failure:
                 self.agents.freed(host, HostExit(message.failure, counts=False))
 
-    def _frame(self, message: HostFrame) -> None:
+    def _frame(self, message: control.HostFrame) -> None:
         def give(host: RemoteProcess) -> None:
             host.frame(message.kind, message.link, message.body)
             if message.kind == OVER:
@@ -338,11 +319,11 @@ class AttachedAgent:
         else:
             self._known(message.host, give)
 
-    def _exited(self, message: HostExited) -> None:
+    def _exited(self, message: control.HostExited) -> None:
         how = HostExit(message.reason, message.crash, message.counts)
         self._known(message.host, lambda host: self.agents.freed(host, how))
 
-    def _alive(self, message: Alive) -> None:
+    def _alive(self, message: control.Alive) -> None:
         for number, nbytes in message.resident.items():
             if (host := self.hosts.get(number)) is not None:
                 host.resident_bytes = nbytes
@@ -364,11 +345,16 @@ class _Wanted:
 
 
 class Agents:
-    """The agents that have dialled one address of this process; see `agents_at`."""
+    """The agents that have dialled one address of this process; see `agents_at`.
+
+    Attributes:
+      users: those who need them: the last one that releases them lets them go.
+    """
 
     def __init__(
         self, address: tuple[str, int], key: bytes, lost_after_s: float, tls: Certificates | None = None
     ) -> None:
+        self.users: set[object] = set()
         self._lost_after_s = lost_after_s
         self._lock = threading.RLock()
         self._agents: list[AttachedAgent] = []
@@ -455,8 +441,14 @@ class Agents:
         for process in hosts:
             process.ended(HostExit(f"the loss of its machine, {agent.node} ({why})", counts=False))
 
-    def close(self) -> None:
-        """Let all agents go."""
+    def release(self, user: object) -> None:
+        """Let all agents go, if nobody else needs them. Idempotent: what Ctrl-C cuts off, the next call does."""
+        with _opening:
+            self.users.discard(user)
+            if self.users:
+                return
+            for where in [where for where, agents in _open.items() if agents is self]:
+                del _open[where]
         with self._lock:
             self._closed = True
             agents = list(self._agents)
@@ -481,9 +473,9 @@ class Agents:
                     return
                 wanted = self._wanted[agent.ticket].popleft()
                 process = agent.start(wanted.number, wanted.env)
-            agent.send(StartHost(process.host, wanted.number, wanted.env))
+            agent.send(control.StartHost(process.host, wanted.number, wanted.env))
             if not bring(wanted.process, process):  # it waits no more
-                agent.send(EndHost(process.host, 0.0))
+                agent.send(control.EndHost(process.host, 0.0))
 
     def _wanting(self, ticket: str) -> bool:
         """Whether a host waits for an agent with this ticket; under the lock."""
@@ -505,31 +497,22 @@ class Agents:
             sock.close()
 
 
-_open: dict[tuple[tuple[str, int], bytes, Certificates | None], tuple[Agents, int]] = {}
-"""Those in use, by address, key and certificates, with their users."""
+_open: dict[tuple[tuple[str, int], bytes, Certificates | None], Agents] = {}
+"""Those in use, by address, key and certificates."""
 
 _opening = ForkSafeLock()
 
 os.register_at_fork(after_in_child=_open.clear)  # those are the parent's
 
 
-@contextmanager
 def agents_at(
-    address: tuple[str, int], key: bytes, lost_after_s: float, tls: Certificates | None = None
-) -> Iterator[Agents]:
-    """Listen at an address, as long as there is a user. Raises what `Listener` does."""
+    address: tuple[str, int], key: bytes, lost_after_s: float, tls: Certificates | None, user: object
+) -> Agents:
+    """Return the agents that dial an address; `user` calls `release` of them. Raises what `Listener` does."""
     where = address, key, tls
     with _opening:
-        agents, users = _open.get(where) or (Agents(address, key, lost_after_s, tls), 0)
-        _open[where] = agents, users + 1
-    try:
-        yield agents
-    finally:
-        with _opening:
-            agents, users = _open[where]
-            if users > 1:
-                _open[where] = agents, users - 1
-            else:
-                del _open[where]
-        if users == 1:
-            agents.close()
+        agents = _open.get(where)
+        if agents is None:
+            agents = _open[where] = Agents(address, key, lost_after_s, tls)
+        agents.users.add(user)
+        return agents
