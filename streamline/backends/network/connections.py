@@ -16,10 +16,10 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 
@@ -53,6 +53,9 @@ TURN_S = 1.0
 CROWDED_S = 0.05
 """Seconds until the next attempt to accept one, where all that are pending have begun, and none has had `TURN_S`."""
 
+HEARD_TURNS = 3
+"""Turns of the loop in which what a connection has said is read: else it would count as silent."""
+
 LOOK_S = 1.0
 """Seconds of a handshake that are counted at once; also where they have taken longer."""
 
@@ -65,56 +68,41 @@ FULL_S = 0.5
 _FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
-class _Conversation(Generic[T]):
-    """A handshake, on a socket that doesn't block.
+def _conversation(sock: socket.socket, steps_in: Callable[[bytes], Steps[T]]) -> Generator[int, None, T]:
+    """Do the handshake on a socket that doesn't block; yields what to wait for, as `select.poll` names it.
 
     Args:
-      steps: returns this end's, given what identifies the channel.
+      steps_in: returns this end's steps in a channel.
 
-    Attributes:
-      sock: what is used in the place of the given one.
-      has_heard, has_answered: whether the other end, and this one, have sent anything of it.
-      result: of the steps, once `events` is exhausted.
+    Raises:
+      HandshakeError: one end refuses the other.
+      EOFError: the other end has hung up after this one has said something; OSError: before.
     """
-
-    def __init__(
-        self,
-        sock: socket.socket,
-        encrypt: Callable[[socket.socket], TlsSocket] | None,
-        steps: Callable[[bytes], Steps[T]],
-    ) -> None:
-        self.sock = sock
-        self.has_heard = self.has_answered = False
-        self.result: T
-        self._encrypt = encrypt
-        self._steps = steps
-
-    def events(self) -> Iterator[int]:
-        """Yield what to wait for; raises `HandshakeError`, or `OSError`: the other end has hung up."""
-        channel = b""
-        if self._encrypt is not None:
-            self.sock = tls = self._encrypt(self.sock)
-            yield from _once_ready(select.POLLIN, tls.shake_hands)
-            channel = tls.channel
-        steps, received = self._steps(channel), b""
+    channel, has_spoken = b"", False
+    if isinstance(sock, TlsSocket):
+        yield from _once_ready(select.POLLIN, sock.shake_hands)
+        channel = sock.channel
+    steps, received = steps_in(channel), b""
+    try:
         step = next(steps)
         while True:
-            try:
-                if isinstance(step, bytes):
-                    self.has_answered = True
-                    sent = yield from _once_ready(select.POLLOUT, self.sock.send, step)
-                    step = step[sent:] or next(steps)
-                elif len(received) < step:
-                    piece = yield from _once_ready(select.POLLIN, self.sock.recv, step - len(received))
-                    if not piece:
-                        raise ConnectionResetError("it hung up")
-                    self.has_heard = True
-                    received += piece
-                else:
-                    step, received = steps.send(received), b""
-            except StopIteration as end:
-                self.result = end.value
-                return
+            if isinstance(step, bytes):
+                has_spoken = True
+                sent = yield from _once_ready(select.POLLOUT, sock.send, step)
+                step = step[sent:] or next(steps)
+            elif len(received) == step:
+                step, received = steps.send(received), b""
+            elif piece := (yield from _once_ready(select.POLLIN, sock.recv, step - len(received))):
+                received += piece
+            else:
+                raise ConnectionResetError("it hung up")
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    except OSError as error:
+        if has_spoken:
+            raise EOFError(str(error)) from error
+        raise
 
 
 def _once_ready(event: int, call: Callable[..., T], *arguments: Any) -> Generator[int, None, T]:
@@ -125,31 +113,43 @@ def _once_ready(event: int, call: Callable[..., T], *arguments: Any) -> Generato
             yield event
 
 
+def _send_at_once(sock: socket.socket) -> None:
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
 class _Pending:
     """A connection whose handshake is not done."""
 
-    def __init__(self, talk: _Conversation[PeerHello], address: str) -> None:
-        self.talk = talk
+    def __init__(self, sock: socket.socket, address: str) -> None:
+        self.sock = sock
         self.address = address
         self.age_s = 0.0
+        self.has_spoken = False
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
 
-    async def converse(self) -> PeerHello:
-        for event in self.talk.events():
-            await (anyio.wait_writable if event == select.POLLOUT else anyio.wait_readable)(self.talk.sock)
-            self.talk.has_heard = True
-        return self.talk.result
+    async def shake_hands(self, key: bytes) -> PeerHello:
+        talk = _conversation(self.sock, partial(listener_steps, key))
+        await anyio.wait_readable(self.sock)
+        self.has_spoken = True
+        while True:
+            try:
+                event = next(talk)
+            except StopIteration as end:
+                hello: PeerHello = end.value
+                return hello
+            await (anyio.wait_writable if event == select.POLLOUT else anyio.wait_readable)(self.sock)
 
     def say_misfit(self) -> None:
         with suppress(OSError):  # it has hung up
-            socket.socket.send(self.talk.sock, MISFIT)
-            socket.socket.recv(self.talk.sock, 1 << 16)  # what is unread would take the answer from the other end
+            socket.socket.send(self.sock, MISFIT)
+            socket.socket.recv(self.sock, 1 << 16)  # what is unread would take the answer from the other end
 
     def hang_up(self) -> None:
         with suppress(OSError):  # it has hung up
-            socket.socket.shutdown(self.talk.sock, socket.SHUT_RDWR)  # a fork may hold it, too
-        self.talk.sock.close()
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)  # a fork may hold it, too
+        self.sock.close()
 
 
 class Listener:
@@ -211,7 +211,7 @@ class Listener:
     def disown(self) -> None:
         """Close the descriptors in a fork, in which the thread doesn't go on."""
         self._closed = True
-        for sock in (self._server, *(pending.talk.sock for pending in self._pending)):
+        for sock in (self._server, *(pending.sock for pending in self._pending)):
             sock.close()
 
     def _run(self) -> None:
@@ -235,27 +235,38 @@ class Listener:
 
     async def _serve(self) -> None:
         while True:
-            if len(self._pending) >= MOST_PENDING and not self._make_room():
+            if len(self._pending) >= MOST_PENDING and not await self._make_room():
                 await asyncio.sleep(CROWDED_S)
                 continue
             try:
-                sock, peer = await self._loop.sock_accept(self._server)
+                await anyio.wait_readable(self._server)
+                sock, peer = self._server.accept()  # that of asyncio loses one where it is cancelled
+                sock.setblocking(False)
             except OSError as error:  # it has hung up already, or there is no descriptor for it
                 if error.errno in _FULL:
                     await self._wait_for_descriptor(error)
                 continue
-            talk = _Conversation(sock, self._encrypt, partial(listener_steps, self._key))
-            pending = _Pending(talk, "this machine" if sock.family == socket.AF_UNIX else str(peer[0]))
+            try:
+                _send_at_once(sock)
+                sock = sock if self._encrypt is None else self._encrypt(sock)
+            except OSError:  # it has hung up
+                sock.close()
+                continue
+            pending = _Pending(sock, "this machine" if sock.family == socket.AF_UNIX else str(peer[0]))
             self._pending[pending] = None
             self._count_time(pending)
             pending.task = self._loop.create_task(self._admit(pending))
             await asyncio.sleep(0)  # it begins
 
-    def _make_room(self) -> bool:
+    async def _make_room(self) -> bool:
         """Drop one that has had its time; return whether there was one."""
-        silent = (pending for pending in self._pending if not pending.talk.has_heard)
+        for _ in range(HEARD_TURNS):
+            await asyncio.sleep(0)
+        if len(self._pending) < MOST_PENDING:
+            return True
+        silent = (pending for pending in self._pending if not pending.has_spoken)
         found = next(silent, next(iter(self._pending)))
-        if found.talk.has_heard and found.age_s < TURN_S:
+        if found.has_spoken and found.age_s < TURN_S:
             return False
         self._refuse(found, f"{MOST_PENDING} others aren't done with their handshakes either")
         return True
@@ -279,15 +290,15 @@ class Listener:
     async def _admit(self, pending: _Pending) -> None:
         hello = None
         try:
-            _send_at_once(pending.talk.sock)
-            hello = await pending.converse()
+            hello = await pending.shake_hands(self._key)
         except HandshakeError as error:
             if isinstance(error, TlsMismatchError):
                 pending.say_misfit()
             self._log_refused(pending, str(error))
+        except EOFError:
+            self._log_refused(pending, "it hung up in its handshake: it may have another key")
         except OSError:
-            if pending.talk.has_answered:  # else quietly: probes of load balancers do that
-                self._log_refused(pending, "it hung up in its handshake: it may have another key")
+            logger.debug("%s has connected and hung up, as probes of load balancers do", pending.address)
         finally:
             self._forget(pending)
             if hello is None:
@@ -296,7 +307,7 @@ class Listener:
             self._pass_on(pending, hello)
 
     def _pass_on(self, pending: _Pending, hello: PeerHello) -> None:
-        sock = pending.talk.sock
+        sock = pending.sock
         try:
             sock.setblocking(True)
             self._on_peer(sock, hello, pending.address)
@@ -373,26 +384,20 @@ class Introduction(NamedTuple):
         """Do the handshake on a connected socket, until a time; return what to use in its place. Raises as `dial`."""
         until = time.monotonic() + HANDSHAKE_S if until is None else until
         encrypt = None if self.tls is None else self.tls.dialling()
-        talk = _Conversation(sock, encrypt, partial(dialer_steps, self.key, self.hello))
         try:
             _send_at_once(sock)
             sock.setblocking(False)
-            for event in talk.events():
-                wait_ready(talk.sock, event, until)
-            talk.sock.setblocking(True)
-        except ConnectionResetError as error:
-            talk.sock.close()
-            why = "another key, or too many connections there"
-            raise UnreachableError(f"{self.where} hung up: {why}") from error
-        except OSError as error:
-            talk.sock.close()
-            raise UnreachableError(f"{self.where} doesn't answer: {error}") from error
+            sock = sock if encrypt is None else encrypt(sock)
+            for event in _conversation(sock, partial(dialer_steps, self.key, self.hello)):
+                wait_ready(sock, event, until)
+            sock.setblocking(True)
+        except (OSError, EOFError) as error:
+            sock.close()
+            why = f"doesn't answer: {error}"
+            if isinstance(error, EOFError):
+                why = "hung up: another key, or too many connections there"
+            raise UnreachableError(f"{self.where} {why}") from error
         except BaseException:
-            talk.sock.close()
+            sock.close()
             raise
-        return talk.sock
-
-
-def _send_at_once(sock: socket.socket) -> None:
-    if sock.family != socket.AF_UNIX:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock

@@ -89,8 +89,8 @@ class PeerHello(msgspec.Struct, frozen=True, kw_only=True):
     python: _Short = msgspec.field(default_factory=python_version)
 
 
-class _Verdict(msgspec.Struct, frozen=True):
-    why_refused: str
+class _Refused(msgspec.Struct, frozen=True):
+    why: str
 
 
 def dialer_steps(key: bytes, hello: PeerHello, channel: bytes = b"") -> Steps[None]:
@@ -102,9 +102,9 @@ def dialer_steps(key: bytes, hello: PeerHello, channel: bytes = b"") -> Steps[No
     proof = _Proof(key, nonce + answer[:NONCE_BYTES], channel)
     proof.verify(b"listener", answer[NONCE_BYTES:])
     yield proof.sealed(b"dialer", hello)
-    verdict = yield from proof.opened(b"verdict", _Verdict)
-    if verdict.why_refused:
-        raise HandshakeError(verdict.why_refused)
+    verdict = yield from proof.opened(b"verdict", _Refused)
+    if verdict.why:
+        raise HandshakeError(verdict.why)
 
 
 def listener_steps(key: bytes, channel: bytes = b"") -> Steps[PeerHello]:
@@ -115,7 +115,7 @@ def listener_steps(key: bytes, channel: bytes = b"") -> Steps[PeerHello]:
     yield MAGIC + nonce + proof.mac(b"listener")
     hello = yield from proof.opened(b"dialer", PeerHello)
     why_refused = _mismatch(hello)
-    yield proof.sealed(b"verdict", _Verdict(why_refused))
+    yield proof.sealed(b"verdict", _Refused(why_refused))
     if why_refused:
         raise HandshakeError(why_refused)
     return hello

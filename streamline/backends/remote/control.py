@@ -1,7 +1,8 @@
 """What a trainer and an agent say to each other over their control connection.
 
 Both ends have proved that they know the key (`handshake`) before the first of these is unpickled. Hosts are numbered by
-the trainer, anew for each that is started on an agent; payloads and questions are numbered, too.
+the trainer, anew for each that is started on an agent; payloads and questions are numbered, too. Rejected: msgspec,
+which has no strings for paths and variables that aren't UTF-8, and would copy a plan for each agent.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamline.backends.network import connections
+from streamline.backends.network import connections, tls
 from streamline.backends.network.connections import Introduction, Listener, UnreachableError
 from streamline.backends.network.handshake import MAGIC, NONCE_BYTES, HandshakeError, PeerHello, dialer_steps
 from streamline.errors import HostError
@@ -268,8 +268,8 @@ def test_peers_that_dial_at_once_push_none_of_them_out(port: Port, monkeypatch: 
         assert sock.recv(len(MAGIC)) == MAGIC  # it is answered
     crowded, make_room = threading.Event(), port.listener._make_room
 
-    def noted() -> bool:
-        if made := make_room():
+    async def noted() -> bool:
+        if made := await make_room():
             return made
         crowded.set()
         return False
@@ -397,7 +397,7 @@ def test_an_agent_with_another_key_is_logged_with_its_address(port: Port, caplog
 
 
 def test_a_probe_that_connects_and_goes_is_not_logged(port: Port, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.INFO):
         port.connect().close()
         reset = port.connect()
         reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -507,7 +507,8 @@ def test_connections_end_for_their_peers_although_a_fork_was_made_meanwhile(port
 def test_a_dial_takes_no_longer_than_it_may_however_the_other_end_trickles(monkeypatch: pytest.MonkeyPatch) -> None:
     server = socket.create_server(("127.0.0.1", 0))
     clock = [0.0]
-    monkeypatch.setattr("streamline.backends.network.connections.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    for module in (connections, tls):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def trickle() -> None:
         sock, _ = server.accept()
