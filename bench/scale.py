@@ -39,7 +39,7 @@ from streamline.backends.network.connections import Introduction, Listener, Unre
 from streamline.backends.network.handshake import PeerHello
 from streamline.backends.network.tls import Certificates
 from streamline.backends.remote.agents import agents_at
-from streamline.backends.remote.control import Alive, Offer
+from streamline.backends.remote.control import TrainerCalls, call
 
 RANKS, HOSTS = 4096, 100_000
 
@@ -179,11 +179,11 @@ def play_agents(address: tuple[str, int], count: int, done: Any) -> None:
     for _ in range(count):
         sock = dialled(address)
         attached.append(ControlConnection(sock))
-        attached[-1].send(Offer(1))
+        attached[-1].send(call(TrainerCalls.offered, 1))
         selector.register(sock, selectors.EVENT_READ)
     while not done.wait(1.0):
         for agent in attached:
-            agent.send(Alive({0: 100 << 20}))
+            agent.send(call(TrainerCalls.alive, {0: 100 << 20}))
         for key, _ in selector.select(0):
             sock = key.fileobj  # type: ignore[assignment]
             if not sock.recv(1 << 16):
@@ -264,12 +264,12 @@ async def placement(of: Sizes) -> None:
         placed.add(worker)
         placed.released(worker)
     for host in hosts[:least]:
-        placed.came(host)
+        placed.host_ready(host)
     begun = time.perf_counter()
     placed._settle()
     first = time.perf_counter() - begun
     for host in hosts[least:]:
-        placed.came(host)
+        placed.host_ready(host)
         placed._settle()
         placed._settle()  # what was moved
     say(f"placing {of.workers:,} workers in {least:,} hosts", 1e3 * first, "ms")

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.backends.network.connections import Introduction, UnreachableError
 from streamline.backends.network.handshake import PeerHello
 from streamline.backends.network.tls import Certificates
-from streamline.backends.remote import control
+from streamline.backends.remote.control import DYING_S, AgentCalls, TrainerCalls, call, take
 from streamline.backends.remote.network_link import LOST_AFTER_S, watch_peer
 from streamline.core.text import counted
 from streamline.core.threads import start_thread
@@ -65,7 +65,7 @@ class _Hosted:
         self.links: dict[int, socket.socket] = {}
 
 
-class Agent:
+class Agent(AgentCalls):
     """Serves one trainer over a connection on which the handshake is done.
 
     Args:
@@ -82,27 +82,17 @@ class Agent:
         self._not_kept: dict[int, str] = {}  # why
         self._lost_after_s = 0.0
         self._over = threading.Event()
+        self._detached = False
         self._left = ""
-        self._handlers: dict[type, Callable[[Any], object]] = {
-            control.Attach: self._attach,
-            control.StartHost: self._start,
-            control.Payload: self._keep,
-            control.DropPayload: self._drop,
-            control.OpenLink: lambda message: _apart("link", partial(self._open, message)),
-            control.Reply: self._reply,
-            control.StacksOf: lambda message: _apart("stacks", partial(self._stacks, message.host)),
-            control.KillHost: lambda message: _apart("kill", partial(self._kill, message)),
-            control.EndHost: self._end,
-        }
 
     def serve(self) -> str | None:
         """Serve the trainer until it detaches: None; else why it is lost. All hosts have ended then."""
         self._watch(LOST_AFTER_S)  # until it says how long
         _apart("heartbeat", self._beat)
-        self._control.send(control.Offer(self._offer))
+        self._control.send(call(TrainerCalls.offered, self._offer))
         try:
-            while not isinstance(message := self._control.receive(), control.Detach):
-                self._handlers[type(message)](message)
+            while not self._detached:
+                take(AgentCalls, self, self._control.receive())
         except EOFError as error:
             return self._left or str(error)
         else:
@@ -118,7 +108,7 @@ class Agent:
     def leave(self, why: str) -> None:
         """Let the trainer know that this machine is taken away, and end; in any thread but that of `serve`."""
         self._left = f"this machine was asked to leave: {why}"
-        self._control.send(control.Leave(why))
+        self._control.send(call(TrainerCalls.left, why))
         self._control.hang_up()
 
     def close(self) -> None:
@@ -135,51 +125,56 @@ class Agent:
 
     # What the trainer asks for ----------------------------------------------------------------------------------------
 
-    def _attach(self, message: control.Attach) -> None:
-        self._lost_after_s = message.lost_after_s
-        self._watch(message.lost_after_s)
+    def attach(self, lost_after_s: float) -> None:
+        self._lost_after_s = lost_after_s
+        self._watch(lost_after_s)
+
+    def detach(self) -> None:
+        self._detached = True
 
     def _watch(self, lost_after_s: float) -> None:
         """Notice a silent trainer early enough to have ended after `lost_after_s`, unless that is short."""
         with suppress(OSError):  # it has gone already
             watch_peer(self._control.sock, max(lost_after_s - ENDING_S, lost_after_s / 2), busy=True)
 
-    def _start(self, message: control.StartHost) -> None:
-        output = partial(self._frame, message.host)
-        process = HostProcess(message.number, message.env, entry_point=ENTRY_POINT, output=output)
+    def start_host(self, host: int, number: int, env: Mapping[str, str]) -> None:
+        process = HostProcess(number, env, entry_point=ENTRY_POINT, output=partial(self._frame, host))
         try:
             process.start()
         except HostError as error:
-            self._control.send(control.HostStarted(message.host, 0, str(error)))
+            self._control.send(call(TrainerCalls.host_started, host, 0, str(error)))
             return
-        hosted = self._hosts[message.host] = _Hosted(process)
-        self._control.send(control.HostStarted(message.host, process.pid))
-        process.on_exit(partial(self._exited, message.host, hosted))
+        hosted = self._hosts[host] = _Hosted(process)
+        self._control.send(call(TrainerCalls.host_started, host, process.pid))
+        process.on_exit(partial(self._exited, host, hosted))
 
-    def _keep(self, message: control.Payload) -> None:
+    def keep_payload(self, payload: int, data: Any) -> None:
         try:
-            self._payloads[message.payload] = keep(message.data)
+            self._payloads[payload] = keep(data)
         except HostError as error:
-            self._not_kept[message.payload] = str(error)
+            self._not_kept[payload] = str(error)
 
-    def _drop(self, message: control.DropPayload) -> None:
-        self._not_kept.pop(message.payload, None)
-        if (payload := self._payloads.pop(message.payload, None)) is not None:
-            payload.close()
+    def drop_payload(self, payload: int) -> None:
+        self._not_kept.pop(payload, None)
+        if (kept := self._payloads.pop(payload, None)) is not None:
+            kept.close()
 
-    def _open(self, message: control.OpenLink) -> None:
-        hosted, payload = self._hosts.get(message.host), self._payloads.get(message.payload)
-        if (why := self._not_kept.get(message.payload)) is not None:
-            self._control.send(control.LinkFailed(message.ticket, why))
-        if hosted is None or payload is None:
+    def open_link(self, host: int, link: int, ticket: str, payload: int, env: ProcessEnv) -> None:
+        _apart("link", partial(self._open, host, link, ticket, payload, env))
+
+    def _open(self, host: int, link: int, ticket: str, payload: int, env: ProcessEnv) -> None:
+        hosted, kept = self._hosts.get(host), self._payloads.get(payload)
+        if (why := self._not_kept.get(payload)) is not None:
+            self._control.send(call(TrainerCalls.link_failed, ticket, why))
+        if hosted is None or kept is None:
             return  # the host has exited, which the trainer was told, or the run is over
         try:
-            sock, introduction = self._link(message.ticket)
+            sock, introduction = self._link(ticket)
             watch_peer(sock, self._lost_after_s)
-            hosted.links[message.link] = sock
-            hosted.process.link_over(sock, message.link, payload, _here(message.env), introduction)
+            hosted.links[link] = sock
+            hosted.process.link_over(sock, link, kept, _here(env), introduction)
         except (HostError, OSError) as error:
-            self._control.send(control.LinkFailed(message.ticket, str(error)))
+            self._control.send(call(TrainerCalls.link_failed, ticket, str(error)))
 
     def _link(self, ticket: str) -> tuple[socket.socket, Introduction | None]:
         """Return a connection for a link; or a socket, and how the process that uses it connects it."""
@@ -189,26 +184,25 @@ class Agent:
         ours = self._control.sock
         return socket.socket(ours.family, socket.SOCK_STREAM), link._replace(address=ours.getpeername())
 
-    def _reply(self, message: control.Reply) -> None:
+    def reply(self, host: int, link: int, body: bytes) -> None:
         with suppress(OSError):  # it exits just now
-            if (hosted := self._hosts.get(message.host)) is not None:
-                hosted.process.reply(message.link, message.body)
+            if (hosted := self._hosts.get(host)) is not None:
+                hosted.process.reply(link, body)
 
-    def _stacks(self, host: int) -> None:
+    def send_stacks(self, host: int) -> None:
         if (hosted := self._hosts.get(host)) is not None:
-            self._control.send(control.HostStacks(host, hosted.process.stacks()))
+            stacks = hosted.process.stacks
+            _apart("stacks", lambda: self._control.send(call(TrainerCalls.host_stacks, host, stacks())))
 
-    def _kill(self, message: control.KillHost) -> None:
-        hosted = self._hosts.get(message.host)
-        if hosted is not None and not (message.broken and hosted.process.wait(control.DYING_S)):
-            hosted.broken = message.broken
-            hosted.process.kill()
+    def kill_host(self, host: int, broken: bool) -> None:
+        if (hosted := self._hosts.get(host)) is not None:
+            _apart("kill", partial(_kill, hosted, broken))
 
-    def _end(self, message: control.EndHost) -> None:
-        if (hosted := self._hosts.get(message.host)) is not None:
+    def end_host(self, host: int, grace_s: float | None) -> None:
+        if (hosted := self._hosts.get(host)) is not None:
             hosted.process.leave()
-            if message.grace_s is not None:
-                _apart("end of a host", partial(hosted.process.close, message.grace_s))
+            if grace_s is not None:
+                _apart("end of a host", partial(hosted.process.close, grace_s))
 
     # What hosts do ----------------------------------------------------------------------------------------------------
 
@@ -217,14 +211,14 @@ class Agent:
             sock = hosted.links.pop(link, None)
             if sock is not None:
                 sock.close()
-        self._control.send(control.HostFrame(host, kind, link, body))
+        self._control.send(call(TrainerCalls.host_frame, host, kind, link, body))
 
     def _exited(self, host: int, hosted: _Hosted) -> None:
         self._hosts.pop(host, None)
         if not self._over.is_set():  # else this agent has killed it: its trainer knows
             process = hosted.process
             how = f"{process.exit}, since its connection broke" if hosted.broken else str(process.exit)
-            self._control.send(control.HostExited(host, how, process.crash, counts=not hosted.broken))
+            self._control.send(call(TrainerCalls.host_exited, host, how, process.crash, not hosted.broken))
         for sock in list(hosted.links.values()):
             sock.close()
         hosted.process.close(0.0)
@@ -232,12 +226,19 @@ class Agent:
     def _beat(self) -> None:
         while not self._over.wait(BEAT_S):
             hosts = list(self._hosts.items())
-            self._control.send(control.Alive({host: hosted.process.resident_bytes() for host, hosted in hosts}))
+            resident = {host: hosted.process.resident_bytes() for host, hosted in hosts}
+            self._control.send(call(TrainerCalls.alive, resident))
 
 
 def _apart(name: str, work: Callable[[], object]) -> None:
     """Do work that may wait in a thread of its own."""
     start_thread(threading.Thread(target=work, name=f"streamline agent, {name}", daemon=True))
+
+
+def _kill(hosted: _Hosted, broken: bool) -> None:
+    if not (broken and hosted.process.wait(DYING_S)):
+        hosted.broken = broken
+        hosted.process.kill()
 
 
 def _here(env: ProcessEnv) -> ProcessEnv:

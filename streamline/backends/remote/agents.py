@@ -17,14 +17,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from pickle import PickleBuffer
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 from streamline.backends.hosts.host import HostExit
 from streamline.backends.hosts.plan_shipping import Shipped
@@ -34,7 +34,7 @@ from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.backends.network.connections import Listener
 from streamline.backends.network.handshake import PeerHello
 from streamline.backends.network.tls import Certificates
-from streamline.backends.remote import control
+from streamline.backends.remote.control import AgentCalls, TrainerCalls, call, take
 from streamline.backends.remote.network_link import watch_peer
 from streamline.core.forks import ForkSafeLock, disowned_in_copies
 from streamline.core.text import counted
@@ -42,8 +42,6 @@ from streamline.core.threads import bring, brought, start_thread
 from streamline.errors import HostError
 
 logger = logging.getLogger("streamline.hosts")
-
-T = TypeVar("T")
 
 STACKS_S = 3.0
 """Seconds to wait for the stacks of a host on another machine."""
@@ -68,7 +66,7 @@ class CarriedPlan:
             if agent not in self._agents:
                 self._agents.add(agent)
                 self._whole = self._whole or mmap.mmap(self._shipped.fileno(), 0, prot=mmap.PROT_READ)
-                agent.send(control.Payload(self.number, PickleBuffer(self._whole)))
+                agent.send(call(AgentCalls.keep_payload, self.number, PickleBuffer(self._whole)))
 
     def fileno(self) -> int:
         """Return the descriptor of what was shipped."""
@@ -81,7 +79,7 @@ class CarriedPlan:
             agents, self._agents = list(self._agents), weakref.WeakSet()
             self._whole = None  # it has a descriptor of its own
         for agent in agents:
-            agent.send(control.DropPayload(self.number))
+            agent.send(call(AgentCalls.drop_payload, self.number))
 
 
 class HostGone(Exception):  # noqa: N818 - its exit is no error of the caller's
@@ -104,7 +102,7 @@ class RemoteProcess:
         self.gone = threading.Event()
         self.exit = HostExit("unknown")
         self.resident_bytes = 0
-        self.output = HostOutput(f"[process {number} on {agent.node}] ", partial(_reply, agent, host))
+        self.output = HostOutput(f"[process {number} on {agent.node}] ", self._reply)
         self.asked: Future[str] = Future()
         self._links = count(1)
         self._pending: dict[int, Future[socket.socket]] = {}
@@ -125,7 +123,7 @@ class RemoteProcess:
         with agent.agents.expected_link() as (ticket, future):
             self._pending[number] = future
             try:
-                agent.send(control.OpenLink(self.host, number, ticket, plan.number, env))
+                agent.send(call(AgentCalls.open_link, self.host, number, ticket, plan.number, env))
                 if self.gone.is_set():
                     raise HostGone
                 sock = self._socks[number] = await brought(future)
@@ -143,19 +141,22 @@ class RemoteProcess:
             )
         self.output.frame(kind, link, body)
 
+    def _reply(self, link: int, body: bytes) -> None:
+        self.agent.send(call(AgentCalls.reply, self.host, link, body))
+
     def kill(self, *, broken: bool = False) -> None:
         """Send SIGKILL; `broken`: its connection broke, unless it has just died."""
-        self.agent.send(control.KillHost(self.host, broken))
+        self.agent.send(call(AgentCalls.kill_host, self.host, broken))
 
     def end(self, grace_s: float | None) -> None:
         """Ask it to exit once its runs have ended; kill it after `grace_s` seconds, if not None."""
-        self.agent.send(control.EndHost(self.host, grace_s))
+        self.agent.send(call(AgentCalls.end_host, self.host, grace_s))
 
     def stacks(self) -> str:
         """Return the stacks of its threads; "": it doesn't answer. Blocks."""
         asked: Future[str] = Future()
         self.asked = asked
-        self.agent.send(control.StacksOf(self.host))
+        self.agent.send(call(AgentCalls.send_stacks, self.host))
         with suppress(TimeoutError):
             return asked.result(STACKS_S)
         return ""
@@ -194,11 +195,7 @@ def _shut_down(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def _reply(agent: AttachedAgent, host: int, link: int, body: bytes) -> None:
-    agent.send(control.Reply(host, link, body))
-
-
-class AttachedAgent:
+class AttachedAgent(TrainerCalls):
     """One agent. `lost` is called once, when it has gone; its hosts have ended then."""
 
     def __init__(self, agents: Agents, sock: socket.socket, hello: PeerHello, lost_after_s: float) -> None:
@@ -215,18 +212,6 @@ class AttachedAgent:
         self._unsent: SimpleQueue[Any] = SimpleQueue()
         self._sending = threading.Lock()
         self._sent_all = False
-        self._handlers: dict[type, Callable[[Any], object]] = {
-            control.Offer: self._offered,
-            control.HostStarted: self._started,
-            control.HostFrame: self._frame,
-            control.HostStacks: lambda message: self._known(message.host, lambda host: bring(host.asked, message.text)),
-            control.LinkFailed: lambda message: agents.link_failed(
-                message.ticket, f"{self.node}: a host has no link: {message.why}"
-            ),
-            control.HostExited: self._exited,
-            control.Alive: self._alive,
-            control.Leave: self._leave,
-        }
         disowned_in_copies(self)
 
     def __repr__(self) -> str:
@@ -241,7 +226,7 @@ class AttachedAgent:
         """Begin to read what it says."""
         watch_peer(self._control.sock, self._lost_after_s, busy=True)
         self._control.sock.settimeout(self._lost_after_s)  # it says `Alive` more often
-        self.send(control.Attach(self._lost_after_s))
+        self.send(call(AgentCalls.attach, self._lost_after_s))
         name = f"streamline agent on {self.node}"
         for work in (self._listen, self._write):
             start_thread(threading.Thread(target=work, name=name, daemon=True))
@@ -261,7 +246,7 @@ class AttachedAgent:
     def detach(self) -> None:
         """Let it go, with all its hosts."""
         self.dismissed = True
-        self.send(control.Detach())
+        self.send(call(AgentCalls.detach))
         self.send(None)
 
     def disown(self) -> None:
@@ -280,8 +265,7 @@ class AttachedAgent:
     def _listen(self) -> None:
         try:
             while True:
-                message = self._control.receive()
-                self._handlers[type(message)](message)
+                take(TrainerCalls, self, self._control.receive())
         except EOFError as error:
             why = f"silent for {self._lost_after_s:g} s" if isinstance(error.__cause__, TimeoutError) else str(error)
         except Exception as error:  # else it would seem attached for ever
@@ -292,46 +276,48 @@ class AttachedAgent:
         self.agents.lost(self, why)
         self._control.sock.close()
 
-    def _leave(self, message: control.Leave) -> None:
-        raise EOFError(f"it was asked to leave: {message.why}")
+    # What it says ----------------------------------------------------------------------------------------------------
 
-    def _offered(self, message: control.Offer) -> None:
-        self.offer = message.hosts
+    def left(self, why: str) -> None:
+        raise EOFError(f"it was asked to leave: {why}")
+
+    def offered(self, hosts: int) -> None:
+        self.offer = hosts
         self.agents.offered(self)
 
-    def _started(self, message: control.HostStarted) -> None:
-        if (host := self.hosts.get(message.host)) is not None:
-            host.pid = message.pid
-            if message.failure:
-                self.agents.freed(host, HostExit(message.failure, counts=False))
-
-    def _frame(self, message: control.HostFrame) -> None:
-        def give(host: RemoteProcess) -> None:
-            host.frame(message.kind, message.link, message.body)
-            if message.kind == OVER:
-                host.closed_there(message.link, self._lost_after_s)
-
-        if message.kind == QUESTION:  # the user's handler may take its time
-            answering = threading.Thread(
-                target=partial(self._known, message.host, give), name="streamline answer", daemon=True
-            )
-            start_thread(answering)
-        else:
-            self._known(message.host, give)
-
-    def _exited(self, message: control.HostExited) -> None:
-        how = HostExit(message.reason, message.crash, message.counts)
-        self._known(message.host, lambda host: self.agents.freed(host, how))
-
-    def _alive(self, message: control.Alive) -> None:
-        for number, nbytes in message.resident.items():
-            if (host := self.hosts.get(number)) is not None:
-                host.resident_bytes = nbytes
-                host.close_here()
-
-    def _known(self, host: int, work: Callable[[RemoteProcess], object]) -> None:
+    def host_started(self, host: int, pid: int, failure: str = "") -> None:
         if (process := self.hosts.get(host)) is not None:
-            work(process)
+            process.pid = pid
+            if failure:
+                self.agents.freed(process, HostExit(failure, counts=False))
+
+    def host_frame(self, host: int, kind: int, link: int, body: bytes) -> None:
+        if (process := self.hosts.get(host)) is None:
+            return
+        if kind == QUESTION:  # the user's handler may take its time
+            answer = partial(process.frame, kind, link, body)
+            start_thread(threading.Thread(target=answer, name="streamline answer", daemon=True))
+            return
+        process.frame(kind, link, body)
+        if kind == OVER:
+            process.closed_there(link, self._lost_after_s)
+
+    def host_stacks(self, host: int, text: str) -> None:
+        if (process := self.hosts.get(host)) is not None:
+            bring(process.asked, text)
+
+    def link_failed(self, ticket: str, why: str) -> None:
+        self.agents.link_failed(ticket, f"{self.node}: a host has no link: {why}")
+
+    def host_exited(self, host: int, reason: str, crash: str, counts: bool) -> None:
+        if (process := self.hosts.get(host)) is not None:
+            self.agents.freed(process, HostExit(reason, crash, counts))
+
+    def alive(self, resident: Mapping[int, int]) -> None:
+        for host, nbytes in resident.items():
+            if (process := self.hosts.get(host)) is not None:
+                process.resident_bytes = nbytes
+                process.close_here()
 
 
 class _Wanted:
@@ -473,9 +459,9 @@ class Agents:
                     return
                 wanted = self._wanted[agent.ticket].popleft()
                 process = agent.start(wanted.number, wanted.env)
-            agent.send(control.StartHost(process.host, wanted.number, wanted.env))
+            agent.send(call(AgentCalls.start_host, process.host, wanted.number, wanted.env))
             if not bring(wanted.process, process):  # it waits no more
-                agent.send(control.EndHost(process.host, 0.0))
+                process.end(0.0)
 
     def _wanting(self, ticket: str) -> bool:
         """Whether a host waits for an agent with this ticket; under the lock."""

@@ -38,7 +38,7 @@ from streamline.backends.network.handshake import PeerHello, read_key
 from streamline.backends.network.tls import Certificates
 from streamline.backends.remote.agent import Agent
 from streamline.backends.remote.agents import Agents, AttachedAgent, CarriedPlan
-from streamline.backends.remote.control import Alive, Leave, Offer, Payload
+from streamline.backends.remote.control import AgentCalls, Call, TrainerCalls, call
 from streamline.backends.remote.remote import RemoteHost
 from streamline.cli import main
 from streamline.core.options import parse_address
@@ -472,19 +472,19 @@ def test_a_plan_that_holds_much_is_sent_whole(tmp_path: Path, tls: Path | None) 
 
 def test_a_plan_is_read_once_for_all_agents_and_copied_for_none() -> None:
     plan = CarriedPlan(ship(bytes(1 << 20)))
-    sent: list[Payload] = []
+    sent: list[Call] = []
     agents: list[Any] = [type("Taking", (), {"send": lambda _, message: sent.append(message)})() for _ in range(3)]
     for agent in agents * 2:
         plan.send(agent)
     assert len(sent) == 3
-    assert len({id(message.data.raw().obj) for message in sent}) == 1
+    assert len({id(message.arguments[1].raw().obj) for message in sent}) == 1
     here, there = socket.socketpair()
     near, far = ControlConnection(here), ControlConnection(there)
     with here, there:
-        writing = threading.Thread(target=lambda: list(map(near.send, (sent[0], Offer(5)))))
+        writing = threading.Thread(target=lambda: list(map(near.send, (sent[0], call(TrainerCalls.offered, 5)))))
         writing.start()
-        assert bytes(far.receive().data) == sent[0].data.raw()
-        assert far.receive() == Offer(5)
+        assert bytes(far.receive().arguments[1]) == sent[0].arguments[1].raw()
+        assert far.receive() == call(TrainerCalls.offered, 5)
         writing.join()
 
 
@@ -492,7 +492,8 @@ def test_half_a_message_ends_the_connection_at_both_ends() -> None:
     here, there = socket.socketpair()
     near, far = ControlConnection(here), ControlConnection(there)
     here.settimeout(0.01)
-    near.send(Payload(1, bytes(8 << 20)))  # more than the socket takes while its other end reads nothing
+    more_than_a_socket_takes = bytes(8 << 20)
+    near.send(call(AgentCalls.keep_payload, 1, more_than_a_socket_takes))  # while its other end reads nothing
     with here, there, pytest.raises(EOFError):
         far.receive()
 
@@ -582,21 +583,21 @@ def test_who_knows_the_key_but_no_ticket_is_hung_up_on(
 
 def test_an_agent_leaves_whichever_of_its_threads_sigterm_interrupts() -> None:
     here, there = socket.socketpair()
-    trainer, heard = ControlConnection(there), list[object]()
+    trainer, heard = ControlConnection(there), list[Any]()
 
     def strike() -> None:
         trainer.receive()  # its offer: it waits from now on
         while sys._current_frames()[threading.main_thread().ident or 0].f_code.co_name != "recv_fds":
             time.sleep(0.001)
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
-        heard.extend(iter(trainer.receive, Leave("SIGTERM")))  # heartbeats, until it leaves
+        heard.extend(iter(trainer.receive, call(TrainerCalls.left, "SIGTERM")))  # heartbeats, until it leaves
 
     agent, thread = Agent(here, DIALLER, 1), threading.Thread(target=strike)
     with here, there, agents_side._on_sigterm(agent):
         thread.start()
         assert agent.serve() == "this machine was asked to leave: SIGTERM"
         thread.join()
-    assert {type(message) for message in heard} <= {Alive}
+    assert {message.method for message in heard} <= {"alive"}
 
 
 def test_an_agent_that_talks_nonsense_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -605,7 +606,7 @@ def test_an_agent_that_talks_nonsense_is_lost(tmp_path: Path, caplog: pytest.Log
     with squares().open(backend=remote) as stream:
         where, secret = parse_address("", address), read_key(key)
         with Introduction(where, secret, PeerHello(role="control", node="mad", pid=1)).dial() as sock:
-            ControlConnection(sock).send(Offer(1))
+            ControlConnection(sock).send(call(TrainerCalls.offered, 1))
             ControlConnection(sock).send("nonsense")
             while sock.recv(4096):  # until it is hung up on
                 pass
