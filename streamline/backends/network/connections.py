@@ -53,9 +53,6 @@ TURN_S = 1.0
 CROWDED_S = 0.05
 """Seconds until the next attempt to accept one, where all that are pending have begun, and none has had `TURN_S`."""
 
-HEARD_TURNS = 3
-"""Turns of the loop in which what a connection has said is read: else it would count as silent."""
-
 LOOK_S = 1.0
 """Seconds of a handshake that are counted at once; also where they have taken longer."""
 
@@ -260,7 +257,7 @@ class Listener:
 
     async def _make_room(self) -> bool:
         """Drop one that has had its time; return whether there was one."""
-        for _ in range(HEARD_TURNS):
+        for _ in range(3):  # turns, in which what has come is read: those that have said it aren't silent
             await asyncio.sleep(0)
         if len(self._pending) < MOST_PENDING:
             return True
@@ -272,12 +269,12 @@ class Listener:
         return True
 
     async def _wait_for_descriptor(self, error: OSError) -> None:
-        for oldest in self._pending:
-            self._refuse(oldest, f"there is no room for it: {error.strerror}")
+        if self._pending:
+            self._refuse(next(iter(self._pending)), f"there is no room for it: {error.strerror}")
             await asyncio.sleep(0)  # it is closed
-            return
-        self._warn_once(f"connections can't be accepted: {error.strerror} (`ulimit -n`)")
-        await asyncio.sleep(FULL_S)
+        else:
+            self._warn_once(f"connections can't be accepted: {error.strerror} (`ulimit -n`)")
+            await asyncio.sleep(FULL_S)
 
     def _count_time(self, pending: _Pending, seconds: float = 0.0) -> None:
         pending.age_s += seconds
@@ -307,12 +304,11 @@ class Listener:
             self._pass_on(pending, hello)
 
     def _pass_on(self, pending: _Pending, hello: PeerHello) -> None:
-        sock = pending.sock
         try:
-            sock.setblocking(True)
-            self._on_peer(sock, hello, pending.address)
+            pending.sock.setblocking(True)
+            self._on_peer(pending.sock, hello, pending.address)
         except Exception:
-            sock.close()
+            pending.sock.close()
             logger.exception("a connection from %s can't be used", pending.address)
 
     def _refuse(self, pending: _Pending, why: str) -> None:
@@ -383,19 +379,17 @@ class Introduction(NamedTuple):
     def greet(self, sock: socket.socket, until: float | None = None) -> socket.socket:
         """Do the handshake on a connected socket, until a time; return what to use in its place. Raises as `dial`."""
         until = time.monotonic() + HANDSHAKE_S if until is None else until
-        encrypt = None if self.tls is None else self.tls.dialling()
         try:
             _send_at_once(sock)
             sock.setblocking(False)
-            sock = sock if encrypt is None else encrypt(sock)
+            sock = sock if self.tls is None else self.tls.dialling()(sock)
             for event in _conversation(sock, partial(dialer_steps, self.key, self.hello)):
                 wait_ready(sock, event, until)
             sock.setblocking(True)
         except (OSError, EOFError) as error:
             sock.close()
-            why = f"doesn't answer: {error}"
-            if isinstance(error, EOFError):
-                why = "hung up: another key, or too many connections there"
+            hung_up = "hung up: another key, or too many connections there"
+            why = hung_up if isinstance(error, EOFError) else f"doesn't answer: {error}"
             raise UnreachableError(f"{self.where} {why}") from error
         except BaseException:
             sock.close()

@@ -189,15 +189,13 @@ def _minor(python: str) -> list[str]:
 
 def read_key(path: str | os.PathLike[str] | None) -> bytes:
     """Return the key in a file, or, without one, that of the environment's STREAMLINE_KEY; `HostError`: neither."""
-    if path is None:
-        key, where = os.fsencode(os.environ.get("STREAMLINE_KEY", "")).strip(), "STREAMLINE_KEY"
-        if not key:
-            raise HostError(
-                "machines need a common key: write one with `openssl rand -hex 32 > key`, and give both ends the file "
-                "(key_file=, --key-file) or its content (STREAMLINE_KEY)"
-            )
-    else:
-        key, where = _key_in(path), os.fspath(path)
+    where = "STREAMLINE_KEY" if path is None else os.fspath(path)
+    key = (os.fsencode(os.environ.get("STREAMLINE_KEY", "")) if path is None else _content(path)).strip()
+    if path is None and not key:
+        raise HostError(
+            "machines need a common key: write one with `openssl rand -hex 32 > key`, and give both ends the file "
+            "(key_file=, --key-file) or its content (STREAMLINE_KEY)"
+        )
     if len(key) < LEAST_KEY_BYTES:
         raise HostError(
             f"the key of {where} has {len(key)} bytes; at least {LEAST_KEY_BYTES} are needed: `openssl rand -hex 32`"
@@ -205,7 +203,7 @@ def read_key(path: str | os.PathLike[str] | None) -> bytes:
     return key
 
 
-def _key_in(path: str | os.PathLike[str]) -> bytes:
+def _content(path: str | os.PathLike[str]) -> bytes:
     try:
         with Path(path).open("rb") as file:
             status, key = os.fstat(file.fileno()), file.read(MOST_BYTES + 1)
@@ -214,7 +212,7 @@ def _key_in(path: str | os.PathLike[str]) -> bytes:
     refuse_shared(status, path, ", or set STREAMLINE_KEY instead")
     if len(key) > MOST_BYTES:
         raise HostError(f"{path} has more than {MOST_BYTES:,} bytes: it is no key")
-    return key.strip()
+    return key
 
 
 def refuse_shared(status: os.stat_result, path: str | os.PathLike[str], or_else: str = "") -> None:

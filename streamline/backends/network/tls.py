@@ -15,6 +15,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -111,7 +112,7 @@ class TlsSocket(ssl.SSLSocket):
             except ssl.SSLWantWriteError:
                 event = select.POLLOUT
             if self._timeout_s == 0:
-                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+                raise BlockingIOError
             wait_ready(self, event, until)
 
     # As of any socket -------------------------------------------------------------------------------------------------
@@ -130,13 +131,12 @@ class TlsSocket(ssl.SSLSocket):
 
     def sendmsg(self, pieces: Iterable[Any], ancillary: Any = (), flags: int = 0, address: Any = None, /) -> int:  # type: ignore[override]
         nbytes = 0
-        for chunk in _chunks(pieces):
-            try:
+        try:
+            for chunk in _chunks(pieces):
                 nbytes += self._use(self.write, chunk)
-            except BlockingIOError:
-                if not nbytes:
-                    raise
-                break
+        except BlockingIOError:
+            if not nbytes:
+                raise
         return nbytes
 
     def send(self, data: Any, flags: int = 0) -> int:
@@ -147,20 +147,16 @@ class TlsSocket(ssl.SSLSocket):
 
     def recvmsg_into(self, buffers: Iterable[Any], ancillary: int = 0, flags: int = 0, /) -> Any:  # type: ignore[override]
         """Fill `buffers`, without waiting; call it until it raises `BlockingIOError`: a selector knows no better."""
-        nbytes = 0
-        for buffer in buffers:
-            space = memoryview(buffer).cast("B")
-            while space:
-                try:
-                    received = self.recv_into(space)
-                except BlockingIOError:
-                    if not nbytes:
-                        raise
-                    return nbytes, [], 0, None
-                if not received:
-                    return nbytes, [], 0, None
+        spaces, nbytes = deque(memoryview(buffer).cast("B") for buffer in buffers), 0
+        try:
+            while spaces and (received := self.recv_into(spaces[0])):
                 nbytes += received
-                space = space[received:]
+                spaces[0] = spaces[0][received:]
+                if not spaces[0]:
+                    spaces.popleft()
+        except BlockingIOError:
+            if not nbytes:
+                raise
         return nbytes, [], 0, None
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
@@ -220,7 +216,7 @@ class Certificates:
             text = certificate.read_text("latin-1")
             own = ssl.PEM_cert_to_DER_cert(text[text.index(BEGIN) : text.index(END) + len(END)])
         except (OSError, ValueError) as error:
-            raise _unusable(self.folder, f"{CERTIFICATE} and {KEY}", error) from error
+            raise self._unusable(f"{CERTIFICATE} and {KEY}", error) from error
         return partial(_encrypted, context, own, "")
 
     def dialling(self) -> Callable[[socket.socket], TlsSocket]:
@@ -234,8 +230,11 @@ class Certificates:
         try:
             context.load_verify_locations(trusted)
         except OSError as error:
-            raise _unusable(self.folder, trusted.name, error) from error
+            raise self._unusable(trusted.name, error) from error
         return partial(_encrypted, context, None, str(trusted))
+
+    def _unusable(self, names: str, error: Exception) -> HostError:
+        return HostError(f"{names} in {self.folder} can't be used: {getattr(error, 'strerror', None) or error}. {HOW}")
 
 
 def _encrypted(context: ssl.SSLContext, own: bytes | None, trusted: str, sock: socket.socket) -> TlsSocket:
@@ -256,8 +255,3 @@ def _encrypted(context: ssl.SSLContext, own: bytes | None, trusted: str, sock: s
 
 def _refuse_password() -> str:
     raise ValueError("the key has a password, which has to be typed in on each machine: take one without")
-
-
-def _unusable(folder: str, names: str, error: Exception) -> HostError:
-    why = getattr(error, "strerror", None) or error
-    return HostError(f"{names} in {folder} can't be used: {why}. {HOW}")
