@@ -198,16 +198,14 @@ def _shut_down(sock: socket.socket) -> None:
 class AttachedAgent(TrainerCalls):
     """One agent. `lost` is called once, when it has gone; its hosts have ended then."""
 
-    def __init__(self, agents: Agents, sock: socket.socket, hello: PeerHello, lost_after_s: float) -> None:
+    def __init__(self, agents: Agents, sock: socket.socket, hello: PeerHello) -> None:
         self.agents = agents
         self.node = hello.node
-        self.pid = hello.pid
         self.ticket = hello.ticket
         self.dismissed = self.lost = False
         self.hosts: dict[int, RemoteProcess] = {}
         self.offer = 0
         self._control = ControlConnection(sock)
-        self._lost_after_s = lost_after_s
         self._numbers = count()
         self._unsent: SimpleQueue[Any] = SimpleQueue()
         self._sending = threading.Lock()
@@ -215,7 +213,7 @@ class AttachedAgent(TrainerCalls):
         disowned_in_copies(self)
 
     def __repr__(self) -> str:
-        return f"<agent on {self.node}, pid {self.pid}: {len(self.hosts)} of {self.offer} hosts>"
+        return f"<agent on {self.node}: {len(self.hosts)} of {self.offer} hosts>"
 
     @property
     def free(self) -> int:
@@ -224,9 +222,10 @@ class AttachedAgent(TrainerCalls):
 
     def attach(self) -> None:
         """Begin to read what it says."""
-        watch_peer(self._control.sock, self._lost_after_s, busy=True)
-        self._control.sock.settimeout(self._lost_after_s)  # it says `Alive` more often
-        self.send(call(AgentCalls.attach, self._lost_after_s))
+        lost_after_s = self.agents.lost_after_s
+        watch_peer(self._control.sock, lost_after_s, busy=True)
+        self._control.sock.settimeout(lost_after_s)  # it says that it is alive more often
+        self.send(call(AgentCalls.attach, lost_after_s))
         name = f"streamline agent on {self.node}"
         for work in (self._listen, self._write):
             start_thread(threading.Thread(target=work, name=name, daemon=True))
@@ -267,7 +266,11 @@ class AttachedAgent(TrainerCalls):
             while True:
                 take(TrainerCalls, self, self._control.receive())
         except EOFError as error:
-            why = f"silent for {self._lost_after_s:g} s" if isinstance(error.__cause__, TimeoutError) else str(error)
+            why = (
+                f"silent for {self.agents.lost_after_s:g} s"
+                if isinstance(error.__cause__, TimeoutError)
+                else str(error)
+            )
         except Exception as error:  # else it would seem attached for ever
             logger.exception("what the agent on %s says can't be understood", self.node)
             why = f"it can't be understood: {error}"
@@ -300,7 +303,7 @@ class AttachedAgent(TrainerCalls):
             return
         process.frame(kind, link, body)
         if kind == OVER:
-            process.closed_there(link, self._lost_after_s)
+            process.closed_there(link, self.agents.lost_after_s)
 
     def host_stacks(self, host: int, text: str) -> None:
         if (process := self.hosts.get(host)) is not None:
@@ -341,7 +344,7 @@ class Agents:
         self, address: tuple[str, int], key: bytes, lost_after_s: float, tls: Certificates | None = None
     ) -> None:
         self.users: set[object] = set()
-        self._lost_after_s = lost_after_s
+        self.lost_after_s = lost_after_s
         self._lock = threading.RLock()
         self._agents: list[AttachedAgent] = []
         self._wanted: dict[str, deque[_Wanted]] = {}  # by the ticket of the agent
@@ -475,7 +478,7 @@ class Agents:
     def _peer(self, sock: socket.socket, hello: PeerHello, address: str) -> None:
         """Take a connection whose handshake is done."""
         if hello.role == "control":
-            agent = AttachedAgent(self, sock, hello, self._lost_after_s)
+            agent = AttachedAgent(self, sock, hello)
             agent.attach()
             return
         future = self._links.pop(hello.ticket, None)
