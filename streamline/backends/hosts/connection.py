@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -79,7 +79,7 @@ class HostConnection:
         placement: Placement | None = None,
         share: bytes = b"",
     ) -> None:
-        self.host = host
+        self._hosts = [host]  # and what has taken its place
         self._payload = payload
         self._tasks = tasks
         self._gate = tasks.gate
@@ -96,7 +96,7 @@ class HostConnection:
         )
         self._hang_detector = HangDetector(host, crash_tracking, tasks, self._running_workers)
         self._meters = tasks.session.meters
-        self._meter = _meter_of(host)
+        self._meter = _meter_of(self._hosts)
         self._meters.hosts.append(self._meter)
         self._remote_metrics = RemoteMetrics(self._meters, self._meter)
         self._remote_pause = RemotePause(self._gate, self._busy, self._handle, self._fail_all)
@@ -124,6 +124,11 @@ class HostConnection:
             HostFailed: self._broken,
             TaskStacks: self._hang_detector.on_stacks,
         }
+
+    @property
+    def host(self) -> Host:
+        """The host, or what has taken its place."""
+        return self._hosts[-1]
 
     def add(self, worker: RemoteWorker[Any]) -> None:
         """Add a worker; `start` runs it."""
@@ -298,7 +303,8 @@ class HostConnection:
         for worker in self._crash_report.died(lost, stuck=stuck_s is not None) if counts else ():
             worker.apply_verdict(crash_verdict(worker, self.host.number, name, ended))
         if any(worker.restart_policy.track_calls for worker in lost):
-            self.host.isolate()
+            self._hosts.append(self.host.isolated())
+            self._hang_detector.host = self.host
         for worker in lost:
             worker.restart_policy.calls.clear()
             self._release(worker)
@@ -364,7 +370,7 @@ class HostConnection:
         self._disconnected()
         self._remote_pause.close()
         if self._own:
-            await self._tasks.threads.run(self.host.close)
+            await self._tasks.threads.run(self._hosts[0].close)
 
     def _disconnected(self) -> None:
         """Mark the host as gone."""
@@ -381,7 +387,7 @@ class HostConnection:
                 self.host.kill(link)
             link.close()
         if self._own:
-            self.host.close()
+            self._hosts[0].close()
         for worker in self._workers.values():
             worker.gone()  # raises where the event loop is closed and something waits for it
 
@@ -472,9 +478,10 @@ class HostConnection:
             self._link.send(Turn(widths))
 
 
-def _meter_of(host: Host) -> HostMeter:
-    pid, node = (lambda: host.pid), (lambda: host.node)
-    return HostMeter(host.number, host.kind, pid, host.resident_bytes, host.stacks, node, shared=host.shared)
+def _meter_of(hosts: Sequence[Host]) -> HostMeter:
+    host, pid, node = hosts[0], (lambda: hosts[-1].pid), (lambda: hosts[-1].node)
+    resident, stacks = (lambda: hosts[-1].resident_bytes()), (lambda: hosts[-1].stacks())
+    return HostMeter(host.number, host.kind, pid, resident, stacks, node, shared=host.shared)
 
 
 AT_ONCE = (PauseStatus, HostFailed, WorkerClosed, MetricsUpdate)

@@ -27,7 +27,7 @@ from msgspec import structs
 
 from streamline.backends.hosts.child_process import HostProcess
 from streamline.backends.hosts.plan_shipping import Shipped, keep
-from streamline.backends.hosts.process_env import ProcessEnv
+from streamline.backends.hosts.process_main import ProcessEnv
 from streamline.backends.hosts.stdio_relay import OVER
 from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.backends.network.connections import Introduction, UnreachableError
@@ -54,6 +54,8 @@ to count, `REDIAL_S`, and the end of an interpreter. The kernel sends again afte
 the default 10 s no attempt is lost."""
 
 ENTRY_POINT = "streamline.backends.remote.network_link:serve_network"
+
+SHARED_ENTRY_POINT = "streamline.backends.remote.shared_network:serve_network"
 
 
 class _Hosted:
@@ -137,10 +139,10 @@ class Agent(AgentCalls):
         with suppress(OSError):  # it has gone already
             watch_peer(self._control.sock, max(lost_after_s - ENDING_S, lost_after_s / 2), busy=True)
 
-    def start_host(self, host: int, number: int, env: Mapping[str, str]) -> None:
-        process = HostProcess(number, env, entry_point=ENTRY_POINT, output=partial(self._frame, host))
+    def start_host(self, host: int, number: int, env: Mapping[str, str], shared: bool) -> None:
+        entry_point = SHARED_ENTRY_POINT if shared else ENTRY_POINT
         try:
-            process.start()
+            process = HostProcess(number, env, entry_point=entry_point, output=partial(self._frame, host))
         except HostError as error:
             self._control.send(call(TrainerCalls.host_started, host, 0, str(error)))
             return
@@ -185,9 +187,8 @@ class Agent(AgentCalls):
         return socket.socket(ours.family, socket.SOCK_STREAM), link._replace(address=ours.getpeername())
 
     def reply(self, host: int, link: int, body: bytes) -> None:
-        with suppress(OSError):  # it exits just now
-            if (hosted := self._hosts.get(host)) is not None:
-                hosted.process.reply(link, body)
+        if (hosted := self._hosts.get(host)) is not None:
+            hosted.process.reply(link, body)
 
     def send_stacks(self, host: int) -> None:
         if (hosted := self._hosts.get(host)) is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol
 
-from streamline.backends.hosts.process_env import ProcessEnv
+from streamline.backends.hosts.process_main import ProcessEnv
 
 DYING_S = 0.3
 """Seconds from the end of a link to the exit of its process: well under a millisecond if it died."""
@@ -22,8 +22,8 @@ class AgentCalls(Protocol):
     def attach(self, lost_after_s: float) -> None:
         """Is the first one: after so many seconds of silence the other machine counts as lost."""
 
-    def start_host(self, host: int, number: int, env: Mapping[str, str]) -> None:
-        """Start a host process, which messages call `number`."""
+    def start_host(self, host: int, number: int, env: Mapping[str, str], shared: bool) -> None:
+        """Start a host process, which messages call `number`; `shared`: ranks share it."""
 
     def keep_payload(self, payload: int, data: Any) -> None:
         """Keep a shipped plan, a buffer, for the links of a run to come, until `drop_payload`."""
