@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -35,12 +35,11 @@ from streamline.backends.hosts.placement import Elasticity, Placement
 from streamline.backends.hosts.plan_shipping import ship
 from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.ipc.control_connection import ControlConnection
+from streamline.backends.network.connections import Introduction, Listener, UnreachableError
+from streamline.backends.network.handshake import PeerHello
+from streamline.backends.network.tls import Certificates
 from streamline.backends.remote.agents import agents_at
-from streamline.backends.remote.control import Alive, Offer
-from streamline.core.dial import UnreachableError, dial
-from streamline.core.handshake import PeerHello
-from streamline.core.listener import Listener
-from streamline.core.tls import Certificates
+from streamline.backends.remote.control import TrainerCalls, call
 
 RANKS, HOSTS = 4096, 100_000
 
@@ -128,7 +127,7 @@ def dialled(address: tuple[str, int], tls: Certificates | None = None) -> socket
     """Dial, again where a machine that does much else was too slow for a handshake, as an agent does."""
     while True:
         try:
-            return dial(address, KEY, hello(), tls=tls, timeout_s=WAIT_S)
+            return Introduction(address, KEY, hello(), tls).dial(timeout_s=WAIT_S)
         except UnreachableError as error:
             print(error, flush=True)
 
@@ -180,11 +179,11 @@ def play_agents(address: tuple[str, int], count: int, done: Any) -> None:
     for _ in range(count):
         sock = dialled(address)
         attached.append(ControlConnection(sock))
-        attached[-1].send(Offer(1))
+        attached[-1].send(call(TrainerCalls.offered, 1))
         selector.register(sock, selectors.EVENT_READ)
     while not done.wait(1.0):
         for agent in attached:
-            agent.send(Alive({0: 100 << 20}))
+            agent.send(call(TrainerCalls.alive, {0: 100 << 20}))
         for key, _ in selector.select(0):
             sock = key.fileobj  # type: ignore[assignment]
             if not sock.recv(1 << 16):
@@ -209,7 +208,9 @@ def quiet() -> Iterator[None]:
 def agents(of: Sizes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
-    with quiet(), agents_at(address, KEY, 60.0) as registry:
+    with quiet(), ExitStack() as stack:
+        registry = agents_at(address, KEY, 60.0, None, stack)
+        stack.callback(registry.release, stack)
         before = resident(), threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
         begun = time.perf_counter()
         waiting = [registry.place(number, {}) for number in range(of.agents)]
@@ -263,12 +264,12 @@ async def placement(of: Sizes) -> None:
         placed.add(worker)
         placed.released(worker)
     for host in hosts[:least]:
-        placed.came(host)
+        placed.host_ready(host)
     begun = time.perf_counter()
     placed._settle()
     first = time.perf_counter() - begun
     for host in hosts[least:]:
-        placed.came(host)
+        placed.host_ready(host)
         placed._settle()
         placed._settle()  # what was moved
     say(f"placing {of.workers:,} workers in {least:,} hosts", 1e3 * first, "ms")

@@ -261,11 +261,11 @@ def worker(connect: str, key_file: str | None, tls: str | None, hosts: int | Non
     Ends some seconds after the trainer (--rejoin). Exits with 1 if that was lost, can't be reached, or refuses this
     machine.
     """
+    from streamline.backends.network.handshake import read_key
+    from streamline.backends.network.tls import Certificates
     from streamline.backends.remote.agent import ended_by_sigterm, run_agent  # for this command only
     from streamline.core.cpus import cpus_here
-    from streamline.core.handshake import read_key
     from streamline.core.options import parse_address
-    from streamline.core.tls import Certificates
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:

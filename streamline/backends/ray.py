@@ -19,15 +19,15 @@ import time
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from streamline.backends.hosts.pool import HostPool
+from streamline.backends.network.connections import UnreachableError
 from streamline.backends.remote.agents import Agents, HostGone, RemoteProcess, agents_at
 from streamline.backends.remote.remote import AgentsBackend, RemoteHost
-from streamline.core.dial import UnreachableError
 from streamline.core.forks import ForkSafeLock
 from streamline.core.threads import bring, start_thread
 from streamline.errors import DISTRIBUTION, HostError, PlanError, install
@@ -93,8 +93,8 @@ class Ray(AgentsBackend):
     def host(self, number: int, *, shared: bool = False) -> RayHost:
         return RayHost(number, self, shared_by_ranks=shared)
 
-    def listening(self) -> AbstractContextManager[Agents]:
-        return agents_at((node_address(), 0), process_key(), self.lost_after_s)
+    def listen_for(self, user: object) -> Agents:
+        return agents_at((node_address(), 0), process_key(), self.lost_after_s, None, user)
 
     def actor_class(self) -> Any:
         """Return the class of the actors, with their options.
@@ -201,7 +201,7 @@ class RayHost(RemoteHost):
     def _place(self, agents: Agents) -> Future[RemoteProcess]:
         self._last = last = self._running or self._last
         if self._actor is None or self._actor.failure is not None or (last is not None and last.agent.lost):
-            self._end_actor()
+            self._end_place()
             if self._actor is not None:
                 self._note_end(self._actor)
             self._actor = _AskedActor(agents, replaces=last is not None)
@@ -214,14 +214,9 @@ class RayHost(RemoteHost):
         if number and _lost_nodes.add(number, fit=actor.fit):
             logger.warning("%s", actor.failure)  # not in a thread of Ray's: one that logs stays known to Python
 
-    def _end_actor(self) -> None:
+    def _end_place(self) -> None:
         if self._actor is not None:
             self._actor.end()
-
-    def close(self) -> None:
-        with self._lock:
-            self._using.callback(self._end_actor)
-        super().close()
 
 
 class _AskedActor:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import socket
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from importlib.util import find_spec
 from types import FunctionType
 from typing import Any
 
-from streamline.errors import PlanError, PlanTypeError, install
+from streamline.errors import HostError, PlanError, PlanTypeError, install
 
 
 def check_int(option: str, value: object, least: int | None, most: int | None = None) -> int:
@@ -60,6 +62,29 @@ def parse_address(option: str, text: str) -> tuple[str, int]:
     if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
         raise PlanError(f'{option} is an address such as "0.0.0.0:7077", got {text!r}')
     return host.strip("[]"), int(port)
+
+
+def listening_socket(address: tuple[str, int] | str) -> socket.socket:
+    """Return a socket that listens at an address, or at a path, and doesn't block.
+
+    Raises:
+      HostError: it is in use, or not of this machine.
+    """
+    where = address if isinstance(address, str) else f"{address[0]}:{address[1]}"
+    with ExitStack() as undo:
+        try:
+            if isinstance(address, str):
+                server = undo.enter_context(socket.socket(socket.AF_UNIX))
+                server.bind(address)
+                server.listen(1024)
+            else:
+                family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+                server = undo.enter_context(socket.create_server(address, family=family, backlog=1024))
+        except (OSError, UnicodeError) as error:  # the latter: no name of a host
+            raise HostError(f"can't listen at {where}: {getattr(error, 'strerror', None) or error}") from error
+        undo.pop_all()
+    server.setblocking(False)
+    return server
 
 
 def check_installed(function: str, module: str, package: str, extra: str) -> None:

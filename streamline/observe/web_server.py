@@ -11,7 +11,7 @@ from contextlib import suppress
 from aiohttp import http_exceptions, web
 
 from streamline.core.forks import disowned_in_copies
-from streamline.core.listener import listening_socket
+from streamline.core.options import listening_socket
 from streamline.core.threads import start_thread
 
 logger = logging.getLogger("streamline.web")

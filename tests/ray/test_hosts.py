@@ -244,7 +244,8 @@ def test_what_ray_refuses_is_said_at_once(
 
 
 def test_an_agent_of_another_version_is_named(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamline.core.handshake._mismatch", lambda hello: "the trainer runs streamline 9.9")
+    mismatch = "streamline.backends.network.handshake._mismatch"
+    monkeypatch.setattr(mismatch, lambda hello: "the trainer runs streamline 9.9")
     with pytest.raises(HostError, match=r"a Ray actor.* has ended: the trainer runs streamline 9\.9"):
         opened(sl.Ray(1))
 

@@ -29,10 +29,10 @@ import pytest
 from rich.console import Console
 
 import streamline as sl
+from streamline.backends.network.connections import Listener
 from streamline.core import forks, threads
 from streamline.core.atomic_file import read_own, replace_file
 from streamline.core.forks import ForkSafeLock
-from streamline.core.listener import Listener
 from streamline.core.threads import new_event_loop
 from streamline.errors import ReplicaStalled
 from streamline.observe import contention

@@ -275,7 +275,7 @@ class HostConnection:
         self._opening.clear()
         self._disconnected()
         if self._placement is not None:
-            self._placement.went(self)
+            self._placement.host_lost(self)
         if self.host.closed:
             raise ClosedError("the pool of hosts that this stream's workers ran in was closed") from None
         lost = [worker for number in sorted(self._wanted) if (worker := self._workers.get(number)) is not None]
@@ -348,7 +348,7 @@ class HostConnection:
         link = self._link
         self._leaving = True
         if self._placement is not None:
-            self._placement.went(self)
+            self._placement.host_lost(self)
         if link is not None:
             link.send(Shutdown())
             with anyio.move_on_after(CLOSE_S) as patience:
@@ -405,7 +405,7 @@ class HostConnection:
 
     def _ready(self, _: HostReady) -> None:
         if self._placement is not None and self._link is not None:  # else it has died since
-            self._placement.came(self)
+            self._placement.host_ready(self)
 
     def _opened(self, message: WorkerOpened) -> None:
         self._forward(message, RemoteWorker.opened)

@@ -32,8 +32,8 @@ from functools import cache
 from io import FileIO
 from pathlib import Path
 
+from streamline.backends.network.handshake import read_key
 from streamline.core.atomic_file import is_open_as, open_own
-from streamline.core.handshake import read_key
 from streamline.errors import HostError
 from streamline.sharding.ranks import ray_train_context
 

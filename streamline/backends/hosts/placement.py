@@ -92,12 +92,12 @@ class Placement:
             name = "placement of workers"
             self._tasks.start(partial(self._gate.participate, name, self._serve), name, self._end)
 
-    def came(self, home: Home) -> None:
+    def host_ready(self, home: Home) -> None:
         """Note that a host is ready to run workers."""
         self._there.append(home)
         self.wake()
 
-    def went(self, home: Home) -> None:
+    def host_lost(self, home: Home) -> None:
         """Note that a host isn't there any more. Idempotent; `released` follows for each of its workers."""
         if home in self._there:
             self._there.remove(home)

@@ -35,12 +35,11 @@ from streamline.backends.hosts.process_main import ProcessEnv
 from streamline.backends.hosts.stdio_relay import Answer, Relay, reply_to
 from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.backends.ipc.link import Link
+from streamline.backends.network.connections import Introduction, Listener, UnreachableError
+from streamline.backends.network.handshake import PeerHello
 from streamline.core.cleanup import Cleanup
 from streamline.core.counters import HostKind, host_label
-from streamline.core.dial import UnreachableError, greeted
 from streamline.core.forks import ForkSafeLock, disowned_in_copies
-from streamline.core.handshake import PeerHello
-from streamline.core.listener import Listener
 from streamline.core.threads import bring, brought, start_thread
 from streamline.errors import ClosedError, HostError
 
@@ -458,7 +457,7 @@ class _JobHosts:
             key = job.key()
         pid = _peer_pid(sock)
         hello = PeerHello(role="node", node=socket.gethostname(), pid=os.getpid())
-        return HostGuest(greeted(sock, key, hello, os.fspath(job.socket)), pid)
+        return HostGuest(Introduction(os.fspath(job.socket), key, hello).greet(sock), pid)
 
 
 def _program() -> str:

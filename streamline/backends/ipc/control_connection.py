@@ -1,6 +1,6 @@
 """A connection for control between two processes that trust each other: pickled messages, and descriptors beside them.
 
-Both ends have proved that they know the key (`streamline.core.handshake`) before the first message is unpickled.
+Both ends have proved that they know the key (`backends.network.handshake`) before the first message is unpickled.
 """
 
 from __future__ import annotations

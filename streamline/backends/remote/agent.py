@@ -17,44 +17,26 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import structs
 
 from streamline.backends.hosts.child_process import HostProcess
 from streamline.backends.hosts.plan_shipping import Shipped, keep
 from streamline.backends.hosts.process_main import ProcessEnv
 from streamline.backends.hosts.stdio_relay import OVER
 from streamline.backends.ipc.control_connection import ControlConnection
-from streamline.backends.remote.control import (
-    DYING_S,
-    Alive,
-    Attach,
-    Detach,
-    DropPayload,
-    EndHost,
-    HostExited,
-    HostFrame,
-    HostStacks,
-    HostStarted,
-    KillHost,
-    Leave,
-    LinkFailed,
-    Offer,
-    OpenLink,
-    Payload,
-    Reply,
-    StacksOf,
-    StartHost,
-)
+from streamline.backends.network.connections import Introduction, UnreachableError
+from streamline.backends.network.handshake import PeerHello
+from streamline.backends.network.tls import Certificates
+from streamline.backends.remote.control import DYING_S, AgentCalls, TrainerCalls, call, take
 from streamline.backends.remote.network_link import LOST_AFTER_S, watch_peer
-from streamline.core.dial import Introduction, UnreachableError, dial
-from streamline.core.handshake import PeerHello
 from streamline.core.text import counted
 from streamline.core.threads import start_thread
-from streamline.core.tls import Certificates
 from streamline.errors import HostError
 
 logger = logging.getLogger("streamline.agent")
@@ -85,81 +67,34 @@ class _Hosted:
         self.links: dict[int, socket.socket] = {}
 
 
-class Dialler(NamedTuple):
-    """What opens connections to a trainer.
-
-    Attributes:
-      tls: None: nothing is encrypted.
-      ticket: as in `run_agent`.
-    """
-
-    address: tuple[str, int]
-    key: bytes
-    tls: Certificates | None
-    ticket: str
-
-    def control(self, connect_s: float) -> socket.socket:
-        """Return a connection whose handshake is done. Raises what `dial` does."""
-        return dial(self.address, self.key, self._hello("control", self.ticket), tls=self.tls, connect_s=connect_s)
-
-    def where_connected(self, control: socket.socket) -> Dialler:
-        """Return one that dials where a connection has led, without asking for an address: no server may answer."""
-        try:
-            host, port, *_ = control.getpeername()
-        except OSError:  # it is lost already
-            return self
-        return self._replace(address=(host, port))
-
-    def link(self, control: socket.socket, ticket: str) -> tuple[socket.socket, Introduction | None]:
-        """Return such a connection; or a socket, and how the process that uses it connects it."""
-        hello = self._hello("link", ticket)
-        if self.tls is None:
-            return dial(self.address, self.key, hello), None
-        introduction = Introduction(control.getpeername(), self.key, hello, self.tls)
-        return socket.socket(control.family, socket.SOCK_STREAM), introduction
-
-    def _hello(self, role: Any, ticket: str) -> PeerHello:
-        return PeerHello(role=role, node=socket.gethostname(), pid=os.getpid(), ticket=ticket)
-
-
-class Agent:
+class Agent(AgentCalls):
     """Serves one trainer over a connection on which the handshake is done.
 
     Args:
-      dialler: opens further connections to the trainer, for links.
+      trainer: how connections to it begin.
       hosts: that may run here at once.
     """
 
-    def __init__(self, sock: socket.socket, dialler: Dialler, hosts: int) -> None:
+    def __init__(self, sock: socket.socket, trainer: Introduction, hosts: int) -> None:
         self._control = ControlConnection(sock)
-        self._dialler = dialler
+        self._trainer = trainer
         self._offer = hosts
         self._hosts: dict[int, _Hosted] = {}
         self._payloads: dict[int, Shipped] = {}
         self._not_kept: dict[int, str] = {}  # why
         self._lost_after_s = 0.0
         self._over = threading.Event()
+        self._detached = False
         self._left = ""
-        self._handlers: dict[type, Callable[[Any], object]] = {
-            Attach: self._attach,
-            StartHost: self._start,
-            Payload: self._keep,
-            DropPayload: self._drop,
-            OpenLink: lambda message: _apart("link", partial(self._open, message)),
-            Reply: self._reply,
-            StacksOf: lambda message: _apart("stacks", partial(self._stacks, message.host)),
-            KillHost: lambda message: _apart("kill", partial(self._kill, message)),
-            EndHost: lambda message: self._known(message.host, lambda hosted: self._end(hosted, message.grace_s)),
-        }
 
     def serve(self) -> str | None:
         """Serve the trainer until it detaches: None; else why it is lost. All hosts have ended then."""
         self._watch(LOST_AFTER_S)  # until it says how long
         _apart("heartbeat", self._beat)
-        self._control.send(Offer(self._offer))
+        self._control.send(call(TrainerCalls.offered, self._offer))
         try:
-            while not isinstance(message := self._control.receive(), Detach):
-                self._handlers[type(message)](message)
+            while not self._detached:
+                take(AgentCalls, self, self._control.receive())
         except EOFError as error:
             return self._left or str(error)
         else:
@@ -175,7 +110,7 @@ class Agent:
     def leave(self, why: str) -> None:
         """Let the trainer know that this machine is taken away, and end; in any thread but that of `serve`."""
         self._left = f"this machine was asked to leave: {why}"
-        self._control.send(Leave(why))
+        self._control.send(call(TrainerCalls.left, why))
         self._control.hang_up()
 
     def close(self) -> None:
@@ -192,74 +127,83 @@ class Agent:
 
     # What the trainer asks for ----------------------------------------------------------------------------------------
 
-    def _attach(self, message: Attach) -> None:
-        self._lost_after_s = message.lost_after_s
-        self._watch(message.lost_after_s)
+    def attach(self, lost_after_s: float) -> None:
+        self._lost_after_s = lost_after_s
+        self._watch(lost_after_s)
+
+    def detach(self) -> None:
+        self._detached = True
 
     def _watch(self, lost_after_s: float) -> None:
         """Notice a silent trainer early enough to have ended after `lost_after_s`, unless that is short."""
         with suppress(OSError):  # it has gone already
             watch_peer(self._control.sock, max(lost_after_s - ENDING_S, lost_after_s / 2), busy=True)
 
-    def _start(self, message: StartHost) -> None:
-        output = partial(self._frame, message.host)
-        entry_point = SHARED_ENTRY_POINT if message.shared else ENTRY_POINT
+    def start_host(self, host: int, number: int, env: Mapping[str, str], shared: bool) -> None:
+        entry_point = SHARED_ENTRY_POINT if shared else ENTRY_POINT
         try:
-            process = HostProcess(message.number, message.env, entry_point=entry_point, output=output)
+            process = HostProcess(number, env, entry_point=entry_point, output=partial(self._frame, host))
         except HostError as error:
-            self._control.send(HostStarted(message.host, 0, str(error)))
+            self._control.send(call(TrainerCalls.host_started, host, 0, str(error)))
             return
-        hosted = self._hosts[message.host] = _Hosted(process)
-        self._control.send(HostStarted(message.host, process.pid))
-        process.on_exit(partial(self._exited, message.host, hosted))
+        hosted = self._hosts[host] = _Hosted(process)
+        self._control.send(call(TrainerCalls.host_started, host, process.pid))
+        process.on_exit(partial(self._exited, host, hosted))
 
-    def _keep(self, message: Payload) -> None:
+    def keep_payload(self, payload: int, data: Any) -> None:
         try:
-            self._payloads[message.payload] = keep(message.data)
+            self._payloads[payload] = keep(data)
         except HostError as error:
-            self._not_kept[message.payload] = str(error)
+            self._not_kept[payload] = str(error)
 
-    def _drop(self, message: DropPayload) -> None:
-        self._not_kept.pop(message.payload, None)
-        if (payload := self._payloads.pop(message.payload, None)) is not None:
-            payload.close()
+    def drop_payload(self, payload: int) -> None:
+        self._not_kept.pop(payload, None)
+        if (kept := self._payloads.pop(payload, None)) is not None:
+            kept.close()
 
-    def _open(self, message: OpenLink) -> None:
-        hosted, payload = self._hosts.get(message.host), self._payloads.get(message.payload)
-        if (why := self._not_kept.get(message.payload)) is not None:
-            self._control.send(LinkFailed(message.ticket, why))
-        if hosted is None or payload is None:
+    def open_link(self, host: int, link: int, ticket: str, payload: int, env: ProcessEnv) -> None:
+        _apart("link", partial(self._open, host, link, ticket, payload, env))
+
+    def _open(self, host: int, link: int, ticket: str, payload: int, env: ProcessEnv) -> None:
+        hosted, kept = self._hosts.get(host), self._payloads.get(payload)
+        if (why := self._not_kept.get(payload)) is not None:
+            self._control.send(call(TrainerCalls.link_failed, ticket, why))
+        if hosted is None or kept is None:
             return  # the host has exited, which the trainer was told, or the run is over
         try:
-            sock, introduction = self._dialler.link(self._control.sock, message.ticket)
+            sock, introduction = self._link(ticket)
             watch_peer(sock, self._lost_after_s)
-            hosted.links[message.link] = sock
-            hosted.process.link_over(sock, message.link, payload, _here(message.env), introduction)
+            hosted.links[link] = sock
+            hosted.process.link_over(sock, link, kept, _here(env), introduction)
         except (HostError, OSError) as error:
-            self._control.send(LinkFailed(message.ticket, str(error)))
+            self._control.send(call(TrainerCalls.link_failed, ticket, str(error)))
 
-    def _reply(self, message: Reply) -> None:
-        self._known(message.host, lambda hosted: hosted.process.reply(message.link, message.body))
+    def _link(self, ticket: str) -> tuple[socket.socket, Introduction | None]:
+        """Return a connection for a link; or a socket, and how the process that uses it connects it."""
+        link = self._trainer._replace(hello=structs.replace(self._trainer.hello, role="link", ticket=ticket))
+        if link.tls is None:
+            return link.dial(), None
+        ours = self._control.sock
+        return socket.socket(ours.family, socket.SOCK_STREAM), link._replace(address=ours.getpeername())
 
-    def _stacks(self, host: int) -> None:
+    def reply(self, host: int, link: int, body: bytes) -> None:
         if (hosted := self._hosts.get(host)) is not None:
-            self._control.send(HostStacks(host, hosted.process.stacks()))
+            hosted.process.reply(link, body)
 
-    def _kill(self, message: KillHost) -> None:
-        hosted = self._hosts.get(message.host)
-        if hosted is not None and not (message.broken and hosted.process.wait(DYING_S)):
-            hosted.broken = message.broken
-            hosted.process.kill()
-
-    def _end(self, hosted: _Hosted, grace_s: float | None) -> None:
-        hosted.process.leave()
-        if grace_s is not None:
-            _apart("end of a host", partial(hosted.process.close, grace_s))
-
-    def _known(self, host: int, work: Callable[[_Hosted], object]) -> None:
-        """Do something with a host, unless it has exited."""
+    def send_stacks(self, host: int) -> None:
         if (hosted := self._hosts.get(host)) is not None:
-            work(hosted)
+            stacks = hosted.process.stacks
+            _apart("stacks", lambda: self._control.send(call(TrainerCalls.host_stacks, host, stacks())))
+
+    def kill_host(self, host: int, broken: bool) -> None:
+        if (hosted := self._hosts.get(host)) is not None:
+            _apart("kill", partial(_kill, hosted, broken))
+
+    def end_host(self, host: int, grace_s: float | None) -> None:
+        if (hosted := self._hosts.get(host)) is not None:
+            hosted.process.leave()
+            if grace_s is not None:
+                _apart("end of a host", partial(hosted.process.close, grace_s))
 
     # What hosts do ----------------------------------------------------------------------------------------------------
 
@@ -268,14 +212,14 @@ class Agent:
             sock = hosted.links.pop(link, None)
             if sock is not None:
                 sock.close()
-        self._control.send(HostFrame(host, kind, link, body))
+        self._control.send(call(TrainerCalls.host_frame, host, kind, link, body))
 
     def _exited(self, host: int, hosted: _Hosted) -> None:
         self._hosts.pop(host, None)
         if not self._over.is_set():  # else this agent has killed it: its trainer knows
             process = hosted.process
-            why = ", since its connection broke" if hosted.broken else ""
-            self._control.send(HostExited(host, f"{process.exit}{why}", process.crash, counts=not hosted.broken))
+            how = f"{process.exit}, since its connection broke" if hosted.broken else str(process.exit)
+            self._control.send(call(TrainerCalls.host_exited, host, how, process.crash, not hosted.broken))
         for sock in list(hosted.links.values()):
             sock.close()
         hosted.process.close(0.0)
@@ -283,12 +227,19 @@ class Agent:
     def _beat(self) -> None:
         while not self._over.wait(BEAT_S):
             hosts = list(self._hosts.items())
-            self._control.send(Alive({host: hosted.process.resident_bytes() for host, hosted in hosts}))
+            resident = {host: hosted.process.resident_bytes() for host, hosted in hosts}
+            self._control.send(call(TrainerCalls.alive, resident))
 
 
 def _apart(name: str, work: Callable[[], object]) -> None:
     """Do work that may wait in a thread of its own."""
     start_thread(threading.Thread(target=work, name=f"streamline agent, {name}", daemon=True))
+
+
+def _kill(hosted: _Hosted, broken: bool) -> None:
+    if not (broken and hosted.process.wait(DYING_S)):
+        hosted.broken = broken
+        hosted.process.kill()
 
 
 def _here(env: ProcessEnv) -> ProcessEnv:
@@ -329,27 +280,28 @@ def run_agent(
     Raises:
       HostError: it can't be reached, or refuses this agent.
     """
-    first = dialler = Dialler(address, key, tls, ticket)
+    hello = PeerHello(role="control", node=socket.gethostname(), pid=os.getpid(), ticket=ticket)
+    first = trainer = Introduction(address, key, hello, tls)
     patience_s, lost = wait_s, None
     attached = False
     while True:
         try:
-            sock = _reached(dialler, patience_s)
+            sock = _reached(trainer, patience_s)
         except UnreachableError:
             if not attached:
                 raise
             return lost
         attached = True
         logger.info("attached to the trainer at %s:%d, for up to %s", *address, counted(hosts, "host"))
-        again = dialler.where_connected(sock)
-        agent = Agent(sock, dialler, hosts)
+        again = _where_connected(trainer, sock)
+        agent = Agent(sock, trainer, hosts)
         with _on_sigterm(agent):
             lost = agent.serve()
         sock.close()
         if agent.left or rejoin_s is None:
             return lost
         logger.info("the trainer %s", "has detached" if lost is None else f"is lost: {lost}")
-        dialler, patience_s = (first, rejoin_s) if lost is None else (again, REDIAL_S)
+        trainer, patience_s = (first, rejoin_s) if lost is None else (again, REDIAL_S)
 
 
 @contextmanager
@@ -397,20 +349,28 @@ def _leave_at_sigterm(agent: Agent, signals: socket.socket) -> None:
                 agent.leave("SIGTERM")
 
 
+def _where_connected(trainer: Introduction, sock: socket.socket) -> Introduction:
+    """Return one that dials where a connection has led, without asking for an address: no server may answer."""
+    try:
+        return trainer._replace(address=sock.getpeername()[:2])
+    except OSError:  # it is lost already
+        return trainer
+
+
 CONNECT_S = 10.0
 """Seconds for one attempt to connect, at the most; `LEAST_CONNECT_S`: of the last one, before the patience is over."""
 
 LEAST_CONNECT_S = 0.5
 
 
-def _reached(dialler: Dialler, patience_s: float) -> socket.socket:
+def _reached(trainer: Introduction, patience_s: float) -> socket.socket:
     """Dial until the trainer listens; no attempt outlasts the patience where nothing answers at all."""
     deadline = time.monotonic() + patience_s
     said = ""
     while True:
         left_s = deadline - time.monotonic()
         try:
-            return dialler.control(min(CONNECT_S, max(LEAST_CONNECT_S, left_s)))
+            return trainer.dial(connect_s=min(CONNECT_S, max(LEAST_CONNECT_S, left_s)))
         except UnreachableError as error:
             if time.monotonic() + RETRY_S > deadline:
                 raise

@@ -17,52 +17,31 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from pickle import PickleBuffer
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 from streamline.backends.hosts.host import HostExit
 from streamline.backends.hosts.plan_shipping import Shipped
 from streamline.backends.hosts.process_main import ProcessEnv
 from streamline.backends.hosts.stdio_relay import OVER, QUESTION, Answer, HostOutput, Relay
 from streamline.backends.ipc.control_connection import ControlConnection
-from streamline.backends.remote.control import (
-    Alive,
-    Attach,
-    Detach,
-    DropPayload,
-    EndHost,
-    HostExited,
-    HostFrame,
-    HostStacks,
-    HostStarted,
-    KillHost,
-    Leave,
-    LinkFailed,
-    Offer,
-    OpenLink,
-    Payload,
-    Reply,
-    StacksOf,
-    StartHost,
-)
+from streamline.backends.network.connections import Listener
+from streamline.backends.network.handshake import PeerHello
+from streamline.backends.network.tls import Certificates
+from streamline.backends.remote.control import AgentCalls, TrainerCalls, call, take
 from streamline.backends.remote.network_link import watch_peer
 from streamline.core.forks import ForkSafeLock, disowned_in_copies
-from streamline.core.handshake import PeerHello
-from streamline.core.listener import Listener
 from streamline.core.text import counted
 from streamline.core.threads import bring, brought, start_thread
-from streamline.core.tls import Certificates
 from streamline.errors import HostError
 
 logger = logging.getLogger("streamline.hosts")
-
-T = TypeVar("T")
 
 STACKS_S = 3.0
 """Seconds to wait for the stacks of a host on another machine."""
@@ -87,7 +66,7 @@ class CarriedPlan:
             if agent not in self._agents:
                 self._agents.add(agent)
                 self._whole = self._whole or mmap.mmap(self._shipped.fileno(), 0, prot=mmap.PROT_READ)
-                agent.send(Payload(self.number, PickleBuffer(self._whole)))
+                agent.send(call(AgentCalls.keep_payload, self.number, PickleBuffer(self._whole)))
 
     def fileno(self) -> int:
         """Return the descriptor of what was shipped."""
@@ -100,7 +79,7 @@ class CarriedPlan:
             agents, self._agents = list(self._agents), weakref.WeakSet()
             self._whole = None  # it has a descriptor of its own
         for agent in agents:
-            agent.send(DropPayload(self.number))
+            agent.send(call(AgentCalls.drop_payload, self.number))
 
 
 class HostGone(Exception):  # noqa: N818 - its exit is no error of the caller's
@@ -123,7 +102,7 @@ class RemoteProcess:
         self.gone = threading.Event()
         self.exit = HostExit("unknown")
         self.resident_bytes = 0
-        self.output = HostOutput(f"[process {number} on {agent.node}] ", partial(_reply, agent, host))
+        self.output = HostOutput(f"[process {number} on {agent.node}] ", self._reply)
         self.asked: Future[str] = Future()
         self._links = count(1)
         self._pending: dict[int, Future[socket.socket]] = {}
@@ -144,7 +123,7 @@ class RemoteProcess:
         with agent.agents.expected_link() as (ticket, future):
             self._pending[number] = future
             try:
-                agent.send(OpenLink(self.host, number, ticket, plan.number, env))
+                agent.send(call(AgentCalls.open_link, self.host, number, ticket, plan.number, env))
                 if self.gone.is_set():
                     raise HostGone
                 sock = self._socks[number] = await brought(future)
@@ -162,19 +141,22 @@ class RemoteProcess:
             )
         self.output.frame(kind, link, body)
 
+    def _reply(self, link: int, body: bytes) -> None:
+        self.agent.send(call(AgentCalls.reply, self.host, link, body))
+
     def kill(self, *, broken: bool = False) -> None:
         """Send SIGKILL; `broken`: its connection broke, unless it has just died."""
-        self.agent.send(KillHost(self.host, broken))
+        self.agent.send(call(AgentCalls.kill_host, self.host, broken))
 
     def end(self, grace_s: float | None) -> None:
         """Ask it to exit once its runs have ended; kill it after `grace_s` seconds, if not None."""
-        self.agent.send(EndHost(self.host, grace_s))
+        self.agent.send(call(AgentCalls.end_host, self.host, grace_s))
 
     def stacks(self) -> str:
         """Return the stacks of its threads; "": it doesn't answer. Blocks."""
         asked: Future[str] = Future()
         self.asked = asked
-        self.agent.send(StacksOf(self.host))
+        self.agent.send(call(AgentCalls.send_stacks, self.host))
         with suppress(TimeoutError):
             return asked.result(STACKS_S)
         return ""
@@ -213,43 +195,25 @@ def _shut_down(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def _reply(agent: AttachedAgent, host: int, link: int, body: bytes) -> None:
-    agent.send(Reply(host, link, body))
-
-
-class AttachedAgent:
+class AttachedAgent(TrainerCalls):
     """One agent. `lost` is called once, when it has gone; its hosts have ended then."""
 
-    def __init__(self, agents: Agents, sock: socket.socket, hello: PeerHello, lost_after_s: float) -> None:
+    def __init__(self, agents: Agents, sock: socket.socket, hello: PeerHello) -> None:
         self.agents = agents
         self.node = hello.node
-        self.pid = hello.pid
         self.ticket = hello.ticket
         self.dismissed = self.lost = False
         self.hosts: dict[int, RemoteProcess] = {}
         self.offer = 0
         self._control = ControlConnection(sock)
-        self._lost_after_s = lost_after_s
         self._numbers = count()
         self._unsent: SimpleQueue[Any] = SimpleQueue()
         self._sending = threading.Lock()
         self._sent_all = False
-        self._handlers: dict[type, Callable[[Any], object]] = {
-            Offer: self._offered,
-            HostStarted: self._started,
-            HostFrame: self._frame,
-            HostStacks: lambda message: self._known(message.host, lambda host: bring(host.asked, message.text)),
-            LinkFailed: lambda message: agents.link_failed(
-                message.ticket, f"{self.node}: a host has no link: {message.why}"
-            ),
-            HostExited: self._exited,
-            Alive: self._alive,
-            Leave: self._leave,
-        }
         disowned_in_copies(self)
 
     def __repr__(self) -> str:
-        return f"<agent on {self.node}, pid {self.pid}: {len(self.hosts)} of {self.offer} hosts>"
+        return f"<agent on {self.node}: {len(self.hosts)} of {self.offer} hosts>"
 
     @property
     def free(self) -> int:
@@ -258,9 +222,10 @@ class AttachedAgent:
 
     def attach(self) -> None:
         """Begin to read what it says."""
-        watch_peer(self._control.sock, self._lost_after_s, busy=True)
-        self._control.sock.settimeout(self._lost_after_s)  # it says `Alive` more often
-        self.send(Attach(self._lost_after_s))
+        lost_after_s = self.agents.lost_after_s
+        watch_peer(self._control.sock, lost_after_s, busy=True)
+        self._control.sock.settimeout(lost_after_s)  # it says that it is alive more often
+        self.send(call(AgentCalls.attach, lost_after_s))
         name = f"streamline agent on {self.node}"
         for work in (self._listen, self._write):
             start_thread(threading.Thread(target=work, name=name, daemon=True))
@@ -280,7 +245,7 @@ class AttachedAgent:
     def detach(self) -> None:
         """Let it go, with all its hosts."""
         self.dismissed = True
-        self.send(Detach())
+        self.send(call(AgentCalls.detach))
         self.send(None)
 
     def disown(self) -> None:
@@ -299,10 +264,13 @@ class AttachedAgent:
     def _listen(self) -> None:
         try:
             while True:
-                message = self._control.receive()
-                self._handlers[type(message)](message)
+                take(TrainerCalls, self, self._control.receive())
         except EOFError as error:
-            why = f"silent for {self._lost_after_s:g} s" if isinstance(error.__cause__, TimeoutError) else str(error)
+            why = (
+                f"silent for {self.agents.lost_after_s:g} s"
+                if isinstance(error.__cause__, TimeoutError)
+                else str(error)
+            )
         except Exception as error:  # else it would seem attached for ever
             logger.exception("what the agent on %s says can't be understood", self.node)
             why = f"it can't be understood: {error}"
@@ -311,66 +279,72 @@ class AttachedAgent:
         self.agents.lost(self, why)
         self._control.sock.close()
 
-    def _leave(self, message: Leave) -> None:
-        raise EOFError(f"it was asked to leave: {message.why}")
+    # What it says ----------------------------------------------------------------------------------------------------
 
-    def _offered(self, message: Offer) -> None:
-        self.offer = message.hosts
+    def left(self, why: str) -> None:
+        raise EOFError(f"it was asked to leave: {why}")
+
+    def offered(self, hosts: int) -> None:
+        self.offer = hosts
         self.agents.offered(self)
 
-    def _started(self, message: HostStarted) -> None:
-        if (host := self.hosts.get(message.host)) is not None:
-            host.pid = message.pid
-            if message.failure:
-                self.agents.freed(host, HostExit(message.failure, counts=False))
-
-    def _frame(self, message: HostFrame) -> None:
-        def give(host: RemoteProcess) -> None:
-            host.frame(message.kind, message.link, message.body)
-            if message.kind == OVER:
-                host.closed_there(message.link, self._lost_after_s)
-
-        if message.kind == QUESTION:  # the user's handler may take its time
-            answering = threading.Thread(
-                target=partial(self._known, message.host, give), name="streamline answer", daemon=True
-            )
-            start_thread(answering)
-        else:
-            self._known(message.host, give)
-
-    def _exited(self, message: HostExited) -> None:
-        how = HostExit(message.reason, message.crash, message.counts)
-        self._known(message.host, lambda host: self.agents.freed(host, how))
-
-    def _alive(self, message: Alive) -> None:
-        for number, nbytes in message.resident.items():
-            if (host := self.hosts.get(number)) is not None:
-                host.resident_bytes = nbytes
-                host.close_here()
-
-    def _known(self, host: int, work: Callable[[RemoteProcess], object]) -> None:
+    def host_started(self, host: int, pid: int, failure: str = "") -> None:
         if (process := self.hosts.get(host)) is not None:
-            work(process)
+            process.pid = pid
+            if failure:
+                self.agents.freed(process, HostExit(failure, counts=False))
+
+    def host_frame(self, host: int, kind: int, link: int, body: bytes) -> None:
+        if (process := self.hosts.get(host)) is None:
+            return
+        if kind == QUESTION:  # the user's handler may take its time
+            answer = partial(process.frame, kind, link, body)
+            start_thread(threading.Thread(target=answer, name="streamline answer", daemon=True))
+            return
+        process.frame(kind, link, body)
+        if kind == OVER:
+            process.closed_there(link, self.agents.lost_after_s)
+
+    def host_stacks(self, host: int, text: str) -> None:
+        if (process := self.hosts.get(host)) is not None:
+            bring(process.asked, text)
+
+    def link_failed(self, ticket: str, why: str) -> None:
+        self.agents.link_failed(ticket, f"{self.node}: a host has no link: {why}")
+
+    def host_exited(self, host: int, reason: str, crash: str, counts: bool) -> None:
+        if (process := self.hosts.get(host)) is not None:
+            self.agents.freed(process, HostExit(reason, crash, counts))
+
+    def alive(self, resident: Mapping[int, int]) -> None:
+        for host, nbytes in resident.items():
+            if (process := self.hosts.get(host)) is not None:
+                process.resident_bytes = nbytes
+                process.close_here()
 
 
 class _Wanted:
-    """A host that waits for a place, at an agent with this ticket."""
+    """A host that waits for a place."""
 
-    def __init__(self, number: int, env: Mapping[str, str], ticket: str, *, shared: bool) -> None:
+    def __init__(self, number: int, env: Mapping[str, str], *, shared: bool) -> None:
         self.number = number
         self.env = env
-        self.ticket = ticket
         self.shared = shared
         self.process: Future[RemoteProcess] = Future()
 
 
 class Agents:
-    """The agents that have dialled one address of this process; see `agents_at`."""
+    """The agents that have dialled one address of this process; see `agents_at`.
+
+    Attributes:
+      users: those who need them: the last one that releases them lets them go.
+    """
 
     def __init__(
         self, address: tuple[str, int], key: bytes, lost_after_s: float, tls: Certificates | None = None
     ) -> None:
-        self._lost_after_s = lost_after_s
+        self.users: set[object] = set()
+        self.lost_after_s = lost_after_s
         self._lock = threading.RLock()
         self._agents: list[AttachedAgent] = []
         self._wanted: dict[str, deque[_Wanted]] = {}  # by the ticket of the agent
@@ -388,7 +362,7 @@ class Agents:
         self, number: int, env: Mapping[str, str], ticket: str = "", *, shared: bool = False
     ) -> Future[RemoteProcess]:
         """Return what brings a host, once an agent has a place for it. Cancel it, or fail it, to stop waiting."""
-        wanted = _Wanted(number, env, ticket, shared=shared)
+        wanted = _Wanted(number, env, shared=shared)
         with self._lock:
             self._wanted.setdefault(ticket, deque()).append(wanted)
         self._fill()
@@ -458,8 +432,14 @@ class Agents:
         for process in hosts:
             process.ended(HostExit(f"the loss of its machine, {agent.node} ({why})", counts=False))
 
-    def close(self) -> None:
-        """Let all agents go."""
+    def release(self, user: object) -> None:
+        """Let all agents go, if nobody else needs them. Idempotent: what Ctrl-C cuts off, the next call does."""
+        with _opening:
+            self.users.discard(user)
+            if self.users:
+                return
+            for where in [where for where, agents in _open.items() if agents is self]:
+                del _open[where]
         with self._lock:
             self._closed = True
             agents = list(self._agents)
@@ -484,9 +464,9 @@ class Agents:
                     return
                 wanted = self._wanted[agent.ticket].popleft()
                 process = agent.start(wanted.number, wanted.env)
-            agent.send(StartHost(process.host, wanted.number, wanted.env, wanted.shared))
+            agent.send(call(AgentCalls.start_host, process.host, wanted.number, wanted.env, wanted.shared))
             if not bring(wanted.process, process):  # it waits no more
-                agent.send(EndHost(process.host, 0.0))
+                process.end(0.0)
 
     def _wanting(self, ticket: str) -> bool:
         """Whether a host waits for an agent with this ticket; under the lock."""
@@ -500,7 +480,7 @@ class Agents:
     def _peer(self, sock: socket.socket, hello: PeerHello, address: str) -> None:
         """Take a connection whose handshake is done."""
         if hello.role == "control":
-            agent = AttachedAgent(self, sock, hello, self._lost_after_s)
+            agent = AttachedAgent(self, sock, hello)
             agent.attach()
             return
         future = self._links.pop(hello.ticket, None)
@@ -508,31 +488,22 @@ class Agents:
             sock.close()
 
 
-_open: dict[tuple[tuple[str, int], bytes, Certificates | None], tuple[Agents, int]] = {}
-"""Those in use, by address, key and certificates, with their users."""
+_open: dict[tuple[tuple[str, int], bytes, Certificates | None], Agents] = {}
+"""Those in use, by address, key and certificates."""
 
 _opening = ForkSafeLock()
 
 os.register_at_fork(after_in_child=_open.clear)  # those are the parent's
 
 
-@contextmanager
 def agents_at(
-    address: tuple[str, int], key: bytes, lost_after_s: float, tls: Certificates | None = None
-) -> Iterator[Agents]:
-    """Listen at an address, as long as there is a user. Raises what `Listener` does."""
+    address: tuple[str, int], key: bytes, lost_after_s: float, tls: Certificates | None, user: object
+) -> Agents:
+    """Return the agents that dial an address; `user` calls `release` of them. Raises what `Listener` does."""
     where = address, key, tls
     with _opening:
-        agents, users = _open.get(where) or (Agents(address, key, lost_after_s, tls), 0)
-        _open[where] = agents, users + 1
-    try:
-        yield agents
-    finally:
-        with _opening:
-            agents, users = _open[where]
-            if users > 1:
-                _open[where] = agents, users - 1
-            else:
-                del _open[where]
-        if users == 1:
-            agents.close()
+        agents = _open.get(where)
+        if agents is None:
+            agents = _open[where] = Agents(address, key, lost_after_s, tls)
+        agents.users.add(user)
+        return agents

@@ -25,10 +25,10 @@ from streamline.backends.ipc.messages import Message
 from streamline.backends.ipc.pickling import PickledItems, load
 from streamline.backends.ipc.shared_socket import Gone
 from streamline.backends.ipc.socket_link import AT_ONCE, SharedItems, SocketLink
-from streamline.core.dial import Introduction
+from streamline.backends.network.connections import Introduction
+from streamline.backends.network.tls import TlsSocket
 from streamline.core.lazy_numpy import np
 from streamline.core.place import Bytes, Memory
-from streamline.core.tls import TlsSocket
 from streamline.errors import HostError
 from streamline.io.storage.base import FoundObject
 

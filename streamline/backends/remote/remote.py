@@ -7,7 +7,6 @@ import socket
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -22,15 +21,15 @@ from streamline.backends.hosts.process_main import ProcessEnv
 from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.hosts.stdio_relay import Relay
 from streamline.backends.ipc.link import Link
+from streamline.backends.network.handshake import read_key
+from streamline.backends.network.tls import Certificates
 from streamline.backends.remote.agents import Agents, CarriedPlan, HostGone, RemoteProcess, agents_at
 from streamline.backends.remote.network_link import LOST_AFTER_S, NetworkLink, watch_peer
 from streamline.core.counters import HostKind, host_label
-from streamline.core.handshake import read_key
 from streamline.core.knobs import Knob
 from streamline.core.options import check_int, given, parse_address
 from streamline.core.tasks import Session
 from streamline.core.threads import brought
-from streamline.core.tls import Certificates
 from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
 from streamline.plan.plan import Plan
 
@@ -110,8 +109,8 @@ class AgentsBackend(HostingBackend):
         return CarriedPlan(shipped)
 
     @abstractmethod
-    def listening(self) -> AbstractContextManager[Agents]:
-        """Listen for agents while this is open. Raises `HostError`."""
+    def listen_for(self, user: object) -> Agents:
+        """Listen for agents until `user` releases them. Raises `HostError`."""
 
     @abstractmethod
     def way_out(self, agents: Agents) -> str:
@@ -165,9 +164,9 @@ class Remote(AgentsBackend):
     def host(self, number: int, *, shared: bool = False) -> RemoteHost:
         return RemoteHost(number, self, shared_by_ranks=shared)
 
-    def listening(self) -> AbstractContextManager[Agents]:
+    def listen_for(self, user: object) -> Agents:
         address, key, tls = parse_address("listen", self.listen), read_key(self.key_file), Certificates.of(self.tls)
-        return agents_at(address, key, self.lost_after_s, tls)
+        return agents_at(address, key, self.lost_after_s, tls, user)
 
     def way_out(self, agents: Agents) -> str:
         return (
@@ -202,7 +201,6 @@ class RemoteHost(SocketHost[RemoteProcess]):
         super().__init__(number)
         self._backend = backend
         self._shared_by_ranks = shared_by_ranks
-        self._using = ExitStack()
         self._trouble = ""  # why it could not be started or reached, the last time
         self._agents: Agents | None = None
         self._process: Future[RemoteProcess] | None = None
@@ -237,7 +235,7 @@ class RemoteHost(SocketHost[RemoteProcess]):
         if self.closed:
             raise ClosedError(f"process {self.number} was closed with its pool")
         if self._agents is None:
-            self._agents = self._using.enter_context(self._backend.listening())
+            self._agents = self._backend.listen_for(self)
         placed = self._process
         if placed is None or (placed.done() and (placed.exception() or placed.result().gone.is_set())):
             placed = self._process = self._place(self._agents)
@@ -246,6 +244,9 @@ class RemoteHost(SocketHost[RemoteProcess]):
     def _place(self, agents: Agents) -> Future[RemoteProcess]:
         """Ask for another process; under the lock."""
         return agents.place(self.number, self._backend.env, shared=self._shared_by_ranks)
+
+    def _end_place(self) -> None:
+        """End what was asked for to run the process. Idempotent."""
 
     async def reach(
         self, payload: CarriedPlan, answer: Callable[[Any], Any] | Relay | None, env: ProcessEnv
@@ -318,13 +319,13 @@ class RemoteHost(SocketHost[RemoteProcess]):
 
     def close(self) -> None:
         self.leave()
-        with self._lock:
-            using, self._using = self._using, ExitStack()
         running = self._running
         if running is not None:
             running.end(CLOSE_S)
             running.gone.wait(CLOSE_S + 1)
-        using.close()
+        self._end_place()
+        if self._agents is not None:
+            self._agents.release(self)  # it stays known: what Ctrl-C cuts off, the next close does
 
 
 def _dead() -> socket.socket:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 
 from streamline.backends.hosts.shared_runs import serve_link
+from streamline.backends.network.connections import Introduction
 from streamline.backends.remote.network_link import load_here, network_link
-from streamline.core.dial import Introduction
 
 
 async def serve_network(sock: socket.socket, payload: int, introduction: Introduction | None = None) -> None:

@@ -246,7 +246,7 @@ def test_a_pause_stops_the_clock_for_hosts_that_are_missing(paused: bool) -> Non
             if paused:
                 tasks.gate.resume()
             await anyio.sleep(5)
-            placement.came(room)
+            placement.host_ready(room)
             await anyio.sleep(1)
             group.cancel_scope.cancel()
 

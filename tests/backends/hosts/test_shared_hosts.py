@@ -23,8 +23,8 @@ from streamline.backends.hosts.job import JobDirectory
 from streamline.backends.hosts.pool import spread
 from streamline.backends.hosts.process_main import process_env
 from streamline.backends.hosts.shared_hosts import HostOwner
+from streamline.backends.network.connections import Listener
 from streamline.backends.processes import ProcessHost
-from streamline.core.listener import Listener
 from streamline.errors import HostError, PlanError, PlanTypeError
 from tests.backends.hosts.job_kit import StartJob, end, rest_of
 from tests.backends.hosts.shared_rank import LENGTH, PIPES, SHARDS

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import streamline as sl
+from streamline.backends.network.handshake import read_key
+from streamline.backends.network.tls import Certificates
 from streamline.backends.remote.agent import run_agent
-from streamline.core.handshake import read_key
 from streamline.core.options import parse_address
-from streamline.core.tls import Certificates
 
 KEY = "0123456789abcdef" * 4
 

@@ -89,13 +89,13 @@ def test_a_machine_that_comes_gets_work_and_one_that_is_told_to_leave_loses_it(
 def test_fewer_machines_than_the_fewest_are_an_error_that_counts_those_that_came(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    came = Placement.came
+    host_ready = Placement.host_ready
 
     def is_the_last(self: Placement, home: Any) -> None:
         self._elasticity = self._elasticity._replace(timeout_s=0.0)
-        came(self, home)
+        host_ready(self, home)
 
-    monkeypatch.setattr(Placement, "came", is_the_last)
+    monkeypatch.setattr(Placement, "host_ready", is_the_last)
     site.agent()
     words = r"only 1 of the 2 hosts that Remote\(\(2, 4\)\) needs at least have come within 300 s .* Agents: 1 attached"
     with pipeline().open(backend=site.remote((2, 4))) as stream, pytest.raises(HostError, match=words):

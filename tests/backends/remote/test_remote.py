@@ -33,19 +33,22 @@ from streamline.backends.base import Backend
 from streamline.backends.hosts.child_process import HostProcess
 from streamline.backends.hosts.plan_shipping import ship
 from streamline.backends.ipc.control_connection import ControlConnection
-from streamline.backends.remote.agent import Agent, Dialler
+from streamline.backends.network.connections import Introduction, Listener, UnreachableError
+from streamline.backends.network.handshake import PeerHello, read_key
+from streamline.backends.network.tls import Certificates
+from streamline.backends.remote.agent import Agent
 from streamline.backends.remote.agents import Agents, AttachedAgent, CarriedPlan
-from streamline.backends.remote.control import Alive, Leave, Offer, Payload
+from streamline.backends.remote.control import AgentCalls, Call, TrainerCalls, call
+from streamline.backends.remote.remote import RemoteHost
 from streamline.cli import main
-from streamline.core.dial import UnreachableError, dial
-from streamline.core.handshake import PeerHello, read_key
 from streamline.core.options import parse_address
-from streamline.core.tls import Certificates
 from streamline.errors import HostError, PlanError
 from streamline.pipeline import Pipeline
 from tests.backends.remote.machines import KEY, agent_process, free_address, key_file, machines
 from tests.certificates import tls_folder
 from tests.laws.profile import FACTOR
+
+DIALLER = Introduction(("localhost", 1), b"", PeerHello(role="control", node="node7", pid=1))
 
 LENGTH = 3000
 
@@ -256,7 +259,7 @@ def test_a_trainer_that_falls_silent_before_it_says_how_long_it_may_is_noticed(m
     here, there = socket.socketpair()
     with here, there:
         there.shutdown(socket.SHUT_RDWR)
-        lost = agents_side.Agent(here, agents_side.Dialler(("localhost", 1), b"", None, ""), 1).serve()
+        lost = agents_side.Agent(here, DIALLER, 1).serve()
     assert lost is not None
     lost_after_s = sl.Remote(1).lost_after_s
     assert watched == [(lost_after_s - agents_side.ENDING_S, True)]
@@ -266,12 +269,11 @@ def test_a_trainer_that_falls_silent_before_it_says_how_long_it_may_is_noticed(m
 
 def test_after_a_loss_no_name_is_asked_for() -> None:
     """A server of names may not answer either; then an agent would stay."""
-    dialler = agents_side.Dialler(("localhost", 1), b"", None, "")
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
-        again = dialler.where_connected(sock)
-        assert again == dialler._replace(address=server.getsockname())
+        again = agents_side._where_connected(DIALLER, sock)
+        assert again == DIALLER._replace(address=server.getsockname())
     with socket.socket() as unconnected:
-        assert dialler.where_connected(unconnected) == dialler
+        assert agents_side._where_connected(DIALLER, unconnected) == DIALLER
 
 
 def test_an_agent_ends_well_some_time_after_its_trainer_has(tmp_path: Path) -> None:
@@ -289,9 +291,9 @@ def test_an_agent_that_is_to_rejoin_serves_a_run_that_begins_later(
     patience: list[float] = []
     reached = agents_side._reached
 
-    def noting(dialler: Dialler, patience_s: float) -> socket.socket:
+    def noting(trainer: Introduction, patience_s: float) -> socket.socket:
         patience.append(patience_s)
-        return reached(dialler, patience_s if len(patience) == 1 else 0.0)
+        return reached(trainer, patience_s if len(patience) == 1 else 0.0)
 
     monkeypatch.setattr(agents_side, "_reached", noting)
     address, key = free_address(), key_file(tmp_path)
@@ -323,12 +325,12 @@ def test_an_agent_that_dials_ends_at_sigterm(tmp_path: Path, monkeypatch: pytest
 def test_an_agent_says_once_why_it_dials_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     troubles, now = iter(["name not known"] * 3 + ["refused"] * 4), itertools.count(0.0, 0.5)
 
-    def control(_: float) -> socket.socket:
+    def dial(connect_s: float) -> socket.socket:
         raise UnreachableError(next(troubles))
 
     monkeypatch.setattr(agents_side, "time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda _: None))
     with caplog.at_level("INFO", "streamline.agent"), pytest.raises(UnreachableError, match="refused"):
-        agents_side._reached(SimpleNamespace(control=control), 6.0)  # type: ignore[arg-type]
+        agents_side._reached(SimpleNamespace(dial=dial), 6.0)  # type: ignore[arg-type]
     assert [record.getMessage() for record in caplog.records] == [
         "name not known; dialling again, for up to 6 s",
         "refused; dialling again, for up to 2 s",
@@ -470,19 +472,19 @@ def test_a_plan_that_holds_much_is_sent_whole(tmp_path: Path, tls: Path | None) 
 
 def test_a_plan_is_read_once_for_all_agents_and_copied_for_none() -> None:
     plan = CarriedPlan(ship(bytes(1 << 20)))
-    sent: list[Payload] = []
+    sent: list[Call] = []
     agents: list[Any] = [type("Taking", (), {"send": lambda _, message: sent.append(message)})() for _ in range(3)]
     for agent in agents * 2:
         plan.send(agent)
     assert len(sent) == 3
-    assert len({id(message.data.raw().obj) for message in sent}) == 1
+    assert len({id(message.arguments[1].raw().obj) for message in sent}) == 1
     here, there = socket.socketpair()
     near, far = ControlConnection(here), ControlConnection(there)
     with here, there:
-        writing = threading.Thread(target=lambda: list(map(near.send, (sent[0], Offer(5)))))
+        writing = threading.Thread(target=lambda: list(map(near.send, (sent[0], call(TrainerCalls.offered, 5)))))
         writing.start()
-        assert bytes(far.receive().data) == sent[0].data.raw()
-        assert far.receive() == Offer(5)
+        assert bytes(far.receive().arguments[1]) == sent[0].arguments[1].raw()
+        assert far.receive() == call(TrainerCalls.offered, 5)
         writing.join()
 
 
@@ -490,7 +492,8 @@ def test_half_a_message_ends_the_connection_at_both_ends() -> None:
     here, there = socket.socketpair()
     near, far = ControlConnection(here), ControlConnection(there)
     here.settimeout(0.01)
-    near.send(Payload(1, bytes(8 << 20)))  # more than the socket takes while its other end reads nothing
+    more_than_a_socket_takes = bytes(8 << 20)
+    near.send(call(AgentCalls.keep_payload, 1, more_than_a_socket_takes))  # while its other end reads nothing
     with here, there, pytest.raises(EOFError):
         far.receive()
 
@@ -572,28 +575,29 @@ def test_who_knows_the_key_but_no_ticket_is_hung_up_on(
     where, secret, certificates = parse_address("", remote.listen), read_key(tmp_path / "key"), Certificates.of(tls)
     with squares().open(backend=remote) as stream:
         for ticket in ("", "0" * 32):
-            with dial(where, secret, PeerHello(role=role, node="mad", pid=1, ticket=ticket), tls=certificates) as sock:
+            hello = PeerHello(role=role, node="mad", pid=1, ticket=ticket)
+            with Introduction(where, secret, hello, certificates).dial() as sock:
                 assert sock.recv(1) == b""
         assert list(stream) == [item * item for item in range(LENGTH)]
 
 
 def test_an_agent_leaves_whichever_of_its_threads_sigterm_interrupts() -> None:
     here, there = socket.socketpair()
-    trainer, heard = ControlConnection(there), list[object]()
+    trainer, heard = ControlConnection(there), list[Any]()
 
     def strike() -> None:
         trainer.receive()  # its offer: it waits from now on
         while sys._current_frames()[threading.main_thread().ident or 0].f_code.co_name != "recv_fds":
             time.sleep(0.001)
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
-        heard.extend(iter(trainer.receive, Leave("SIGTERM")))  # heartbeats, until it leaves
+        heard.extend(iter(trainer.receive, call(TrainerCalls.left, "SIGTERM")))  # heartbeats, until it leaves
 
-    agent, thread = Agent(here, Dialler(("", 0), b"", None, ""), 1), threading.Thread(target=strike)
+    agent, thread = Agent(here, DIALLER, 1), threading.Thread(target=strike)
     with here, there, agents_side._on_sigterm(agent):
         thread.start()
         assert agent.serve() == "this machine was asked to leave: SIGTERM"
         thread.join()
-    assert {type(message) for message in heard} <= {Alive}
+    assert {message.method for message in heard} <= {"alive"}
 
 
 def test_an_agent_that_talks_nonsense_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -601,8 +605,8 @@ def test_an_agent_that_talks_nonsense_is_lost(tmp_path: Path, caplog: pytest.Log
     remote = sl.Remote(1, listen=address, key_file=key)
     with squares().open(backend=remote) as stream:
         where, secret = parse_address("", address), read_key(key)
-        with dial(where, secret, PeerHello(role="control", node="mad", pid=1)) as sock:
-            ControlConnection(sock).send(Offer(1))
+        with Introduction(where, secret, PeerHello(role="control", node="mad", pid=1)).dial() as sock:
+            ControlConnection(sock).send(call(TrainerCalls.offered, 1))
             ControlConnection(sock).send("nonsense")
             while sock.recv(4096):  # until it is hung up on
                 pass
@@ -642,6 +646,28 @@ def test_an_agent_that_encrypts_where_its_trainer_does_not_is_told_so(tmp_path: 
         result = CliRunner().invoke(main, ["worker", *options])
     assert result.exit_code == 1
     assert re.search(r"encrypt.*: give both tls= \(--tls\), or neither", result.output)
+
+
+@pytest.mark.parametrize("struck", ["the wait for its process", "the end of the listener"])
+def test_a_close_that_ctrl_c_cuts_off_is_done_by_the_next_one(
+    struck: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def strike(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    address = free_address()
+    host = sl.Remote(1, listen=address, key_file=key_file(tmp_path)).host(0)
+    host.start()
+    if struck == "the end of the listener":
+        monkeypatch.setattr(Listener, "close", strike)
+    else:
+        process = SimpleNamespace(gone=SimpleNamespace(wait=strike), end=lambda grace_s: None)
+        monkeypatch.setattr(RemoteHost, "_running", process)
+    with pytest.raises(KeyboardInterrupt):
+        host.close()
+    monkeypatch.undo()
+    host.close()
+    Listener(parse_address("", address), b"", print).close()  # the port is free
 
 
 def test_a_trainer_without_a_certificate_does_not_open(tmp_path: Path) -> None:

@@ -21,10 +21,9 @@ import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamline.core.dial import Introduction, UnreachableError, dial
-from streamline.core.handshake import MISFIT, DialerHandshake, HandshakeError, PeerHello
-from streamline.core.listener import Listener
-from streamline.core.tls import Certificates, TlsSocket, channel_of
+from streamline.backends.network.connections import Introduction, Listener, UnreachableError
+from streamline.backends.network.handshake import MISFIT, HandshakeError, PeerHello, dialer_steps
+from streamline.backends.network.tls import Certificates, TlsSocket, channel_of
 from streamline.errors import HostError
 from tests.certificates import tls_folder
 
@@ -45,7 +44,7 @@ class Port:
 
     def pair(self, tls: Certificates | None) -> tuple[socket.socket, socket.socket]:
         """Return both ends of a connection."""
-        return dial(self.address, KEY, HELLO, tls=tls, timeout_s=60), self.peers.get(timeout=60)[0]
+        return Introduction(self.address, KEY, HELLO, tls).dial(timeout_s=60), self.peers.get(timeout=60)[0]
 
 
 @pytest.fixture(scope="module")
@@ -169,12 +168,15 @@ def test_an_end_that_says_it_sends_no_more_has_hung_up(port: Port, tls: Certific
     context.check_hostname = False
     context.load_verify_locations(f"{tls.folder}/ca.crt")
     with context.wrap_socket(socket.create_connection(port.address)) as here:
-        handshake = DialerHandshake(KEY, HELLO)
-        handshake.channel = channel_of(here.getpeercert(binary_form=True))
-        answer = handshake.greeting
-        while not handshake.done:
-            here.sendall(answer)
-            answer = handshake.receive(here.recv(handshake.needs))
+        steps = dialer_steps(KEY, HELLO, channel_of(here.getpeercert(binary_form=True)))
+        step = next(steps)
+        with suppress(StopIteration):
+            while True:
+                if isinstance(step, bytes):
+                    here.sendall(step)
+                    step = next(steps)
+                else:
+                    step = steps.send(here.recv(step))
         with port.peers.get(timeout=60)[0] as there:
             here.setblocking(False)
             with suppress(ssl.SSLWantReadError):  # it would wait for the other end to say so, too
@@ -195,14 +197,18 @@ def test_a_forged_byte_ends_the_connection(port: Port, tls: Certificates) -> Non
 
 
 def logged(port: Port, caplog: pytest.LogCaptureFixture) -> list[str]:
-    port.listener.close()  # then all is logged
+    with socket.create_connection(port.address) as probe, suppress(ConnectionError):
+        probe.shutdown(socket.SHUT_WR)
+        while probe.recv(9):  # until it is hung up on: then all that came before is logged
+            pass
+    port.listener.close()
     return [record.getMessage().removeprefix(LOGGED) for record in caplog.records]
 
 
 def test_an_end_that_does_not_encrypt_is_told_so(tls: Certificates, caplog: pytest.LogCaptureFixture) -> None:
     port = Port(tls)
     with pytest.raises(HandshakeError, match=r"the other end encrypts, this one doesn't: give both tls= \(--tls\)"):
-        dial(port.address, KEY, HELLO)
+        Introduction(port.address, KEY, HELLO).dial()
     (line,) = logged(port, caplog)
     assert line.startswith("the other end doesn't encrypt, or not with TLS 1.3, and this one does")
 
@@ -211,7 +217,7 @@ def test_an_end_that_encrypts_is_told_that_the_other_one_does_not(
     plain_port: Port, tls: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(HandshakeError, match=r"the other end doesn't encrypt.*: give both tls= \(--tls\), or neither"):
-        dial(plain_port.address, KEY, HELLO, tls=tls)
+        Introduction(plain_port.address, KEY, HELLO, tls).dial()
     assert logged(plain_port, caplog) == [
         "the other end encrypts (TLS), this one doesn't: give both tls= (--tls), or neither"
     ]
@@ -224,7 +230,7 @@ def test_a_certificate_of_another_authority_is_refused(
     with pytest.raises(
         HandshakeError, match=rf"not trusted: unable to get local.* be {tls.folder}/ca.crt, or be signed"
     ):
-        dial(port.address, KEY, HELLO, tls=tls)
+        Introduction(port.address, KEY, HELLO, tls).dial()
     (line,) = logged(port, caplog)
     assert line.startswith("the other end refuses TLS (TLSV1_ALERT_UNKNOWN_CA): if it is the certificate of this end")
 
@@ -235,14 +241,14 @@ def test_an_expired_certificate_is_refused(
     yesterday = datetime.now(UTC) - timedelta(days=1)
     port = Port(Certificates(str(tls_folder(tmp_path, ca, not_after=yesterday))))
     with pytest.raises(HandshakeError, match="certificate has expired"):
-        dial(port.address, KEY, HELLO, tls=tls)
+        Introduction(port.address, KEY, HELLO, tls).dial()
     (line,) = logged(port, caplog)
     assert "EXPIRED" in line
 
 
 def test_another_key_is_refused_inside_tls(port: Port, tls: Certificates) -> None:
     with pytest.raises(HandshakeError, match="another key"):
-        dial(port.address, b"other" * 8, HELLO, tls=tls)
+        Introduction(port.address, b"other" * 8, HELLO, tls).dial()
     assert port.peers.empty()
 
 
@@ -267,7 +273,7 @@ def test_one_with_a_trusted_certificate_and_no_key_can_not_pass_on_what_both_say
         between = threading.Thread(target=relayed, args=(other, tls, port.address, server))
         between.start()
         with pytest.raises(HandshakeError, match="another key"):
-            dial(server.getsockname(), KEY, HELLO, tls=tls)
+            Introduction(server.getsockname(), KEY, HELLO, tls).dial()
         between.join()
     assert port.peers.empty()
 
@@ -277,7 +283,7 @@ def test_one_that_has_the_key_of_the_certificate_can_pass_it_on(port: Port, tls:
     with socket.create_server(("127.0.0.1", 0)) as server:
         between = threading.Thread(target=relayed, args=(tls, tls, port.address, server))
         between.start()
-        dial(server.getsockname(), KEY, HELLO, tls=tls).close()
+        Introduction(server.getsockname(), KEY, HELLO, tls).dial().close()
         between.join()
     port.peers.get(timeout=60)[0].close()
 
@@ -347,7 +353,7 @@ def test_what_is_wrong_with_the_folder_of_a_dialler_is_named(port: Port, name: s
     if name == "ca.crt":
         (tmp_path / name).write_bytes(b"nothing")
     with pytest.raises(HostError, match=words):
-        dial(port.address, KEY, HELLO, tls=Certificates(str(tmp_path)))
+        Introduction(port.address, KEY, HELLO, Certificates(str(tmp_path))).dial()
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(5000), b"\x16\x03\x01\x40\x00" + bytes(300)])
@@ -356,6 +362,6 @@ def test_rubbish_and_an_end_amid_the_handshake_end_the_connection(port: Port, ru
         sock.sendall(rubbish)
         sock.shutdown(socket.SHUT_WR)
         with suppress(ConnectionError):
-            while data := sock.recv(9):
-                assert data == MISFIT
+            while data := sock.recv(99):
+                assert data.startswith(b"\x15\x03") or data == MISFIT  # an alert of TLS
     assert port.peers.empty()

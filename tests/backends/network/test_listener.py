@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import selectors
 import socket
 import struct
 import threading
@@ -15,14 +14,14 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamline.core import listener as listening
-from streamline.core.dial import UnreachableError, dial, greeted
-from streamline.core.handshake import MAGIC, NONCE, DialerHandshake, HandshakeError, PeerHello
-from streamline.core.listener import Listener
+from streamline.backends.network import connections, tls
+from streamline.backends.network.connections import Introduction, Listener, UnreachableError
+from streamline.backends.network.handshake import MAGIC, NONCE_BYTES, HandshakeError, PeerHello, dialer_steps
 from streamline.errors import HostError
 
 KEY = b"key-of-this-job-" * 2
@@ -48,9 +47,17 @@ class Port:
         sock.settimeout(60)
         return sock
 
+    def close_when_all_is_logged(self) -> None:
+        """Close it after what has come was looked at."""
+        with self.connect() as probe:
+            probe.shutdown(socket.SHUT_WR)
+            while probe.recv(9):  # until it is hung up on
+                pass
+        self.listener.close()
+
     def lets_in(self) -> bool:
         """Return whether a dialer gets in, and can talk with the one that listens, in both directions."""
-        with dial(self.address, KEY, HELLO, timeout_s=60) as here:
+        with Introduction(self.address, KEY, HELLO).dial(timeout_s=60) as here:
             there, hello, address = self.peers.get(timeout=200)
             with there:
                 there.sendall(b"down")
@@ -86,13 +93,13 @@ def test_who_knows_the_key_gets_in_and_can_speak(port: Port) -> None:
 
 def test_another_key_is_an_error_for_the_dialer_and_nobody_gets_in(port: Port) -> None:
     with pytest.raises(HandshakeError, match="another key"):
-        dial(port.address, b"other" * 8, HELLO)
+        Introduction(port.address, b"other" * 8, HELLO).dial()
     assert port.peers.empty()
     assert port.lets_in()
 
 
 @pytest.mark.parametrize(
-    "rubbish", [b"GET / HTTP/1.1\r\n\r\n" + bytes(64), os.urandom(5000), MAGIC + bytes(NONCE + 5000)]
+    "rubbish", [b"GET / HTTP/1.1\r\n\r\n" + bytes(64), os.urandom(5000), MAGIC + bytes(NONCE_BYTES + 5000)]
 )
 def test_rubbish_is_refused_and_logged_once(port: Port, rubbish: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "streamline.hosts"):
@@ -112,27 +119,30 @@ def test_a_refused_agent_is_told_why_and_logged(port: Port, caplog: pytest.LogCa
         caplog.at_level(logging.WARNING, "streamline.hosts"),
         pytest.raises(HandshakeError, match=r"0\.0\.1 on Python"),
     ):
-        dial(port.address, KEY, old)
-    port.listener.close()  # then all is logged
+        Introduction(port.address, KEY, old).dial()
+    port.close_when_all_is_logged()
     assert "0.0.1 on Python" in caplog.text
     assert "\x1b" not in caplog.text
 
 
 def test_silence_ends(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "HANDSHAKE_S", 0.02)
+    monkeypatch.setattr(connections, "HANDSHAKE_S", 0.02)
     silent, slow = port.connect(), port.connect()
     slow.sendall(MAGIC)
     assert ended(silent)
     assert ended(slow)
 
 
-def test_what_is_remembered_of_the_refused_is_bounded(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "MOST_LOGGED", 3)
+def test_what_is_remembered_of_the_refused_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST_LOGGED", 3)
+    port = Port()
     for version in range(10):
+        old = PeerHello(role="control", node="n", pid=1, version=str(version))
         with pytest.raises(HandshakeError):
-            dial(port.address, KEY, PeerHello(role="control", node="n", pid=1, version=str(version)))
+            Introduction(port.address, KEY, old).dial()
     assert port.lets_in()
-    assert len(port.listener._logged) <= 3
+    assert port.listener._warn_once.cache_info().currsize == 3
+    port.listener.close()
 
 
 def test_a_receiver_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -142,7 +152,7 @@ def test_a_receiver_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) ->
     listener = Listener(("127.0.0.1", 0), KEY, fail)
     try:
         for _ in range(2):
-            assert ended(dial(("127.0.0.1", listener.port), KEY, HELLO))
+            assert ended(Introduction(("127.0.0.1", listener.port), KEY, HELLO).dial())
     finally:
         listener.close()
     assert "out of order" in caplog.text
@@ -157,7 +167,7 @@ def test_a_port_in_use_is_named(port: Port) -> None:
 
 def test_a_trainer_that_says_nothing_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(UnreachableError, match="doesn't answer"):
-        dial(server.getsockname(), KEY, HELLO, timeout_s=0.02)
+        Introduction(server.getsockname(), KEY, HELLO).dial(timeout_s=0.02)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -193,75 +203,78 @@ def test_thousands_of_idle_connections_cost_a_bounded_number_of_descriptors(
     for number in range(int(os.environ.get("STREAMLINE_CONNECTIONS", CONNECTIONS))):
         many.append(port.connect())
         if number % 2:
-            many[-1].sendall(MAGIC + bytes(NONCE))
+            many[-1].sendall(MAGIC + bytes(NONCE_BYTES))
         if len(many) == 500:  # this end's own are few, too: what the test may open is limited
             assert port.lets_in()
-            assert len(port.listener._pending) <= listening.MOST_PENDING
-            assert open_files() <= before + len(many) + listening.MOST_PENDING + 5
+            assert len(port.listener._pending) <= connections.MOST_PENDING
+            assert open_files() <= before + len(many) + connections.MOST_PENDING + 5
             while many:
                 many.pop().close()
     assert port.lets_in()
     while many:
         many.pop().close()
-    port.listener.close()  # then all is logged
+    port.close_when_all_is_logged()
     reasons = [
         record.getMessage().removeprefix("a connection from 127.0.0.1 is refused: ") for record in caplog.records
     ]
     assert sorted(reasons) == [
-        f"{listening.MOST_PENDING} others aren't done with their handshakes either",
+        f"{connections.MOST_PENDING} others aren't done with their handshakes either",
         "it hung up in its handshake: it may have another key",
     ]
 
 
 def test_a_peer_that_sends_a_byte_at_a_time_has_no_more_time(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    slow = port.connect()
+    clock = Clock(port, monkeypatch)
+    slow, begun = port.connect(), clock.now
     assert port.lets_in()  # it is accepted
-    for byte in MAGIC + bytes(NONCE):
+    for byte in MAGIC + bytes(NONCE_BYTES):
         slow.sendall(bytes([byte]))
         clock.now += 0.9
         assert port.lets_in()  # the listener has looked at its clock since
-        if clock.now > listening.HANDSHAKE_S:
+        if not port.listener._pending:
             break
-    assert clock.now < 2 * listening.HANDSHAKE_S
+    assert clock.now < begun + 2 * connections.HANDSHAKE_S
     assert ended(slow)
 
 
 class Clock:
     """The listener's clock, moved by the test."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        monkeypatch.setattr(listening, "time", SimpleNamespace(monotonic=lambda: self.now))
+    def __init__(self, port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+        loop = port.listener._loop
+        self.now = loop.time()
+        monkeypatch.setattr(loop, "time", lambda: self.now)
 
 
 def test_a_listener_that_was_held_up_hangs_up_on_no_peer(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     """By user code that holds the interpreter's lock, or since it was stopped: what has come meanwhile counts."""
-    clock = Clock(monkeypatch)
+    clock = Clock(port, monkeypatch)
     with port.connect() as late:
         assert port.lets_in()  # the other one is accepted
-        clock.now += 2 * listening.HANDSHAKE_S
-        with greeted(late, KEY, HELLO, "there"), port.peers.get(timeout=200)[0] as there:
+        clock.now += 2 * connections.HANDSHAKE_S
+        with Introduction("there", KEY, HELLO).greet(late), port.peers.get(timeout=200)[0] as there:
             assert there.fileno() >= 0
 
 
 def test_peers_that_dial_at_once_push_none_of_them_out(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than may be pending, and all have begun: each further one waits to be accepted. Silent ones give way."""
-    monkeypatch.setattr(listening, "MOST_PENDING", 4)
-    monkeypatch.setattr(listening, "TURN_S", 1e9)
+    monkeypatch.setattr(connections, "MOST_PENDING", 4)
+    monkeypatch.setattr(connections, "TURN_S", 1e9)
     silent, begun = [port.connect() for _ in range(4)], [port.connect() for _ in range(4)]
     for sock in begun:
-        sock.sendall(MAGIC + bytes(NONCE))
+        sock.sendall(MAGIC + bytes(NONCE_BYTES))
     assert all(map(ended, silent))
     for sock in begun:
         assert sock.recv(len(MAGIC)) == MAGIC  # it is answered
-    crowded, accept_none_for = threading.Event(), port.listener._accept_none_for
+    crowded, make_room = threading.Event(), port.listener._make_room
 
-    def noted(seconds: float) -> None:
-        accept_none_for(seconds)
+    async def noted() -> bool:
+        if made := await make_room():
+            return made
         crowded.set()
+        return False
 
-    monkeypatch.setattr(port.listener, "_accept_none_for", noted)
+    monkeypatch.setattr(port.listener, "_make_room", noted)
     further: SimpleQueue[bool] = SimpleQueue()
     thread = threading.Thread(target=lambda: further.put(port.lets_in()))
     thread.start()
@@ -271,7 +284,7 @@ def test_peers_that_dial_at_once_push_none_of_them_out(port: Port, monkeypatch: 
     thread.join()
     for sock in begun:
         sock.setblocking(False)
-        assert len(sock.recv(4096)) == NONCE + 32  # and nobody has hung up
+        assert len(sock.recv(4096)) == NONCE_BYTES + 32  # and nobody has hung up
         with pytest.raises(BlockingIOError):
             sock.recv(1)
         sock.close()
@@ -299,7 +312,7 @@ def test_two_agents_that_dial_at_once_both_get_in(port: Port) -> None:
     hellos = [PeerHello(role="link", node=f"n{number}", pid=number, ticket=f"{number:x}") for number in range(20)]
     made: SimpleQueue[socket.socket] = SimpleQueue()
     threads = [
-        threading.Thread(target=lambda hello=hello: made.put(dial(port.address, KEY, hello, timeout_s=60)))
+        threading.Thread(target=lambda hello=hello: made.put(Introduction(port.address, KEY, hello).dial(timeout_s=60)))
         for hello in hellos
     ]
     for thread in threads:
@@ -317,24 +330,19 @@ def test_without_descriptors_it_goes_on_once_there_are_some(
     port: Port, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert port.lets_in()
-    turns: list[float | None] = []
-    select = port.listener._selector.select
-
-    def counted(timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        turns.append(timeout)
-        if len(turns) == 3:  # descriptors are free again
-            monkeypatch.undo()
-        return select(timeout)
+    turns: list[int] = []
 
     def full(_: socket.socket) -> Any:
+        turns.append(len(turns))
+        if len(turns) == 3:  # descriptors are free again
+            monkeypatch.undo()
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(listening, "FULL_S", 0.01)
-    monkeypatch.setattr(port.listener._selector, "select", counted)
+    monkeypatch.setattr(connections, "FULL_S", 0.01)
     monkeypatch.setattr(socket.socket, "accept", full)
     with caplog.at_level(logging.WARNING, "streamline.hosts"):
         assert port.lets_in()
-    assert len(turns) < 10
+    assert len(turns) == 3
     assert [record.getMessage() for record in caplog.records] == [
         "connections can't be accepted: Too many open files (`ulimit -n`)"
     ]
@@ -349,7 +357,7 @@ def test_whatever_bytes_come_it_stays_and_lets_only_others_in(data: list[bytes],
     try:
         sock = port.connect()
         with suppress(OSError):  # it was refused already
-            for piece in [MAGIC + bytes(NONCE)] * polite + data:
+            for piece in [MAGIC + bytes(NONCE_BYTES)] * polite + data:
                 sock.sendall(piece)
             sock.shutdown(socket.SHUT_WR)
         assert ended(sock)
@@ -359,13 +367,17 @@ def test_whatever_bytes_come_it_stays_and_lets_only_others_in(data: list[bytes],
         port.listener.close()
 
 
-def test_a_hello_of_brackets_alone_ends_its_connection_not_the_listener(port: Port) -> None:
-    sock, mean = port.connect(), DialerHandshake(KEY, HELLO)
-    mean._hello = b'{"more":' + b"[" * 4000
-    sock.sendall(mean.greeting)
-    while mean.needs and not (answer := mean.receive(sock.recv(mean.needs))):
-        pass
-    sock.sendall(answer)
+def test_a_hello_of_brackets_alone_ends_its_connection_not_the_listener(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(msgspec.json, "encode", lambda _: b'{"more":' + b"[" * 4000)
+    steps, sock = dialer_steps(KEY, HELLO), port.connect()
+    sock.sendall(next(steps))  # type: ignore[arg-type]
+    assert next(steps) == len(MAGIC)
+    needs = steps.send(sock.recv(len(MAGIC)))
+    proof = steps.send(sock.recv(needs))  # type: ignore[arg-type]
+    monkeypatch.undo()
+    sock.sendall(proof)  # type: ignore[arg-type]
     assert ended(sock)
     assert port.lets_in()
 
@@ -374,7 +386,7 @@ def test_an_agent_with_another_key_is_logged_with_its_address(port: Port, caplog
     with caplog.at_level(logging.DEBUG):
         for _ in range(3):
             with pytest.raises(HandshakeError, match="another key"):
-                dial(port.address, b"another-key-----" * 2, HELLO)
+                Introduction(port.address, b"another-key-----" * 2, HELLO).dial()
         assert port.lets_in()
         port.listener.close()
     assert [record.getMessage() for record in caplog.records] == [
@@ -385,7 +397,7 @@ def test_an_agent_with_another_key_is_logged_with_its_address(port: Port, caplog
 
 
 def test_a_probe_that_connects_and_goes_is_not_logged(port: Port, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.INFO):
         port.connect().close()
         reset = port.connect()
         reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -406,7 +418,7 @@ def test_reasons_that_the_sender_numbers_are_logged_as_one(port: Port, caplog: p
 
 
 def test_accepted_and_dialled_connections_wait_for_no_acknowledgement(port: Port) -> None:
-    with dial(port.address, KEY, HELLO) as here:
+    with Introduction(port.address, KEY, HELLO).dial() as here:
         there, _, _ = port.peers.get(timeout=200)
         with there:
             for sock in (here, there):
@@ -421,7 +433,7 @@ def test_accepted_and_dialled_connections_wait_for_no_acknowledgement(port: Port
 def test_closing_amid_handshakes_ends_them_all_and_leaves_nothing(port: Port) -> None:
     socks = [port.connect() for _ in range(40)]
     for number, sock in enumerate(socks):
-        sock.sendall((MAGIC + bytes(NONCE))[:number])
+        sock.sendall((MAGIC + bytes(NONCE_BYTES))[:number])
     port.listener.close()
     assert all(map(ended, socks))
     port.listener.close()
@@ -436,7 +448,7 @@ def test_it_can_be_closed_by_several_threads_and_from_its_own() -> None:
         closed.set()
 
     listener = Listener(("127.0.0.1", 0), KEY, close)
-    assert ended(dial(("127.0.0.1", listener.port), KEY, HELLO))
+    assert ended(Introduction(("127.0.0.1", listener.port), KEY, HELLO).dial())
     assert closed.wait(200)
     threads = [threading.Thread(target=listener.close) for _ in range(4)]
     for thread in threads:
@@ -462,7 +474,7 @@ def test_an_address_that_is_none_is_named(address: tuple[str, int]) -> None:
     with pytest.raises(HostError, match=f"can't listen at {address[0]}:{address[1]}: "):
         Listener(address, KEY, print)
     with pytest.raises(UnreachableError, match=f"{address[0]}:{address[1]} can't be reached: "):
-        dial(address, KEY, HELLO, timeout_s=0.01)
+        Introduction(address, KEY, HELLO).dial(timeout_s=0.01)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -495,7 +507,8 @@ def test_connections_end_for_their_peers_although_a_fork_was_made_meanwhile(port
 def test_a_dial_takes_no_longer_than_it_may_however_the_other_end_trickles(monkeypatch: pytest.MonkeyPatch) -> None:
     server = socket.create_server(("127.0.0.1", 0))
     clock = [0.0]
-    monkeypatch.setattr("streamline.core.dial.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    for module in (connections, tls):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def trickle() -> None:
         sock, _ = server.accept()
@@ -510,5 +523,5 @@ def test_a_dial_takes_no_longer_than_it_may_however_the_other_end_trickles(monke
     thread = threading.Thread(target=trickle)
     thread.start()
     with server, pytest.raises(UnreachableError, match="doesn't answer: timed out"):
-        dial(server.getsockname(), KEY, HELLO, timeout_s=10.0)
+        Introduction(server.getsockname(), KEY, HELLO).dial(timeout_s=10.0)
     thread.join()
