@@ -10,6 +10,7 @@ import anyio.lowlevel
 import pytest
 
 import streamline as sl
+from streamline.core.capacity import Capacity
 from streamline.core.channel import Channel
 from streamline.core.error_policy import Failure
 from streamline.core.flow import Chunk
@@ -90,7 +91,7 @@ class Worker:
     """The far end of a worker: item i is i, and what it skips it counts."""
 
     def __init__(self, shard: int) -> None:
-        self.channel = Channel[int](At("items", 0), 100)
+        self.channel = Channel[int](At("items", 0), Capacity(100))
         self.shard = shard
         self.at = self.skipped = 0
 

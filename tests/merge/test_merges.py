@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 import streamline as sl
+from streamline.core.capacity import Capacity
 from streamline.core.channel import Channel
 from streamline.core.state import At
 from streamline.errors import PlanError
@@ -109,7 +110,7 @@ def test_one_stalled_worker_of_four_stops_the_others_only_at_max_lead(stalled: s
 
 @pytest.mark.parametrize(("produced", "waits_for"), [([0, 2], [0]), ([0, 1], [1, 0]), ([5, 4], [1, 0]), ([6, 4], [1])])
 def test_a_best_effort_merge_waits_for_no_worker_that_leads_too_far(produced: list[int], waits_for: list[int]) -> None:
-    inboxes = Inboxes.of([Channel[int](At("items", 0), 8).inbox for _ in range(2)])
+    inboxes = Inboxes.of([Channel[int](At("items", 0), Capacity(8)).inbox for _ in range(2)])
     own = {"produced": produced, "next_worker": 1, "replay": []}
     merge = BestEffortMerge("merge", inboxes, own, max_skips_per_round=1, max_lead=2)
     assert [worker for worker, _ in merge.awaited()] == waits_for
