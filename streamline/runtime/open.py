@@ -223,8 +223,8 @@ def _left_out(resume: Snapshot, skipped: list[list[int]], *, recorded: bool) -> 
     if resume.step is None:
         if skipped or recorded or any(resume.left_out):
             raise ResumeError(
-                "the snapshot doesn't say at which step it was taken: an earlier version took it, or its ranks are at "
-                "different steps. With the number of items that the stream had given of its epoch, "
+                "the snapshot doesn't say at which step it was taken: its ranks are at different steps. With "
+                "the number of items that the stream had given of its epoch, "
                 "dataclasses.replace(snapshot, step=number) says it"
             )
         return []

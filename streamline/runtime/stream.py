@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import anyio
 
@@ -135,18 +135,19 @@ class Stream(BaseStream[T], AsyncCursor[T]):
     def snapshot(self, items_ago: int = 0) -> Snapshot:
         """Return the state of the run: what resumes right after the last item received. Doesn't wait.
 
-        If the stream was neither entered with `async with` nor asked for an item, `await` begins it first.
-
         Args:
           items_ago: 1: what resumes with that item, for code that fetches one ahead of using it.
 
         Raises:
           DeadLetterError: a skipped item that it counts can't be written down.
-          PlanError: `items_ago` is neither 0 nor 1.
+          PlanError: `items_ago` is neither 0 nor 1; the stream hasn't begun, and has no state yet.
         """
         check_ago("snapshot(items_ago)", items_ago)
         if self._flow is None:
-            return cast(Snapshot, _NotBegun(self, items_ago))
+            raise PlanError(
+                "stream.snapshot(): the stream hasn't begun, and has no state yet: open it with `async with "
+                "pipe.open() as stream`, or take an item first"
+            )
         return self._snapshot(self._session.gate, items_ago)
 
     async def reset_cache(self) -> None:
@@ -210,24 +211,6 @@ class Stream(BaseStream[T], AsyncCursor[T]):
     def _on_consumed(self, current: CurrentChunk[T]) -> None:
         if self._flow is not None:
             self._flow.release()
-
-
-class _NotBegun:
-    """Stands for the snapshot of a stream that hasn't begun, and has no state: waiting for it begins the stream."""
-
-    def __init__(self, stream: Stream[Any], items_ago: int) -> None:
-        self._stream = stream
-        self._items_ago = items_ago
-
-    def __await__(self) -> Generator[Any, None, Snapshot]:
-        yield from self._stream.start().__await__()
-        return self._stream.snapshot(self._items_ago)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise PlanError(
-            f"snapshot().{name}: the stream hasn't begun, and has no state yet: open it with `async with pipe.open() "
-            "as stream`, or write (await stream.snapshot()), which begins it"
-        )
 
 
 class _Supervisor:

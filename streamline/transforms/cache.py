@@ -41,7 +41,6 @@ class Passing(msgspec.Struct):
     served: Count
     epoch: Epoch
     drawing: Count | None
-    resets: list[tuple[Epoch, Count]] = []  # of earlier versions: refused
     tip: FileName | None = None
     kept: Count = 0
     next: FileName = ""

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 from streamline.core.flow import Site
 from streamline.core.state import Json, Over, Since, State, States, Tree
-from streamline.errors import ResumeError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,17 +105,8 @@ class PassHistory:
 
     @classmethod
     def of(cls, name: str, site: Site, own: Json) -> PassHistory:
-        """Return the history in this run; where a state is given, as it was there.
-
-        Raises:
-          ResumeError: it was reset in the middle of a pass, by an earlier version.
-        """
+        """Return the history in this run; where a state is given, as it was there."""
         key, shares = f"cache {name} of shard {site.shard}", site.tasks.session.shares
-        if own is not None and own.get("resets"):
-            raise ResumeError(
-                f"the snapshot is of a pass of .cache {name!r} that reset_cache() was called in, which this version "
-                "doesn't go on with: resume a snapshot from before that call or from the epoch after it"
-            )
         first = key not in shares
         if first or own is not None:
             shares[key] = cls(None if own is None else own["drawing"])

@@ -463,7 +463,6 @@ def test_a_stream_that_has_not_begun_may_be_paused(run: Run) -> None:
     async def test() -> None:
         stream: Any = aiter(sl.from_items(range(9)).shard(3).merge())
         async with stream.paused():
-            assert (await stream.snapshot()).produced == [0, 0, 0]
             with pytest.raises(PausedError):
                 await anext(stream)
         assert [item async for item in stream] == list(range(9))

@@ -61,14 +61,13 @@ async def test_without_a_with_the_first_item_waits_for_the_answers(server: Any) 
 
 
 async def test_a_snapshot_before_the_first_item_has_the_listing(server: Any) -> None:
-    stream: Any = aiter(three(server))
-    way = r"open it with `async with pipe.open\(\) as stream`, or write \(await stream.snapshot\(\)\), which begins it"
-    with pytest.raises(PlanError, match=rf"snapshot\(\).save: the stream hasn't begun, and has no state yet: {way}"):
-        stream.snapshot().save("ckpt")
-    snapshot = await stream.snapshot(1)  # begins it
-    assert snapshot == stream.snapshot()
+    unbegun: Any = aiter(three(server))
+    way = r"open it with `async with pipe.open\(\) as stream`, or take an item first"
+    with pytest.raises(PlanError, match=rf"snapshot\(\): the stream hasn't begun, and has no state yet: {way}"):
+        unbegun.snapshot()
+    async with three(server).open() as stream:
+        snapshot = stream.snapshot()
     assert len(snapshot.listing) == 3
-    await stream.aclose()
     async with three(server).open(resume=snapshot) as stream:
         assert [line async for line in stream] == LINES
 

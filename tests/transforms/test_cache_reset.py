@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import streamline as sl
-from streamline.errors import PlanError, ReadError, ResumeError
+from streamline.errors import PlanError, ReadError
 from streamline.pipeline import Pipeline
 
 WITHIN = r"reset_cache\(\) in the middle of an epoch: .* between two epochs: .* write \.regenerate\(n\) in the place of"
@@ -144,22 +143,3 @@ def test_a_folder_that_cannot_be_reset_says_so_and_stays(tmp_path: Path, monkeyp
         with pytest.raises(ReadError, match=r"can't reset cache: No space left on device; name a folder"):
             reset(shuffled(tmp_path))
     assert list(shuffled(tmp_path)) == first
-
-
-def test_a_snapshot_of_a_pass_that_an_earlier_version_reset_is_refused_by_name() -> None:
-    pipe = shuffled(None, 4)
-    with pipe.open() as stream:
-        next(stream)
-        snapshot = stream.snapshot()
-
-    def as_reset(part: Any) -> Any:
-        if isinstance(part, list):
-            return [as_reset(one) for one in part]
-        if not isinstance(part, dict):
-            return part
-        more = {"pass": [0, 0], "resets": [[[0, 0], 1]]} if "drawing" in part else {}
-        return {**{key: as_reset(one) for key, one in part.items()}, **more}
-
-    old = replace(snapshot, state=as_reset(snapshot.state))
-    with pytest.raises(ResumeError, match=r"of \.cache 'cache' that reset_cache\(\) was called in"):
-        list(pipe.open(resume=old).sync_stream())
