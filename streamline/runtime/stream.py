@@ -23,7 +23,7 @@ from streamline.core.cursor import AsyncCursor, CurrentChunk
 from streamline.core.flow import LIST_ITEMS, Chunk, Flow
 from streamline.core.options import check_ago
 from streamline.core.pace import SLICE_S, Pace
-from streamline.core.tasks import Session, Tasks, spawn, supervise, surely
+from streamline.core.tasks import Session, Tasks, check_event_loop, spawn, supervise, surely
 from streamline.core.threads import waker
 from streamline.errors import ClosedError, PlanError, PlanTypeError
 from streamline.observe.watchdog import HoldHint, watch
@@ -60,7 +60,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         self._pace = Pace()
         self._gave_way_at = 0
         self._turned_at = -math.inf
-        self._call_soon: Callable[[Callable[[], None]], object] | None = None
+        self._call_soon: Callable[[Callable[[], None]], object] = lambda _: None
         self._flow: Flow[T] | None = None
         self._supervisor: _Supervisor | None = None
         self._tasks: Tasks | None = None
@@ -70,6 +70,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         """Begin: start the supervisor and open the plan. Items are read from the first `anext` on."""
         if self._failure is not None:
             raise self._failure
+        check_event_loop()
         if self._resolve is not None and not self._closed:
             try:
                 self._resolved = await self._resolve()
@@ -84,7 +85,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         tasks = self._tasks = await self._supervisor.start()
         if self._closed:  # by another task, meanwhile
             raise ClosedError("the stream is closed")
-        self._call_soon = _call_soon()
+        self._call_soon = asyncio.get_running_loop().call_soon
         try:
             flow = self._resolved.flow(tasks)
             self._begin_at(flow.state)
@@ -193,7 +194,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
             raise ClosedError("the stream is closed")
         else:
             meters.gave(len(chunk.items))
-        if meters.on and self._call_soon is not None and consumer.body_begins(now):
+        if meters.on and consumer.body_begins(now):
             self._call_soon(consumer.body_ends)
         return chunk
 
@@ -273,11 +274,3 @@ class _Supervisor:
     def _begin(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self._ready.set()
-
-
-def _call_soon() -> Callable[[Callable[[], None]], object] | None:
-    """Return what calls a function when the event loop turns next; None on trio, where nothing does."""
-    try:
-        return asyncio.get_running_loop().call_soon
-    except RuntimeError:
-        return None

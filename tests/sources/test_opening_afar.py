@@ -5,7 +5,6 @@ import logging
 import re
 import threading
 import warnings
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-import trio
 
 import streamline as sl
 from streamline.core import byte_budget as budget
@@ -257,19 +255,6 @@ async def test_a_glob_in_a_store_is_listed_beside_the_loop(bucket: Bucket, tmp_p
     with pytest.raises(ReadError, match="no object matches"):
         async with sl.read_lines(f"{bucket.url}/q/*", storage_options=bucket.options).open():
             pass
-
-
-def test_a_loop_of_trios_is_told_that_threads_read_files(tmp_path: Any) -> None:
-    (tmp_path / "x").write_bytes(b"a\nb\n")
-    pipe = sl.read_lines(tmp_path / "x").shard(1)
-
-    async def read(**options: Any) -> list[str]:
-        async with pipe.open(**options) as stream:
-            return [line async for line in stream]
-
-    with pytest.raises(ReadError, match=r"asyncio's event loop.*backend=sl\.Threads"):
-        trio.run(read)
-    assert trio.run(partial(read, backend=sl.Threads(1))) == ["a", "b"]
 
 
 LISTED = b"".join(b"line %03d\n" % number for number in range(100))
