@@ -126,7 +126,8 @@ class PipelineSubject(Subject):
         return self._opening(None)
 
     def _opening(self, resume: Snapshot | None) -> ResolvedRun:
-        return prepare(self._plan, OpenOptions(self.backend, resume=resume, rank=0, world_size=1))
+        options = OpenOptions(backend=self.backend, resume=resume, rank=0, world_size=1, stall_s=None)
+        return prepare(self._plan, options)
 
     @cached_property
     def _plan(self) -> Plan:
