@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 
 from streamline.core.error_policy import counts_in, moved
 from streamline.core.options import given
-from streamline.core.state import Json, Tree
+from streamline.core.state import Json, Tree, skips_in, with_skips
 from streamline.core.text import Entry, found_otherwise, line_of
 from streamline.errors import PlanError, PlanTypeError, ResumeError
 from streamline.plan.fingerprint import changed, fingerprint, sections
@@ -348,7 +348,7 @@ def _renamed(snapshot: Snapshot, names: dict[str, str | None], plan: Plan) -> Sn
         worker, after = moved(worker, after, {stage.name for stage in plan.after})
         after, worker = moved(after, worker, plan.worker_names)
         own["workers"][str(snapshot.rank)] = worker
-    return replace(snapshot, state={snapshot.merge: own, **after})
+    return replace(snapshot, state=with_skips({snapshot.merge: own, **after}, skips_in(after)))
 
 
 def _over_todays_data(snapshot: Snapshot, source: Source[Any], listing: Json, now: Json) -> Snapshot:
@@ -417,7 +417,7 @@ def resharded(job: Snapshot, found: Rank) -> Snapshot:
     skipped = Counter[str]()
     for part in parts if found.rank == 0 else ():
         skipped.update(counts_in(part.state))
-    state = {job.merge: own, **after, **({"errors": dict(skipped)} if skipped else {})}
+    state = with_skips({job.merge: own, **after}, skipped)
     return replace(parts[0], rank=found.rank, world_size=found.world_size, state=state, parts=(), keepers=())
 
 

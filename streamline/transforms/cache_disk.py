@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.core.pace import Pace
-from streamline.core.state import Since, State, Tally, Tree, read_again, skips_in
+from streamline.core.state import Since, State, Tally, Tree, read_again, skips_in, with_skips
 from streamline.core.tree import nbytes
 from streamline.errors import ResumeError, printable
 from streamline.transforms.cache_files import ROOT, BlockInfo, CacheBlock, CacheFiles, FoundBlocks, new_id, whole
@@ -227,7 +227,7 @@ class _DiskPass(Generic[T]):
             tally = Tally()
             self.flow.state.tally(tally)
             counts = read_again(skips_in(state), {name: count for (_, name), count in tally.skipped.items()})
-            state = {**state, "errors": counts} if counts else state
+            state = with_skips(state, counts)
         await self.flow.aclose()
         self.flow = self._upstream.at(replace(self.run.site, epoch=epoch))(state)
         self.flow.reader = self.run.meter
