@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from bench import harness
 from bench.suite import Case, Suite, Tally, at_least, within_mb
-from streamline.backends.hosts.process_env import ALLOCATOR
+from streamline.backends.hosts.child_process import ALLOCATOR
 from streamline.transforms.collate import empty_batch
 
 Array = npt.NDArray[np.uint8]

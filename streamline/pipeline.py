@@ -700,7 +700,7 @@ class Pipeline(Openable[T]):
           stall_s: seconds of waiting at which the log says what for, and at twice, four times, … as many; None: never.
           memory: bytes that sources may hold read ahead in each process; one request is always admitted.
           metrics: where its metrics are read: "127.0.0.1:9464" by Prometheus, or by "opentelemetry". docs/metrics.md
-          page: True: a live page shows it, and all ranks, in a browser; "0.0.0.0:8600": at this address. docs/page.md
+          page: True: a live page shows it in a browser; "0.0.0.0:8600": at this address. docs/page.md
           record: where it records of each step which items were in it: sl.Recorder("steps/"). docs/steps.md
           skip_steps: steps whose items are drawn and not given, range(1820, 1841) say; later resumes know of them.
           tune: True: what limits gets more calls, threads, room, or hosts; or a file to go by. docs/tuning.md

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.util import find_spec
@@ -56,6 +57,10 @@ SLOW = re.compile(r"Executing <.*> took \d+\.\d+ seconds")
 """What asyncio's debug mode says where a step took more than 0.1 s: on a busy machine any may. What these tests guard
 is everything else that it says: coroutines never awaited, resources never closed."""
 
+LONG_RUN_S = 600.0
+
+SHOWN_PLACES = 60
+
 OTHERS = ("AnyIO worker thread", "pytest_timeout")
 """Threads that are not streamline's, and live longer than a test."""
 
@@ -68,11 +73,20 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the tests for which a server isn't here."""
+    """Name the tests for which a server isn't here, and after a long run, the folders and files that took longest."""
     if lines := list(not_run(terminalreporter.stats.get("skipped", ()))):
         terminalreporter.section("not run")
         for line in lines:
             terminalreporter.line(line)
+    spent: dict[str, float] = defaultdict(float)
+    for report in [each for reports in terminalreporter.stats.values() for each in reports]:
+        path = getattr(report, "nodeid", "").partition("::")[0]
+        for place in (path, path.rpartition("/")[0]):
+            spent[place] += getattr(report, "duration", 0.0)
+    if sum(spent.values()) > LONG_RUN_S:
+        terminalreporter.section("seconds, all processes together")
+        for place, seconds in sorted(spent.items(), key=lambda each: -each[1])[:SHOWN_PLACES]:
+            terminalreporter.line(f"{seconds:8.1f} {place}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,11 +8,15 @@ import json
 import lzma
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
+import streamline as sl
+from streamline.errors import StreamlineError
 from streamline.io.formats import csv as csv_files
 from streamline.io.formats import line_decoding as lines
 from streamline.io.storage import local
@@ -74,6 +78,37 @@ def slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(csv_files, "SLICE_BYTES", 2)
         monkeypatch.setattr(local, "FIRST_BLOCK_BYTES", 3)
         monkeypatch.setattr(local, "BLOCK_BYTES", 4)
+
+
+@pytest.fixture(params=[None, 100, 701])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read in blocks of a few bytes, too."""
+    if request.param:
+        monkeypatch.setattr(local, "FIRST_BLOCK_BYTES", request.param)
+        monkeypatch.setattr(local, "BLOCK_BYTES", request.param)
+
+
+def outcome(pipe: sl.Pipeline[Any], **options: Any) -> tuple[list[Any], StreamlineError | None]:
+    """Return the items up to the end or the failure, and that."""
+    seen: list[Any] = []
+    try:
+        with pipe.open(**options) as stream:
+            seen.extend(stream)
+    except StreamlineError as error:
+        return seen, error
+    return seen, None
+
+
+async def outcome_aside(pipe: sl.Pipeline[Any], **options: Any) -> tuple[list[Any], StreamlineError | None]:
+    """Do the same in a thread: the server has its turn."""
+    return await anyio.to_thread.run_sync(partial(outcome, pipe, **options))
+
+
+class Plain:
+    """Makes items comparable by their repr, as the kit wants them: a record batch's shows its buffers' addresses."""
+
+    def __call__(self, item: Any) -> Any:
+        return item.to_pylist() if hasattr(item, "to_pylist") else item
 
 
 async def check_every_resume(read: Read, source: Any, expected: list[Any], **options: Any) -> Any:

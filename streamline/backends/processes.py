@@ -16,7 +16,7 @@ from streamline.backends.hosts.host import HostExit, SocketHost
 from streamline.backends.hosts.host_server import Spec
 from streamline.backends.hosts.plan_shipping import Shipped, ship
 from streamline.backends.hosts.pool import HostingBackend, check_shared
-from streamline.backends.hosts.process_env import ProcessEnv
+from streamline.backends.hosts.process_main import ProcessEnv
 from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.hosts.stdio_relay import Relay
 from streamline.backends.ipc.link import Link
@@ -26,6 +26,10 @@ from streamline.core.options import check_int
 from streamline.core.tasks import Session
 from streamline.errors import ClosedError
 from streamline.plan.plan import Plan
+
+ENTRY_POINT = "streamline.backends.hosts.host_server:serve_socket"
+
+SHARED_ENTRY_POINT = "streamline.backends.hosts.shared_runs:serve_socket"
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,8 @@ class Processes(HostingBackend):
             max_restarts=self.max_restarts, worker_timeout=self.worker_timeout, replace_stuck=self.replace_stuck
         )
 
-    def host(self, number: int) -> ProcessHost:
-        return ProcessHost(number, self.env)
+    def host(self, number: int, *, shared: bool = False) -> ProcessHost:
+        return ProcessHost(number, self.env, SHARED_ENTRY_POINT if shared else ENTRY_POINT)
 
     def payload(self, plan: Plan, session: Session, hosts: int) -> Shipped:
         shipped = ship(Spec.of(plan, session), alike=self.shared is not None)
@@ -95,9 +99,10 @@ class ProcessHost(SocketHost[HostProcess]):
 
     kind: ClassVar[HostKind] = "process"
 
-    def __init__(self, number: int, env: Mapping[str, str]) -> None:
+    def __init__(self, number: int, env: Mapping[str, str], entry_point: str = ENTRY_POINT) -> None:
         super().__init__(number)
         self._env = env
+        self._entry_point = entry_point
         self._process: HostProcess | None = None
         self._used = False  # whether the process was given a link
 
@@ -132,9 +137,7 @@ class ProcessHost(SocketHost[HostProcess]):
         if self.closed:
             raise ClosedError(f"process {self.number} was closed with its pool")
         if self._process is None or self._process.exit is not None:
-            process = HostProcess(self.number, self._env)
-            process.start()
-            self._process = process
+            self._process = HostProcess(self.number, self._env, entry_point=self._entry_point)
             self._used = False
         return self._process
 

@@ -90,8 +90,8 @@ class Ray(AgentsBackend):
         self.actor_class()
         return super().pool(hints=hints)
 
-    def host(self, number: int) -> RayHost:
-        return RayHost(number, self)
+    def host(self, number: int, *, shared: bool = False) -> RayHost:
+        return RayHost(number, self, shared_by_ranks=shared)
 
     def listening(self) -> AbstractContextManager[Agents]:
         return agents_at((node_address(), 0), process_key(), self.lost_after_s)
@@ -185,8 +185,8 @@ _lost_nodes = _LostNodes()
 class RayHost(RemoteHost):
     """A host process under an actor, or the ones that replaced them."""
 
-    def __init__(self, number: int, backend: Ray) -> None:
-        super().__init__(number, backend)
+    def __init__(self, number: int, backend: Ray, *, shared_by_ranks: bool) -> None:
+        super().__init__(number, backend, shared_by_ranks=shared_by_ranks)
         self.backend = backend
         self._actor: _AskedActor | None = None
         self._last: RemoteProcess | None = None
@@ -205,7 +205,7 @@ class RayHost(RemoteHost):
             if self._actor is not None:
                 self._note_end(self._actor)
             self._actor = _AskedActor(agents, replaces=last is not None)
-        placed = agents.place(self.number, self.backend.env, self._actor.ticket)
+        placed = agents.place(self.number, self.backend.env, self._actor.ticket, shared=self._shared_by_ranks)
         self._actor.serve(self.backend, placed)
         return placed
 

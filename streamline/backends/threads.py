@@ -52,7 +52,7 @@ class Threads(HostingBackend):
     def crash_tracking(self) -> CrashTracking:
         return CRASH_TRACKING
 
-    def host(self, number: int) -> ThreadHost:
+    def host(self, number: int, *, shared: bool = False) -> ThreadHost:
         return ThreadHost(number)
 
     def payload(self, plan: Plan, session: Session, hosts: int) -> Spec:

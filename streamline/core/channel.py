@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import anyio.lowlevel
 
-from streamline.core.flow import LIST_ITEMS, LONG_LIST_ITEMS, Chunk, Flow
+from streamline.core.capacity import Capacity
+from streamline.core.flow import Chunk, Flow
 from streamline.core.gate import Gate, Rest
 from streamline.core.state import Joined, Shifted, State, States
 from streamline.core.tree import nbytes
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
     from streamline.core.tasks import Session
 
 T = TypeVar("T")
-
-QUICK_ITEM_S = 5e-7
-"""An item that takes less than this is made in no time: a list of the longest, in half of the time between two
-checkpoints."""
 
 
 class FlushPoints(NamedTuple):
@@ -59,59 +56,45 @@ class FlushPoints(NamedTuple):
 
 
 class Sink(ABC, Generic[T]):
-    """Where items leave a task, and what bounds those that were not consumed yet, in number and bytes.
-
-    Inputs are throttled, outputs never: a driver asks for room before it pulls.
-
-    Args:
-      capacity: items between the sender's hands and the receiver's, at least 1.
-      capacity_bytes: likewise in bytes; one item is always admitted.
+    """Where items leave a task, and what bounds those that were not consumed yet.
 
     Attributes:
-      held: items that are in here, or with the receiver; `held_bytes` together.
+      capacity: what may be held in here, and with the receiver.
       filler: the meter of the stage whose items wait for room here; None: waits aren't counted.
-      longest: items of a list that is to be pulled for it, at the most.
       sent: items sent in all.
       flush_points: where a list has to be handed on although user code may be quick; None: everywhere.
-      last: whether it is the consumer that takes from it, and no task of the run.
+      turns: of the event loop until what was sent has been taken; 2: to a consumer after the merge.
     """
 
     filler: StageMeter | None = None
-    longest = LIST_ITEMS
     sent = 0
-    last = False
+    turns = 2
     flush_points: FlushPoints | None = None
 
-    def __init__(self, capacity: int, capacity_bytes: float, held: int = 0, held_bytes: int = 0) -> None:
+    def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity
-        self.capacity_bytes = capacity_bytes
-        self.held = held
-        self.held_bytes = held_bytes
         self._waiting: Rest | None = None
 
     @property
-    @abstractmethod
-    def room(self) -> int:
-        """Items that may be pulled now; 0 or less: none."""
-
-    @property
     def room_at_once(self) -> int:
-        """The room, or 0 where `wait_room` waits."""
-        return max(0, self.room)
+        """Items that may be pulled now; 0 where `wait_room` waits."""
+        return self.capacity.room_at_once
 
     def wanted(self, room: int) -> tuple[int, int]:
         """Return how long a list to pull, and how many of its items the consumer can't go on without."""
-        most = min(room, self.longest)
+        most = min(room, self.capacity.longest)
         return (most, 1) if self.flush_points is None else self.flush_points.wanted(self.sent, most)
 
     async def wait_room(self) -> int:
         """Wait until there is room, and return it; after it was full, for a quarter of it: lists are to be long."""
         if room := self.room_at_once:
             return room
-        self._when_full()
-        while self.held > self.capacity * 3 // 4 or self.room < 1:
+        capacity = self.capacity
+        capacity.note_full(perf_counter())
+        while not capacity.is_low or capacity.room < 1:
             await self._wait_freed()
-        return self.room
+        capacity.note_room(perf_counter())
+        return capacity.room
 
     @abstractmethod
     async def send(self, chunk: Chunk[T], /) -> None:
@@ -131,31 +114,58 @@ class Sink(ABC, Generic[T]):
 
     def freed(self, items: int, size: int) -> None:
         """Take note that the receiver has consumed `items` items of `size` bytes together."""
-        self.held -= items
-        self.held_bytes -= size
-        if self._waiting is not None and self.held <= self.capacity * 3 // 4:
+        self.capacity.free(items, size)
+        if self._waiting is not None and self.capacity.is_low:
             self._waiting.set()
             self._waiting = None
 
-    def _when_full(self) -> None:
-        """The sender is about to wait for room."""
-
     async def _wait_bytes(self, size: int) -> None:
         """Wait until an item of `size` bytes fits."""
-        while self.held and self.held_bytes + size > self.capacity_bytes:
+        while not self.capacity.fits(size):
             await self._wait_freed()
 
     async def _wait_freed(self) -> None:
         """Wait until the receiver has consumed some items; the filler's meter counts it."""
         self._waiting = Rest()
+        await self._wait_metered(self._waiting)
+
+    async def _wait_metered(self, freed: Rest) -> None:
         slot = -id(self)  # no call's, nor another channel's: a stage may wait for room in several, and for an input
         if self.filler is not None:
             self.filler.wait_begins("wait_output", slot)
         try:
-            await self._waiting.wait()
+            await freed.wait()
         finally:
             if self.filler is not None:
                 self.filler.wait_ends(slot)
+
+
+class Feeder:
+    """What fills a channel: a task, or what stands for one elsewhere. It is told what becomes of the channel.
+
+    A subclass overrides what concerns it; the rest does nothing.
+    """
+
+    def start(self) -> None:
+        """Begin: called once, with the first pull or before it."""
+
+    def cancel(self) -> None:
+        """Ask it to end; don't wait."""
+
+    async def stop(self) -> None:
+        """Ask it to end, and wait for that."""
+
+    def on_wait(self) -> None:
+        """The receiver begins to wait for items."""
+
+    def on_freed(self) -> None:
+        """The receiver has consumed items."""
+
+    def on_flush_points(self) -> None:
+        """The channel has new flush points."""
+
+    def on_closed(self) -> None:
+        """The inbox is closed: no item will be read any more."""
 
 
 class Channel(Sink[T]):
@@ -163,38 +173,18 @@ class Channel(Sink[T]):
 
     Args:
       begin: the state before the first item.
-      capacity_bytes: as `streamline.core.tree` counts them. None: no bound.
-      by_list: what is pulled comes in lists of bounded bytes, so that a list stands where an item stands in
-        `capacity_bytes`. Else it is unknown how much the next list would hold, and items are pulled one by one.
-      widest: the capacity for items that take no time to make. None: the same.
 
     Attributes:
+      feeder: what fills it.
       gate: of the run that it belongs to, once that is known.
       meter: of this channel; None: not counted.
-      counts_bytes: whether there is a bound in bytes.
-      on_freed: called when the receiver has consumed items.
     """
 
     meter: ChannelMeter | None = None
 
-    def __init__(
-        self,
-        begin: State,
-        capacity: int,
-        capacity_bytes: int | None = None,
-        *,
-        by_list: bool = False,
-        widest: int | None = None,
-    ) -> None:
-        super().__init__(capacity, math.inf if capacity_bytes is None else capacity_bytes)
-        self._usual = capacity
-        self._widest = capacity if widest is None else widest
-        self._bound = math.inf
-        self.counts_bytes = capacity_bytes is not None
-        self.by_list = by_list
-        self.on_freed: Callable[[], None] | None = None
-        self._come = 0  # items since there was room
-        self._since = -math.inf
+    def __init__(self, begin: State, capacity: Capacity, feeder: Feeder | None = None) -> None:
+        super().__init__(capacity)
+        self.feeder = Feeder() if feeder is None else feeder
         self.finished = False
         self.gate = Gate()
         self.failed = False
@@ -205,90 +195,54 @@ class Channel(Sink[T]):
         """Take note of the run that this channel belongs to; before anything is sent."""
         self.gate = session.gate
         if session.most_ahead is not None:
-            self.bound(session.most_ahead)
-
-    def bound(self, most: int) -> None:
-        """Hold `most` items at the most from now on; before anything is held."""
-        self._bound = min(most, self._bound)
-        self.capacity, self._usual, self._widest = (
-            min(most, capacity) for capacity in (self.capacity, self._usual, self._widest)
-        )
+            self.capacity.limit_to(session.most_ahead)
 
     def resize(self, capacity: int) -> None:
         """Hold so many items from now on, as far as it may; while there are more, none are admitted."""
-        self.capacity = self._usual = self._widest = int(min(capacity, self._bound))
-        if self.meter is not None:
-            self.meter.capacity = self.capacity
+        self.capacity.resize(capacity)
         self.freed(0, 0)  # there may be room
 
-    @property
-    def room(self) -> int:
-        """Items that may be pulled now; under a byte budget one after the other: the next one's size is unknown."""
-        room = self.capacity - self.held
-        if self.counts_bytes:
-            free = not self.held or self.held_bytes < self.capacity_bytes
-            room = min(room, (room if self.by_list else 1) if free else 0)
-        return room
-
-    @property
-    def room_at_once(self) -> int:
-        """The room, or 0 where `wait_room` waits: after a whole list, a quarter of another one is worth a pull."""
-        few = self.held < LIST_ITEMS or self.held <= self.capacity * 3 // 4
-        return room if (room := self.room) >= (1 if few else LIST_ITEMS // 4) else 0
-
     async def wait_room(self) -> int:
-        room = self.room_at_once
-        if not room:
-            room = await super().wait_room()
-            self._come, self._since = 0, perf_counter()
+        room = await super().wait_room()
+        if self.meter is not None:
+            self.meter.capacity = self.capacity.items
         return room
 
-    def _when_full(self) -> None:
-        """Be as wide as suits the items that have filled it since there was room."""
-        if self._widest != self._usual:
-            quick = perf_counter() - self._since < QUICK_ITEM_S * self._come
-            self.capacity, self.longest = (self._widest, LONG_LIST_ITEMS) if quick else (self._usual, LIST_ITEMS)
-            if self.meter is not None:
-                self.meter.capacity = self.capacity
-
-    def reserve(self, items: int) -> None:
+    def reserve(self, items: int, size: int = 0) -> None:
         """Count `items` as held from now on, before they are posted."""
-        self.held += items
+        self.capacity.add(items, size)
         self.sent += items
-        self._come += items
-        meter = self.meter
+        meter, held = self.meter, self.capacity.held
         if meter is not None:
-            meter.depth = self.held
-            if self.held > meter.peak:
-                meter.peak = self.held
+            meter.depth = held
+            if held > meter.peak:
+                meter.peak = held
 
     def freed(self, items: int, size: int) -> None:
         super().freed(items, size)
         if self.meter is not None:
-            self.meter.depth = self.held
-        if self.on_freed is not None:
-            self.on_freed()
+            self.meter.depth = self.capacity.held
+            self.meter.capacity = self.capacity.items
+        self.feeder.on_freed()
 
     async def send(self, chunk: Chunk[T]) -> None:
         """Hand on a chunk; waits only where a byte budget is set and an item doesn't fit."""
-        if not self.counts_bytes:
+        capacity = self.capacity
+        if capacity.size == math.inf:
             self.reserve(len(chunk.items))
             self.post(chunk)
             return
-        one_by_one = not self.by_list and len(chunk.items) > 1
+        one_by_one = not capacity.by_list and len(chunk.items) > 1
         for part in [chunk.part(index, 1) for index in range(len(chunk.items))] if one_by_one else [chunk]:
             if sizes := list(map(nbytes, part.items)):
-                if self.held and self.held_bytes + sum(sizes) > self.capacity_bytes:
-                    await self._wait_bytes(sum(sizes))
-                self.held_bytes += sum(sizes)
-                self.reserve(len(sizes))
+                await self._wait_bytes(sum(sizes))
+                self.reserve(len(sizes), sum(sizes))
                 self._packet().sizes.extend(sizes)
             self.post(part)
 
     def admit(self, item: T, states: States, size: int) -> None:
         """Hand on one item of `size` bytes at once, whatever the room: the caller keeps the bounds."""
-        self.held_bytes += size
-        self.reserve(1)
+        self.reserve(1, size)
         self._packet().sizes.append(size)
         self.post(Chunk([item], states))
 
@@ -331,13 +285,6 @@ class Channel(Sink[T]):
         return self.open
 
 
-class Feeder(Protocol):
-    """What feeds an inbox: a task, or what stands for one elsewhere."""
-
-    def cancel(self) -> None:
-        """Ask it to end; do not wait."""
-
-
 class Inbox(Flow[T]):
     """The receiving end: a flow whose state travelled with the last item received.
 
@@ -351,26 +298,20 @@ class Inbox(Flow[T]):
         self._news: Rest | None = None  # as long as the receiver waits
         self._packet: Packet[T] = Packet()
         self._position = self._unreleased = self._unreleased_bytes = 0
-        self._job: Feeder | None = None
-        self._shut = self._waiting = False
-        self.starter: Callable[[], Feeder] | None = None
-        self.stopper: Callable[[Any], Awaitable[None]] | None = None
+        self._shut = self._waiting = self._keeps = False
+        self._started = self._begun = False  # told to, for ever or never; and it was the feeder that was told
         self.on_ready: Callable[[], None] | None = None
-        self.on_closed: Callable[[], None] | None = None
-        self.on_wait: Callable[[], None] | None = None
-        self.on_flush_points: Callable[[], None] | None = None
         self.on_end: Callable[[bool], None] | None = None
-        self._keeps = False
 
     @property
     def capacity(self) -> int:
         """Items that may be here, or be in use."""
-        return self._channel.capacity
+        return self._channel.capacity.items
 
     def keep(self) -> int:
         """Hold what was taken until `free` is called: asking for more says nothing. Return the capacity from now on."""
         self._keeps = True
-        self._channel.bound(self.capacity)
+        self._channel.capacity.limit_to(self.capacity)
         return self.capacity
 
     def resize(self, capacity: int) -> None:
@@ -380,14 +321,13 @@ class Inbox(Flow[T]):
     def flush_at(self, points: FlushPoints) -> None:
         """Say which items the sender needn't keep for longer lists."""
         self._channel.flush_points = points
-        if self.on_flush_points is not None:
-            self.on_flush_points()
+        self._channel.feeder.on_flush_points()
 
     def start(self) -> None:
         """Start the task that feeds this inbox, if it isn't running yet."""
-        if self.starter is not None:
-            starter, self.starter = self.starter, None
-            self._job = starter()
+        if not self._started:
+            self._started = self._begun = True
+            self._channel.feeder.start()
 
     def notify(self) -> None:
         """Called by the sender: there is something to see."""
@@ -405,7 +345,7 @@ class Inbox(Flow[T]):
         """
         if not self._packet.items and self._channel.open is not None and self._packet.after is None:
             self._adopt(self._channel.open)
-        return min((self._channel.capacity + 1) // 2, len(self._packet.items))
+        return min((self._channel.capacity.items + 1) // 2, len(self._packet.items))
 
     @property
     def at_once(self) -> bool:
@@ -473,8 +413,7 @@ class Inbox(Flow[T]):
         """Wait until there is something to take, or it is over, and items may move."""
         self._waiting = True
         try:
-            if self.on_wait is not None:
-                self.on_wait()
+            self._channel.feeder.on_wait()
             await anyio.lowlevel.checkpoint_if_cancelled()  # asyncio can't cancel a wait whose event is set each turn
             while self.idle:
                 news = self._news = Rest()
@@ -507,19 +446,18 @@ class Inbox(Flow[T]):
 
     def cancel(self) -> None:
         """Ask the task that feeds this inbox to end; do not wait."""
-        self.starter = None
-        if self._job is not None:
-            self._job.cancel()
+        self._started = True
+        if self._begun:
+            self._channel.feeder.cancel()
 
     async def aclose(self) -> None:
         await super().aclose()
-        self.starter = None
-        if self._job is not None and self.stopper is not None:
-            await self.stopper(self._job)
+        self._started = True
+        if self._begun:
+            await self._channel.feeder.stop()
         self._channel.abandon()
         self._packet.items.clear()
-        if self.on_closed is not None:
-            self.on_closed()
+        self._channel.feeder.on_closed()
 
     async def _next(self, limit: int) -> Chunk[T] | None:
         self.start()

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from streamline.core.blame import cancellation_requested
-from streamline.core.channel import Channel, Inbox, Sink
+from streamline.core.capacity import Capacity
+from streamline.core.channel import Channel, Feeder, Inbox, Sink
 from streamline.core.pace import HANDOVER_S, Pace
 
 if TYPE_CHECKING:
     from streamline.core.flow import Flow, Site
     from streamline.core.gate import Gate
+    from streamline.core.tasks import Job, Tasks
 
 T = TypeVar("T")
 
@@ -39,9 +41,9 @@ def behind_channel(
     last: bool = False,
 ) -> Inbox[T]:
     """Return the far end of a channel that a task of its own fills from `flow`, from the first pull on."""
-    channel = Channel[T](flow.state, capacity, capacity_bytes, by_list=by_list, widest=widest)
+    channel = Channel[T](flow.state, Capacity(capacity, capacity_bytes, by_list=by_list, widest=widest))
     channel.filler = flow.meter
-    channel.last = last
+    channel.turns = 1 if last else 2
     filled_by = name if flow.meter is None else flow.meter.name
     return run_into(channel, partial(drive, flow, channel, site.tasks.gate), site, name, filled_by)
 
@@ -59,16 +61,36 @@ def run_into(
       filled_by: the name of the stage whose items go through the channel, for what is counted of it.
     """
     full_name = f"{name} of shard {site.shard}"
-    moving = partial(site.tasks.gate.participate, full_name, work)
-    channel.inbox.starter = lambda: site.tasks.start(moving, full_name, channel.abandon)
+    channel.feeder = TaskFeeder(channel, work, site.tasks, full_name)
     channel.join(site.tasks.session)
     meters = site.tasks.session.meters
     if meters.on:
-        channel.meter = meters.channel(filled_by, site.shard, channel.capacity)
-    channel.inbox.stopper = site.tasks.stop
-    channel.inbox.on_closed = lambda: site.tasks.disown(channel.abandon)
-    site.tasks.own(channel.abandon)
+        channel.meter = meters.channel(filled_by, site.shard, channel.capacity.items)
     return channel.inbox
+
+
+class TaskFeeder(Feeder):
+    """Feeds a channel from a task of its own."""
+
+    def __init__(self, channel: Channel[Any], work: Callable[[], Awaitable[None]], tasks: Tasks, name: str) -> None:
+        self._channel, self._work, self._tasks, self._name = channel, work, tasks, name
+        self._job: Job | None = None
+        tasks.own(channel.abandon)
+
+    def start(self) -> None:
+        work = partial(self._tasks.gate.participate, self._name, self._work)
+        self._job = self._tasks.start(work, self._name, self._channel.abandon)
+
+    def cancel(self) -> None:
+        if self._job is not None:
+            self._job.cancel()
+
+    async def stop(self) -> None:
+        if self._job is not None:
+            await self._tasks.stop(self._job)
+
+    def on_closed(self) -> None:
+        self._tasks.disown(self._channel.abandon)
 
 
 async def drive(flow: Flow[T], channel: Sink[T], gate: Gate) -> None:
@@ -92,7 +114,7 @@ async def drive(flow: Flow[T], channel: Sink[T], gate: Gate) -> None:
             await channel.send(chunk)
             chunk.items = ()  # as `emptied`
             del chunk
-            await pace.give_way(HANDOVER_S, 1 if channel.last else 2)  # to a consumer after the merge it takes two
+            await pace.give_way(HANDOVER_S, channel.turns)
 
     await into(channel, flow, pump)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import anyio
 
+from streamline.core.capacity import LIST_ITEMS
 from streamline.core.state import MadeStates, Reference, Shifted, Since, SkipCounts, Skipped, State, States, Tree
 from streamline.errors import ClosedError
 
@@ -25,12 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 In = TypeVar("In")
-
-LIST_ITEMS = 256
-"""Items in a list at the most, and so between two checkpoints."""
-
-LONG_LIST_ITEMS = 1024
-"""Likewise, where items take no time: each list costs as much as making a hundred of these."""
 
 
 class Chunk(Generic[T]):

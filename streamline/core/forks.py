@@ -102,22 +102,31 @@ def _returned(frame: FrameType, event: str, arg: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """Be killed by the kernel when the host has gone: see `streamline.backends.hosts.process_main`."""
+    """Be killed by the kernel when the host has gone."""
+    if len(_host) > 1:  # a copy of a copy has none
+        os.close(_host.pop())
+    with contextlib.suppress(OSError):  # /proc isn't there
+        end_with(os.open(f"/proc/self/fd/{_host[0]}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))  # with its own owner
+
+
+def end_with(pipe: int) -> bool:
+    """Let the kernel kill this process when the other end of a pipe is closed; False: this system can't.
+
+    It sends SIGKILL, which also ends a process that is stopped, or stuck in C holding the GIL. Rejected:
+    `PR_SET_PDEATHSIG`, which follows the *thread* that started the process.
+    """
     import fcntl  # here, since few fork
     import select
     import signal
 
     if not hasattr(fcntl, "F_SETSIG"):
-        return
-    if len(_host) > 1:  # a copy of a copy has none
-        os.close(_host.pop())
-    with contextlib.suppress(OSError):  # /proc isn't there
-        theirs = os.open(f"/proc/self/fd/{_host[0]}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # with its own owner
-        fcntl.fcntl(theirs, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(theirs, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(theirs, fcntl.F_SETFL, fcntl.fcntl(theirs, fcntl.F_GETFL) | fcntl.FASYNC)
-        if select.select([theirs], [], [], 0)[0]:  # it has gone before that
-            os._exit(1)
+        return False
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | fcntl.FASYNC)
+    if select.select([pipe], [], [], 0)[0]:  # it has been closed before that
+        os._exit(1)
+    return True
 
 
 if hasattr(os, "register_at_fork"):

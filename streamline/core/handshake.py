@@ -76,14 +76,13 @@ class PeerHello(msgspec.Struct, frozen=True, kw_only=True):
     """What a dialer says of itself.
 
     Attributes:
-      role: of the connection: an agent's own, a link of one of its hosts, one of a process that shares the hosts of
-        another, or of a rank that publishes to a page.
+      role: of the connection: an agent's own, a link of one of its hosts, or one of a process that shares the hosts
+        of another.
       node: its machine's name.
-      ticket: of a link: the listener's, good for one; of an agent that was started for one host: that host's; of a
-        rank: its number, and of how many.
+      ticket: of a link: the listener's, good for one; of an agent that was started for one host: that host's.
     """
 
-    role: Literal["control", "link", "node", "rank"]
+    role: Literal["control", "link", "node"]
     node: Annotated[str, msgspec.Meta(max_length=253)]
     pid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     ticket: Annotated[str, msgspec.Meta(max_length=256)] = ""

@@ -110,19 +110,23 @@ def unpack_all(forms: list[Json], read: Read) -> list[Any]:
     return [unpack(forms.pop(), read) for _ in range(len(forms))]
 
 
-def described(array: np.ndarray[Any, Any] | np.generic) -> Any:
-    """Return NumPy's description of an array's type; None: it would come back as another: objects, masks, fields that
-    overlap or aren't in the order of their bytes."""
+def described(array: np.ndarray[Any, Any] | np.generic) -> Json:
+    """Return NumPy's description of an array's type, as JSON; None: it would come back as another: objects, masks,
+    fields that overlap or aren't in the order of their bytes."""
     if array.dtype.hasobject or has_more(type(array)):
         return None
     try:
-        return np.lib.format.dtype_to_descr(array.dtype)
+        return _lists(np.lib.format.dtype_to_descr(array.dtype))
     except ValueError:
         return None
 
 
+def _lists(descr: Any) -> Json:
+    return [_lists(part) for part in descr] if isinstance(descr, list | tuple) else descr
+
+
 def dtype_of(descr: Json) -> np.dtype[Any]:
-    """Return the type of a description that JSON has made lists of: [[name, or [title, name], type, shape], …]."""
+    """Return the type that `described` has described: by a name, or [[name, or [title, name], type, shape], …]."""
     found: np.dtype[Any] = np.lib.format.descr_to_dtype(_tuples(descr))
     return found
 
@@ -130,10 +134,11 @@ def dtype_of(descr: Json) -> np.dtype[Any]:
 def _tuples(descr: Json) -> Any:
     if isinstance(descr, str):
         return descr
-    return [
-        (tuple(name) if isinstance(name, list) else name, _tuples(kind), *map(tuple, shape))
-        for name, kind, *shape in descr
-    ]
+    fields = []
+    for name, kind, *shape in descr:
+        name = tuple(name) if isinstance(name, list) else name
+        fields.append((name, _tuples(kind), *map(tuple, shape)))
+    return fields
 
 
 # Items of live sources ------------------------------------------------------------------------------------------------

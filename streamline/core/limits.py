@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import TypeAlias
@@ -37,6 +38,9 @@ BURST_S = 0.1
 
 ENOUGH = 1 - 1e-9
 """A token, but for what rounding takes of it."""
+
+THIS_LOOP = "the consumer's event loop"
+"""The name of a holder that is not a host."""
 
 Start: TypeAlias = Callable[[Callable[[], Awaitable[None]], str, Callable[[], None]], object]
 """`Tasks.start`."""
@@ -56,6 +60,9 @@ class Limit:
         at most `burst + per_second * t` permits are issued.
       burst: calls that may begin at once after a quiet time, at least 1; None: those of a tenth of a second.
 
+    Attributes:
+      key: what it is known by in other processes: a pickle of it keeps it.
+
     Raises:
       PlanTypeError: not a number.
       PlanError: out of range, or nothing is limited.
@@ -64,6 +71,7 @@ class Limit:
     concurrency: int | None = None
     per_second: float | None = None
     burst: int | None = None
+    key: str = field(default_factory=lambda: os.urandom(8).hex(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.concurrency is not None:
@@ -104,67 +112,24 @@ def check_limit(option: str, given: object) -> None:
         )
 
 
-class TokenBucket:
-    """Tokens that come at a rate, of which at most `burst` are kept. Times are those of the event loop."""
-
-    def __init__(self, per_second: float, burst: int | None) -> None:
-        self._per_second = per_second
-        self._most = float(max(1, math.ceil(per_second * BURST_S)) if burst is None else burst)
-        self._level = self._most
-        self._at = -math.inf
-
-    def take(self) -> bool:
-        """Take a token, if there is one."""
-        now = _loop_time()
-        self._level = min(self._most, self._level + max(0.0, now - self._at) * self._per_second)
-        self._at = now
-        if self._level < ENOUGH:
-            return False
-        self._level -= 1
-        return True
-
-    def put_back(self, tokens: int) -> None:
-        self._level = min(self._most, self._level + tokens)
-
-    @property
-    def due_s(self) -> float:
-        """Seconds from the last look until there is a token."""
-        return max(0.0, 1 - self._level) / self._per_second
-
-
-def _loop_time() -> float:
-    """Return the event loop's time; also in a callback that a thread has sent it, where anyio knows no loop."""
-    return asyncio.get_running_loop().time()
-
-
-class Holder:
-    """What an issuer knows of one event loop.
-
-    Attributes:
-      issued: told of permits issued after they were asked for, and of the holder's share.
-      waiting: asked for, and not issued yet.
-      held: issued, and not given back.
-    """
-
-    def __init__(self, issued: Callable[[int, int], None]) -> None:
-        self.issued = issued
-        self.waiting = 0
-        self.held = 0
-
-
 class Issuer:
-    """Issues the permits of one limit, in turn to those who wait."""
+    """Issues the permits of one limit, in turn to the holders that wait, by whatever names they have.
+
+    Args:
+      start: `Tasks.start`.
+    """
 
     def __init__(self, limit: Limit, gate: Gate, start: Start) -> None:
         self._limit = limit
         self._start = start
         self._free = limit.at_once
-        self._bucket = None if limit.per_second is None else TokenBucket(limit.per_second, limit.burst)
-        self._holders: list[Holder] = []
-        self._turns: deque[Holder] = deque()
-        self._paused = gate.holding
+        self._tokens = self._most_tokens = _burst(limit)
+        self._refilled_at = -math.inf
+        self._issued: dict[Hashable, Callable[[int, int], None]] = {}  # tells a holder of permits, and of its share
+        self._held: dict[Hashable, int] = {}
+        self._waiting: dict[Hashable, int] = {}  # permits asked for, and not issued yet; whose turn it is comes first
+        self._paused = False
         self._issuing = False
-        self._dry = False  # the next permit needs a token that isn't there yet
         self._look: anyio.Event | None = None  # set for the task that waits for tokens; None: there is none
         gate.on_pause(self._pause, self._go_on)
 
@@ -176,67 +141,63 @@ class Issuer:
         self._paused = False
         self._issue()
 
-    def join(self, issued: Callable[[int, int], None]) -> Holder:
-        """Add a holder."""
-        holder = Holder(issued)
-        self._holders.append(holder)
-        self._tell_shares()
-        return holder
+    def join(self, holder: Hashable, issued: Callable[[int, int], None]) -> None:
+        """Add a holder; `issued` is called with the permits issued to it, and its share. Nothing if it has joined."""
+        if holder not in self._issued:
+            self._issued[holder] = issued
+            self._held[holder] = 0
+            self._send_shares()
 
-    def leave(self, holder: Holder) -> None:
-        """Take its permits from a holder whose calls are all over."""
-        self._holders.remove(holder)
-        self.drop(holder, holder.waiting)
-        self._free += holder.held
-        self._tell_shares()
-        self._issue()
+    def leave(self, holder: Hashable) -> None:
+        """Take its permits from a holder whose calls are all over, if it has joined."""
+        if self._issued.pop(holder, None) is not None:
+            self._waiting.pop(holder, None)
+            self._free += self._held.pop(holder)
+            self._send_shares()
+            self._issue()
 
-    def _tell_shares(self) -> None:
-        for holder in self._holders:
-            holder.issued(0, self._share)
+    def _send_shares(self) -> None:
+        for issued in self._issued.values():
+            issued(0, self._share)
 
     @property
     def _share(self) -> int:
         """Permits that each holder may pass on from call to call."""
-        if self._bucket is not None or self._limit.concurrency is None:
+        if self._limit.per_second is not None or self._limit.concurrency is None:
             return 0
-        return self._limit.concurrency // len(self._holders)
+        return self._limit.concurrency // len(self._issued)
 
-    def ask(self, holder: Holder, permits: int) -> None:
+    def take(self, holder: Hashable) -> bool:
+        """Issue a permit at once, if there is one for which no holder waits."""
+        if self._waiting or self._paused or not self._free or not self._take_token():
+            return False
+        self._free -= 1
+        self._held[holder] += 1
+        return True
+
+    def ask(self, holder: Hashable, permits: int) -> None:
         """Issue permits as soon as there are some."""
-        if self._free >= permits and self._bucket is None and not (self._turns or self._paused or self._issuing):
-            self._free -= permits
-            holder.held += permits
-            holder.issued(permits, self._share)  # as below, in fewer steps
-            return
-        if not holder.waiting:
-            self._turns.append(holder)
-        holder.waiting += permits
+        self._waiting[holder] = self._waiting.get(holder, 0) + permits
         self._issue()
-        if self._bucket is not None and self._turns and self._look is None:
+        if self._limit.per_second is not None and self._waiting and self._look is None:
             self._look = anyio.Event()
             self._start(self._refill, f"tokens of {self._limit}", lambda: None)
 
-    def drop(self, holder: Holder, permits: int) -> None:
+    def drop(self, holder: Hashable, permits: int) -> None:
         """Issue no more the permits that a holder has asked for and doesn't need."""
-        holder.waiting -= permits
-        if not holder.waiting and holder in self._turns:
-            self._turns.remove(holder)
-        self._looked()
+        self._waiting[holder] -= permits
+        if not self._waiting[holder]:
+            del self._waiting[holder]
+        self._wake_refill()
 
-    def take_back(self, holder: Holder, permits: int, *, unused: bool = False) -> None:
+    def take_back(self, holder: Hashable, permits: int, unused: bool) -> None:
         """Take permits back; `unused`: no call was made with them."""
-        holder.held -= permits
+        self._held[holder] -= permits
         self._free += permits
-        if unused and self._bucket is not None:
-            self._bucket.put_back(permits)
-        if self._turns:
+        if unused:
+            self._tokens = min(self._most_tokens, self._tokens + permits)
+        if self._waiting:
             self._issue()
-
-    def _looked(self) -> None:
-        """Tell the task that waits for tokens that the next one is waited for, or none any more."""
-        if self._look is not None and (self._dry or not self._turns):
-            self._look.set()
 
     def _issue(self) -> None:
         """Issue what is free, as one list for each holder. Also in a callback of the event loop, which is no task."""
@@ -246,74 +207,76 @@ class Issuer:
         try:
             while issued := self._next():
                 for holder, permits in issued.items():
-                    holder.issued(permits, self._share)
+                    self._issued[holder](permits, self._share)
         finally:
             self._issuing = False
-            self._looked()
+            self._wake_refill()
 
-    def _next(self) -> dict[Holder, int]:
-        issued: dict[Holder, int] = {}
-        while self._turns and self._free and not self._paused:
-            if self._bucket is not None and not self._bucket.take():
-                self._dry = True
-                break
-            holder = self._turns.popleft()
+    def _next(self) -> dict[Hashable, int]:
+        issued: dict[Hashable, int] = {}
+        while self._waiting and self._free and not self._paused and self._take_token():
+            holder = next(iter(self._waiting))
+            left = self._waiting.pop(holder) - 1
+            if left:
+                self._waiting[holder] = left  # its next turn is after the others'
             self._free -= 1
-            holder.held += 1
-            holder.waiting -= 1
+            self._held[holder] += 1
             issued[holder] = issued.get(holder, 0) + 1
-            if holder.waiting:
-                self._turns.append(holder)
         return issued
 
+    def _take_token(self) -> bool:
+        """Take a token, if there is one; without `per_second` there always is."""
+        if self._limit.per_second is None:
+            return True
+        now = _loop_time()
+        gained = max(0.0, now - self._refilled_at) * self._limit.per_second
+        self._tokens, self._refilled_at = min(self._most_tokens, self._tokens + gained), now
+        if self._tokens < ENOUGH:
+            return False
+        self._tokens -= 1
+        return True
+
+    def _wake_refill(self) -> None:
+        """Let the task that waits for tokens look again, if a token is what is missing, or no call waits any more."""
+        if self._look is not None and (not self._waiting or self._token_due_s < math.inf):
+            self._look.set()
+
+    @property
+    def _token_due_s(self) -> float:
+        """Seconds until there is a token, as of the last look; infinite where it isn't the token that is missing."""
+        if self._paused or not self._free or self._limit.per_second is None:
+            return math.inf
+        return max(0.0, 1 - self._tokens) / self._limit.per_second
+
     async def _refill(self) -> None:
-        """Issue what waits for tokens as they come, until nobody waits for one."""
-        assert self._bucket is not None
-        while self._turns:
+        """Issue what waits for tokens as they come, until no call waits for one."""
+        while self._waiting:
             self._look = anyio.Event()
-            with anyio.move_on_after(self._bucket.due_s if self._dry else math.inf):
+            with anyio.move_on_after(self._token_due_s):
                 await self._look.wait()
-            self._dry = False
             self._issue()
         self._look = None
 
 
-class HostHolders:
-    """What one host holds: of each limit that its calls have asked for.
+def _burst(limit: Limit) -> float:
+    """Return the tokens that are kept at most."""
+    if limit.burst is not None:
+        return limit.burst
+    return math.inf if limit.per_second is None else max(1, math.ceil(limit.per_second * BURST_S))
 
-    Args:
-      issued: tells the host of permits, (number of the limit, permits, its share).
-    """
 
-    def __init__(self, limits: CallLimits, gate: Gate, start: Start, issued: Callable[[int, int, int], None]) -> None:
-        self._issuer = partial(limits.issuer, gate=gate, start=start)
-        self._issued = issued
-        self._holders: dict[int, Holder] = {}
-
-    def ask(self, number: int, permits: int) -> None:
-        """Issue permits of limit `number` as soon as there are some."""
-        issuer = self._issuer(number)
-        if number not in self._holders:
-            self._holders[number] = issuer.join(partial(self._issued, number))
-        issuer.ask(self._holders[number], permits)
-
-    def take_back(self, number: int, permits: int, unused: bool) -> None:
-        """Take permits back; `unused`: no call was made with them."""
-        self._issuer(number).take_back(self._holders[number], permits, unused=unused)
-
-    def leave(self) -> None:
-        """Let others have all permits: the host has ended."""
-        while self._holders:
-            number, holder = self._holders.popitem()
-            self._issuer(number).leave(holder)
+def _loop_time() -> float:
+    """Return the event loop's time; also in a callback that a thread has sent it, where anyio knows no loop."""
+    return asyncio.get_running_loop().time()
 
 
 class Permits:
-    """The permits of one limit in one event loop: asked for, given to calls, and given back.
+    """The permits of one limit in one event loop: asked for, given to calls in turn, and given back.
 
     Args:
       ask: asks for so many permits; `issued` is the answer, perhaps at once.
       give_back: gives so many back; the second argument: whether they are unused.
+      take: takes one, if it can be had at once; None: none can.
       drop: takes back what was asked for and isn't issued yet; None: it may be on its way, and is given back later.
     """
 
@@ -322,17 +285,17 @@ class Permits:
         gate: Gate,
         ask: Callable[[int], None],
         give_back: Callable[[int, bool], None],
+        take: Callable[[], bool] | None = None,
         drop: Callable[[int], None] | None = None,
     ) -> None:
         self._gate = gate
         self._ask = ask
         self._give_back = give_back
+        self._take = take
         self._drop = drop
         self._share = 0
         self._held = 0
         self._asked = 0
-        self._at_once = 0  # of a call that is asking right now: what it got
-        self._asking = False
         self._waiting: deque[Rest] = deque()
 
     def issued(self, permits: int, share: int) -> None:
@@ -343,10 +306,15 @@ class Permits:
         for _ in range(permits):
             if self._waiting:
                 self._waiting.popleft().set()
-            elif self._asking:
-                self._asking, self._at_once = False, 1
             else:  # the call that it was asked for has got another one, or was cancelled
                 self._return(unused=True)
+
+    def acquire_nowait(self) -> bool:
+        """Take a permit if there is one that no other call waits for."""
+        if self._take is None or self._waiting or self._gate.holding or not self._take():
+            return False
+        self._held += 1
+        return True
 
     async def wait(self) -> None:
         """Wait for a permit that wasn't there. Cancellation: there is none."""
@@ -357,22 +325,13 @@ class Permits:
             self.release(unused=True)  # its token is of the time before the pause
             await self._gate.passage()
 
-    def acquire_nowait(self) -> bool:
-        """Take a permit if there is one that no other call waits for."""
-        if self._waiting or self._gate.holding:
-            return False
-        self._asking, self._at_once = True, 0
-        self._asked += 1
-        self._ask(1)
-        self._asking = False
-        return bool(self._at_once)
-
     async def _turn(self) -> None:
         turn = Rest()
         self._waiting.append(turn)
-        if (more := len(self._waiting) - self._asked) > 0:
-            self._asked += more
-            self._ask(more)
+        missing = len(self._waiting) - self._asked
+        if missing > 0:
+            self._asked += missing
+            self._ask(missing)
         try:
             await turn.wait()
         except BaseException:
@@ -402,7 +361,7 @@ class Permits:
 
 
 class StagePermits:
-    """The permits for one stage's calls in one shard.
+    """The permits for one stage's calls in one shard, with the time that its calls have waited for them.
 
     Attributes:
       acquire_nowait, release: as of `Permits`.
@@ -431,61 +390,58 @@ class StagePermits:
 
 
 class CallLimits:
-    """The limits of one run, in one event loop. A limit is known by its number among those of the plan.
+    """The limits of one run, in one event loop.
 
     Args:
-      limits: of the plan.
-      ask: in a host: asks the consumer for permits, (number, permits); None: they are issued here.
-      give_back: in a host: gives permits back, (number, permits, unused).
+      ask: in a host: asks the consumer for permits of a limit; None: they are issued here.
+      give_back: in a host: gives permits back, (key of the limit, permits, unused).
     """
 
     def __init__(
         self,
-        limits: Sequence[Limit] = (),
-        *,
-        ask: Callable[[int, int], None] | None = None,
-        give_back: Callable[[int, int, bool], None] | None = None,
+        ask: Callable[[Limit, int], None] | None = None,
+        give_back: Callable[[str, int, bool], None] | None = None,
     ) -> None:
-        self.limits = list(limits)
         self._ask = ask
         self._give_back = give_back
-        self._issuers: dict[int, Issuer] = {}
-        self._permits: dict[int, Permits] = {}
-
-    def number(self, limit: Limit) -> int:
-        """Return the number of a limit; one that isn't the plan's, of a stage that runs by itself, gets the next."""
-        for number, known in enumerate(self.limits):
-            if known is limit:
-                return number
-        self.limits.append(limit)
-        return len(self.limits) - 1
+        self._issuers: dict[str, Issuer] = {}
+        self._permits: dict[str, Permits] = {}
 
     def permits(self, limit: Limit, gate: Gate, start: Start) -> Permits:
         """Return the permits of a limit in this event loop."""
-        number = self.number(limit)
-        if number not in self._permits:
-            self._permits[number] = self._new(number, gate, start)
-        return self._permits[number]
+        if limit.key not in self._permits:
+            self._permits[limit.key] = self._new_permits(limit, gate, start)
+        return self._permits[limit.key]
 
-    def _new(self, number: int, gate: Gate, start: Start) -> Permits:
+    def _new_permits(self, limit: Limit, gate: Gate, start: Start) -> Permits:
         if self._ask is not None and self._give_back is not None:
-            return Permits(gate, partial(self._ask, number), partial(self._give_back, number))
-        issuer = self.issuer(number, gate, start)
+            return Permits(gate, partial(self._ask, limit), partial(self._give_back, limit.key))
+        issuer = self.issuer(limit, gate, start)
         permits = Permits(
             gate,
-            lambda wanted: issuer.ask(holder, wanted),
-            lambda given, unused: issuer.take_back(holder, given, unused=unused),
-            lambda unwanted: issuer.drop(holder, unwanted),
+            ask=partial(issuer.ask, THIS_LOOP),
+            give_back=partial(issuer.take_back, THIS_LOOP),
+            take=partial(issuer.take, THIS_LOOP),
+            drop=partial(issuer.drop, THIS_LOOP),
         )
-        holder = issuer.join(permits.issued)
+        issuer.join(THIS_LOOP, permits.issued)
         return permits
 
-    def issuer(self, number: int, gate: Gate, start: Start) -> Issuer:
-        """Return what issues the permits of limit `number`, in the consumer's event loop."""
-        if number not in self._issuers:
-            self._issuers[number] = Issuer(self.limits[number], gate, start)
-        return self._issuers[number]
+    def issuer(self, limit: Limit, gate: Gate, start: Start) -> Issuer:
+        """Return what issues the permits of a limit, in the consumer's event loop."""
+        if limit.key not in self._issuers:
+            self._issuers[limit.key] = Issuer(limit, gate, start)
+        return self._issuers[limit.key]
 
-    def issued(self, number: int, permits: int, share: int) -> None:
+    def issued(self, key: str, permits: int, share: int) -> None:
         """Permits for which `ask` has asked have come."""
-        self._permits[number].issued(permits, share)
+        self._permits[key].issued(permits, share)
+
+    def take_back(self, holder: Hashable, key: str, permits: int, unused: bool) -> None:
+        """Take permits back from a host; `unused`: no call was made with them."""
+        self._issuers[key].take_back(holder, permits, unused)
+
+    def leave(self, holder: Hashable) -> None:
+        """Let others have all permits of a host, which has ended."""
+        for issuer in self._issuers.values():
+            issuer.leave(holder)

@@ -84,7 +84,6 @@ class Session:
       limits: of the calls that stages make at once, or in a second, all together.
       shares: what the flows of one source share, by its name; their own business.
       other_ranks: what is waited for that others have to say; "": nothing.
-      slow_rank: returns the rank that the others wait for; None: none stands out, or this one doesn't know.
       spare: items that this rank doesn't give, since others have none left; and whether there may be more of them.
       arrived: makes what the last stage hands out of what its channel carries, in the consumer's thread, when it takes
         it; None: that is the same.
@@ -123,7 +122,6 @@ class Session:
         self.hosts: int | None = None
         self.on_mapped: Mapped | None = None
         self.other_ranks = ""
-        self.slow_rank: Callable[[], Any] = lambda: None
         self.spare = (0, False)
         self.awaited: Callable[[], Sequence[Awaited]] | None = None
         self.spent: Callable[[], None] | None = None

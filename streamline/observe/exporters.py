@@ -11,9 +11,10 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from ipaddress import ip_address
+from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,7 +61,7 @@ class ExportedStream:
         self, name: str, rank: int, stats: Callable[[], Stats], about: Callable[[], Any] | None = None
     ) -> None:
         self.about = about
-        self.labels = {"stream": name, "rank": str(rank)}
+        self.labels = {"stream": printable_lines(name), "rank": str(rank)}
         self._stats = stats
         self._lock = threading.Lock()
         self._earlier = deque([Stats(elapsed_s=0, items=0, consumer_wait_s=0)])
@@ -93,34 +94,48 @@ class Exporter(ABC):
 
     Attributes:
       users: streams that export to it, and what keeps it between two of them.
+      streams: those that export to it; the list is replaced, as other threads read it.
     """
 
     def __init__(self) -> None:
         self.users = set[object]()
         self.streams: list[ExportedStream] = []
 
-    def add(
-        self, name: str, rank: int, stats: Callable[[], Stats], about: Callable[[], Any] | None = None
-    ) -> ExportedStream:
+    def add(self, stream: ExportedStream) -> None:
         """Export a stream; a further one of the same name gets a number."""
-        name = printable_lines(name)
-        taken = [(one.labels["stream"], one.labels["rank"]) for one in self.streams]
-        names = (name if number == 1 else f"{name} {number}" for number in range(1, len(taken) + 2))
-        free = next(one for one in names if (one, str(rank)) not in taken)
-        stream = ExportedStream(free, rank, stats, about)
-        self.streams = [*self.streams, stream]  # others read the list meanwhile
-        return stream
+        name, labels = stream.labels["stream"], [one.labels for one in self.streams]
+        numbers = count(2)
+        while stream.labels in labels:
+            stream.labels["stream"] = f"{name} {next(numbers)}"
+        self.streams = [*self.streams, stream]
 
     def remove(self, stream: ExportedStream) -> None:
         self.streams = [one for one in self.streams if one is not stream]
 
-    def readings(self) -> list[tuple[dict[str, str], Reading]]:
-        """Return the figures of all streams, with the labels of each."""
-        return [(stream.labels, stream.read()) for stream in self.streams]
+    def exposition(self) -> str:
+        """Return the metrics of all streams in Prometheus's text format."""
+        return exposition([(stream.labels, stream.read()) for stream in self.streams])
 
     @abstractmethod
     def close(self) -> bool:
         """Close it, after its last user; return False to keep it for others that come. Idempotent."""
+
+
+def exposition(readings: Sequence[tuple[Mapping[str, str], Reading]]) -> str:
+    """Return the metrics of streams, each with its labels, in Prometheus's text format."""
+    lines = []
+    for metric in METRICS:
+        name = metric.prometheus_name
+        lines += [f"# HELP {name} {metric.description}\n", f"# TYPE {name} {metric.kind}\n"]
+        for stream, reading in readings:
+            for labels, value in metric.read(stream, *reading):
+                text = ",".join(f'{label}="{_escape(one)}"' for label, one in labels.items())
+                lines.append(f"{name}{{{text}}} {value!r}\n")
+    return "".join(lines)
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 class PrometheusEndpoint(Exporter):
@@ -146,7 +161,7 @@ class PrometheusEndpoint(Exporter):
             return web.Response(status=404, text="/metrics is all there is here\n")
         if request.method not in ("GET", "HEAD"):
             return web.Response(status=405, headers={"Allow": "GET, HEAD"})
-        return web.Response(body=exposition(self.readings()).encode(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self.exposition().encode(), headers={"Content-Type": CONTENT_TYPE})
 
 
 def asked_by_address(request: web.BaseRequest) -> bool:
@@ -156,25 +171,6 @@ def asked_by_address(request: web.BaseRequest) -> bool:
         return True
     host = request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdecimal() else request.host
     return host in ("localhost", ours[0], f"[{ours[0]}]")
-
-
-def exposition(readings: Sequence[tuple[dict[str, str], Reading]]) -> str:
-    """Return the metrics of streams in Prometheus's text format."""
-    return "".join(line for metric in METRICS for line in _lines(metric, readings))
-
-
-def _lines(metric: Metric, readings: Iterable[tuple[dict[str, str], Reading]]) -> Iterator[str]:
-    name = metric.prometheus_name
-    yield f"# HELP {name} {metric.description}\n# TYPE {name} {metric.kind}\n"
-    for labels, reading in readings:
-        for own, value in metric.points(*reading):
-            every = {**labels, **dict(zip(metric.labels, own, strict=True))}
-            text = ",".join(f'{label}="{_escaped(one)}"' for label, one in every.items())
-            yield f"{name}{{{text}}} {float(value)!r}\n"
-
-
-def _escaped(text: str) -> str:
-    return printable_lines(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 class OpenTelemetryExporter(Exporter):
@@ -199,9 +195,8 @@ class OpenTelemetryExporter(Exporter):
         from opentelemetry.metrics import Observation
 
         for stream in self.streams:
-            for own, value in metric.points(*stream.read()):
-                labels = {**stream.labels, **dict(zip(metric.labels, own, strict=True))}
-                yield Observation(value, {name: printable_lines(one) for name, one in labels.items()})
+            for labels, value in metric.read(stream.labels, *stream.read()):
+                yield Observation(value, labels)
 
 
 _exporters: dict[str, Exporter] = {}
@@ -221,11 +216,11 @@ def check_metrics(option: str, to: object) -> None:
         parse_address(option, to)
 
 
-def _of_metrics(to: str) -> Exporter:
+def _open(to: str) -> Exporter:
     return OpenTelemetryExporter() if to == OPENTELEMETRY else PrometheusEndpoint(parse_address("metrics=", to))
 
 
-def keep(to: str, make: Callable[[str], Exporter] = _of_metrics) -> Callable[[], None]:
+def keep(to: str, make: Callable[[str], Exporter] = _open) -> Callable[[], None]:
     """Keep a place open, until the function that this returns is called. Raises `HostError`.
 
     Args:
@@ -248,29 +243,20 @@ def keep(to: str, make: Callable[[str], Exporter] = _of_metrics) -> Callable[[],
     return release
 
 
-def kept(to: str) -> Exporter | None:
+def exporter_at(to: str) -> Exporter | None:
     """Return what is open at a place; None: nothing."""
     return _exporters.get(to)
 
 
-def export(
-    to: str,
-    name: str,
-    rank: int,
-    stats: Callable[[], Stats],
-    *,
-    about: Callable[[], Any] | None = None,
-    make: Callable[[str], Exporter] = _of_metrics,
-) -> Callable[[], None]:
+def export(to: str, stream: ExportedStream, make: Callable[[str], Exporter] = _open) -> Callable[[], None]:
     """Export a stream, until the function that this returns is called, once or more. Raises `HostError`.
 
     Args:
       to, make: as `keep` has them.
-      about: returns what a place shows of it besides its figures.
     """
     release = keep(to, make)
     exporter = _exporters[to]
-    stream = exporter.add(name, rank, stats, about)
+    exporter.add(stream)
 
     def end() -> None:
         exporter.remove(stream)

@@ -82,8 +82,8 @@ class StageStats:
         for each in self.details:
             if (each.name, each.part) == (name, part):
                 return each.value
-        there = ", ".join(f"{each.name!r}" + f" of {each.part!r}" * bool(each.part) for each in self.details)
-        raise KeyError(f"{self} has no detail {name!r}" + f" of {part!r}" * bool(part) + f"; it has {there or 'none'}")
+        there = ", ".join(_name_of(each.name, each.part) for each in self.details) or "none"
+        raise KeyError(f"{self} has no detail {_name_of(name, part)}; it has {there}")
 
     @property
     def slots(self) -> int:
@@ -92,6 +92,10 @@ class StageStats:
 
     def __str__(self) -> str:
         return label(self.name, self.kind)
+
+
+def _name_of(detail: str, part: str) -> str:
+    return f"{detail!r} of {part!r}" if part else f"{detail!r}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +282,16 @@ class Figures:
     dropped: int = 0
     padded: int = 0
     contention: ContentionStats = ContentionStats()
+
+    @property
+    def waits(self) -> float:
+        """The share of the time for which the consumer waited."""
+        return min(1.0, max(0.0, self.consumer_wait_s / self.elapsed_s)) if self.elapsed_s > 0 else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Items that the consumer got, per second."""
+        return self.items / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
 
 COUNTERS = frozenset({

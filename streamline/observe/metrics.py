@@ -7,11 +7,13 @@ a loader's begin anew with each epoch, which Prometheus's `rate()` and its kin e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from streamline.errors import printable_lines
+from streamline.observe.exposed_wait import exposed_waits
+from streamline.observe.figures import HostStats, StageStats
 from streamline.observe.stats import Stats
 from streamline.observe.verdict import CONTENTION, OTHER_RANKS
 
@@ -23,9 +25,6 @@ Points: TypeAlias = Iterable[tuple[Labels, float]]
 Kind: TypeAlias = Literal["counter", "gauge"]
 
 PROMETHEUS_UNITS = {"s": "_seconds", "By": "_bytes", "1": "_ratio"}
-
-STATES = {"busy": "busy_s", "no_input": "wait_input_s", "no_room": "wait_output_s"}
-"""What a stage does, and the field that has the time of it."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,14 @@ class Metric:
     @property
     def prometheus_name(self) -> str:
         """Its name in Prometheus: "streamline_stage_items_total"."""
-        return self.name.replace(".", "_") + PROMETHEUS_UNITS.get(self.unit, "") + "_total" * (self.kind == "counter")
+        total = "_total" if self.kind == "counter" else ""
+        return self.name.replace(".", "_") + PROMETHEUS_UNITS.get(self.unit, "") + total
+
+    def read(self, stream: Mapping[str, str], stats: Stats, lately: Stats) -> Iterator[tuple[dict[str, str], float]]:
+        """Yield the values of a stream, each with all of its labels."""
+        for labels, value in self.points(stats, lately):
+            found = {**stream, **dict(zip(self.labels, labels, strict=True))}
+            yield {name: printable_lines(label) for name, label in found.items()}, float(value)
 
 
 def scalars(stats: Stats) -> dict[str, float]:
@@ -61,111 +67,116 @@ def scalars(stats: Stats) -> dict[str, float]:
     `stats.since(earlier)` for those of a window.
     """
     return {
-        printable_lines("/".join((metric.name, *labels))): float(value)
+        "/".join((metric.name, *labels.values())): value
         for metric in METRICS
-        for labels, value in metric.points(stats, stats)
+        for labels, value in metric.read({}, stats, stats)
     }
 
 
-Of: TypeAlias = tuple[str, Callable[[Any], str]]
-"""Parts of a stream: the field of `Stats` that has them, and the label of one."""
-
-PARTS: dict[str, Of] = {
-    "stage": ("stages", lambda stage: stage.name),
-    "channel": ("channels", lambda channel: channel.name),
-    "host": ("hosts", lambda host: f"{host.kind} {host.number}"),
-    "source": ("reads", lambda read: read.name),
-}
-
-
-def _of_stream(name: str, kind: Kind, unit: str, field: str, description: str) -> Metric:
+def _field(name: str, kind: Kind, unit: str, field: str, description: str) -> Metric:
     """Return a metric that is a field of `Stats`."""
-    return Metric(name, kind, unit, (), description, lambda stats, _: [((), getattr(stats, field))])
-
-
-def _of_each(
-    part: str, name: str, kind: Kind, unit: str, value: str | Callable[[Any], float], description: str
-) -> Metric:
-    """Return a metric of all parts of a kind; `value` is a field of one, or a function of it."""
-    field, label = PARTS[part]
-
-    def points(stats: Stats, _: Stats) -> Iterator[tuple[Labels, float]]:
-        for one in getattr(stats, field):
-            yield (label(one),), value(one) if callable(value) else getattr(one, value)
-
-    return Metric(f"streamline.{part}.{name}", kind, unit, (part,), description, points)
-
-
-def _times(part: str, description: str) -> Metric:
-    """Return the times of all parts of a kind, by what they did."""
-    of, label = PARTS[part]
-
-    def points(stats: Stats, _: Stats) -> Iterator[tuple[Labels, float]]:
-        for one in getattr(stats, of):
-            yield from (((label(one), state), getattr(one, field)) for state, field in STATES.items())
-
-    return Metric(f"streamline.{part}.time", "counter", "s", (part, "state"), description, points)
-
-
-def _details(stats: Stats, _: Stats) -> Iterator[tuple[Labels, float]]:
-    for stage in stats.stages:
-        yield from (((stage.name, detail.name, detail.part), detail.value) for detail in stage.details)
-
-
-def _wait_share(_: Stats, lately: Stats) -> Points:
-    return [((), lately.consumer_wait_s / lately.elapsed_s if lately.elapsed_s > 0 else 0.0)]
+    return Metric(f"streamline.{name}", kind, unit, (), description, lambda stats, _: [((), getattr(stats, field))])
 
 
 def _limit(_: Stats, lately: Stats) -> Points:
     verdict = lately.verdict
     if verdict is None:
         return []
-    if lately.slow_rank is not None:
-        by = f"rank {lately.slow_rank.rank}"
-    elif verdict.rule == OTHER_RANKS:
-        by = OTHER_RANKS
-    else:
-        by = verdict.stage or ("process" if verdict.rule in CONTENTION else "consumer")
-    return [((by, verdict.rule), 1.0)]
+    alike = "process" if verdict.rule in CONTENTION else OTHER_RANKS if verdict.rule == OTHER_RANKS else "consumer"
+    return [((verdict.stage or alike, verdict.rule), 1.0)]
+
+
+def _exposed(_: Stats, lately: Stats) -> Points:
+    return [((stage,), share) for stage, share in exposed_waits(lately.warm).items()]
+
+
+PARTS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "stage": ("stages", lambda stage: stage.name),
+    "channel": ("channels", lambda channel: channel.name),
+    "host": ("hosts", lambda host: f"{host.kind} {host.number}"),
+    "source": ("reads", lambda read: read.name),
+}
+"""Parts of a stream: the field of `Stats` that has them, and the label of one."""
+
+
+def _each(
+    name: str, kind: Kind, unit: str, value: str | Callable[[Any], Points], description: str, *labels: str
+) -> Metric:
+    """Return a metric of all parts of a kind, "stage.items" of stages.
+
+    Args:
+      value: a field of a part; or a function of it, whose points have further `labels`.
+    """
+    part = name.partition(".")[0]
+    field, label = PARTS[part]
+
+    def points(stats: Stats, _: Stats) -> Points:
+        for one in getattr(stats, field):
+            own = value(one) if callable(value) else [((), getattr(one, value))]
+            yield from (((label(one), *more), number) for more, number in own)
+
+    return Metric(f"streamline.{name}", kind, unit, (part, *labels), description, points)
+
+
+def _times(one: StageStats | HostStats) -> Points:
+    return [(("busy",), one.busy_s), (("no_input",), one.wait_input_s), (("no_room",), one.wait_output_s)]
+
+
+def _details(stage: StageStats) -> Points:
+    return [((detail.name, detail.part), detail.value) for detail in stage.details]
 
 
 METRICS = (
-    _of_stream("streamline.stream.time", "counter", "s", "elapsed_s", "Since it was opened."),
-    _of_stream("streamline.consumer.items", "counter", "{item}", "items", "Items that the loop was given."),
-    _of_stream("streamline.consumer.wait.time", "counter", "s", "consumer_wait_s", "For which the loop waited."),
-    Metric("streamline.consumer.wait.share", "gauge", "1", (), "Of the last seconds.", _wait_share),
+    _field("stream.time", "counter", "s", "elapsed_s", "Since it was opened."),
+    _field("consumer.items", "counter", "{item}", "items", "Items that the loop was given."),
+    _field("consumer.wait.time", "counter", "s", "consumer_wait_s", "For which the loop waited."),
+    _field(
+        "consumer.ranks.wait.time", "counter", "s", "ranks_wait_s",
+        "Of that, for other ranks to have another item, where all end together.",
+    ),
+    Metric(
+        "streamline.consumer.wait.share", "gauge", "1", (), "Of the last seconds.",
+        lambda _, lately: [((), lately.waits)],
+    ),
     Metric(
         "streamline.limit", "gauge", "{stream}", ("by", "rule"),
         "1: what has limited the stream in the last seconds, and by which rule of the verdict.", _limit,
     ),
-    _of_each("stage", "items", "counter", "{item}", "items", "Items that came out of it."),
-    _of_each("stage", "io", "counter", "By", "bytes", "Bytes of those, estimated from samples."),
-    _times("stage", "That it was busy, had no input, or no room for its output; all workers and calls together."),
-    _of_each("stage", "held.time", "counter", "s", "held_s", "For which it held an event loop."),
-    _of_each("stage", "errors", "counter", "{item}", "errors", "Items that it skipped."),
-    _of_each("stage", "slots", "gauge", "{call}", "slots", "Calls that it may make at once, all workers together."),
-    Metric(
-        "streamline.stage.detail", "gauge", "{count}", ("stage", "detail", "part"),
-        "What only some kinds of stages count.", _details,
+    _each("stage.items", "counter", "{item}", "items", "Items that came out of it."),
+    _each("stage.io", "counter", "By", "bytes", "Bytes of those, estimated from samples."),
+    _each(
+        "stage.time", "counter", "s", _times,
+        "That it was busy, had no input, or no room for its output; all workers and calls together.", "state",
     ),
-    _of_each("channel", "items", "counter", "{item}", "items", "Items that went through."),
-    _of_each("channel", "depth", "gauge", "{item}", "depth", "Items in it now, all workers together."),
-    _of_each(
-        "channel", "capacity", "gauge", "{item}", lambda channel: channel.capacity * channel.channels,
+    Metric(
+        "streamline.stage.exposed.share", "gauge", "1", ("stage",),
+        "Of the last seconds, in which the loop waited for this stage.", _exposed,
+    ),
+    _each("stage.held.time", "counter", "s", "held_s", "For which it held an event loop."),
+    _each("stage.errors", "counter", "{item}", "errors", "Items that it skipped."),
+    _each("stage.slots", "gauge", "{call}", "slots", "Calls that it may make at once, all workers together."),
+    _each("stage.detail", "gauge", "{count}", _details, "What only some kinds of stages count.", "detail", "part"),
+    _each("channel.items", "counter", "{item}", "items", "Items that went through."),
+    _each("channel.depth", "gauge", "{item}", "depth", "Items in it now, all workers together."),
+    _each(
+        "channel.capacity", "gauge", "{item}", lambda channel: [((), channel.capacity * channel.channels)],
         "Items that it holds at the most, all workers together.",
     ),
-    _of_each("host", "up", "gauge", "{host}", "alive", "1: it has been started, and hasn't ended."),
-    _of_each("host", "items", "counter", "{item}", "items", "Items that have come from it."),
-    _of_each("host", "io", "counter", "By", "bytes", "Bytes of those, pickled."),
-    _times("host", "That its event loop was held, or its stages waited for input, or for room."),
-    _of_each("host", "restarts", "counter", "{restart}", "restarts", "Times that it was replaced."),
-    _of_each("host", "memory.usage", "gauge", "By", "resident_bytes", "Its resident memory; 0 of a thread."),
-    _of_each("source", "requests", "counter", "{request}", "requests", "Requests that were sent to servers."),
-    _of_each("source", "requests.active", "gauge", "{request}", "in_flight", "Requests that wait for an answer now."),
-    _of_each("source", "retries", "counter", "{request}", "retries", "Requests that were repeated after a failure."),
-    _of_each("source", "io", "counter", "By", "bytes", "Bytes that arrived from servers."),
-    _of_each("source", "cache.hits", "counter", "{read}", "cache_hits", "Objects, or ranges, found in cache_dir=."),
-    _of_each("source", "cache.misses", "counter", "{read}", "cache_misses", "Objects, or ranges, not found there."),
-    _of_each("source", "cache.io", "counter", "By", "cache_bytes", "Bytes that were read from there."),
+    _each("host.up", "gauge", "{host}", "alive", "1: it has been started, and hasn't ended."),
+    _each("host.items", "counter", "{item}", "items", "Items that have come from it."),
+    _each("host.io", "counter", "By", "bytes", "Bytes of those, pickled."),
+    _each(
+        "host.time", "counter", "s", _times,
+        "That its event loop was held, or its stages waited for input, or for room.", "state",
+    ),
+    _each("host.restarts", "counter", "{restart}", "restarts", "Times that it was replaced."),
+    _each("host.memory.usage", "gauge", "By", "resident_bytes", "Its resident memory; 0 of a thread."),
+    _each("source.requests", "counter", "{request}", "requests", "Requests that were sent to servers."),
+    _each("source.requests.active", "gauge", "{request}", "in_flight", "Requests that wait for an answer now."),
+    _each("source.retries", "counter", "{request}", "retries", "Requests that were repeated after a failure."),
+    _each("source.io", "counter", "By", "bytes", "Bytes that arrived from servers."),
+    _each("source.cache.hits", "counter", "{read}", "cache_hits", "Objects, or ranges, found in cache_dir=."),
+    _each("source.cache.misses", "counter", "{read}", "cache_misses", "Objects, or ranges, not found there."),
+    _each("source.cache.io", "counter", "By", "cache_bytes", "Bytes that were read from there."),
 )  # fmt: skip
 """All metrics, in the order of docs/metrics.md."""

@@ -1,4 +1,4 @@
-"""The live page: what streams of this process do, and those of a job's other ranks, in a browser or a terminal.
+"""The live page: what streams of this process do, in a browser or a terminal.
 
 Its server runs in a thread of its own. Figures are read while a client watches, for all clients at once, and in at most
 one hundredth of the time; a client that doesn't take them is dropped, and the stream never waits for one.
@@ -14,13 +14,11 @@ import secrets
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -29,23 +27,19 @@ from streamline.core.cpus import cpu_s
 from streamline.core.error_policy import ErrorReport
 from streamline.core.options import given, parse_address
 from streamline.core.text import said
-from streamline.errors import HostError, PlanTypeError, printable_lines
+from streamline.errors import PlanTypeError, printable_lines
 from streamline.observe.exporters import (
     CONTENT_TYPE,
     ExportedStream,
     Exporter,
     Reading,
     asked_by_address,
-    exposition,
-    kept,
+    exporter_at,
 )
-from streamline.observe.figures import ChannelStats, HostStats, StageStats
-from streamline.observe.rank_lines import MOST_STREAMS as RANK_STREAMS
-from streamline.observe.rank_lines import SlowRank, StreamLine, rank_lines, shown_ranks, stream_line
-from streamline.observe.rank_publishing import Board, JobRanks, RankCollector, RankPublisher, job_ranks
+from streamline.observe.figures import ChannelStats, HostStats, ReadStats, StageStats
 from streamline.observe.stats import Stats
 from streamline.observe.tables import table
-from streamline.observe.verdict import WAITS
+from streamline.observe.verdict import CONSUMER, WAITS
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -66,7 +60,7 @@ SLOW_S = 10.0
 """Seconds that a client may take for one update."""
 
 MOST_STREAMS, MOST_STAGES, MOST_HOSTS, MOST_PARTS, MOST_EVENTS = 16, 200, 256, 64, 100
-"""What one update has; of the rest there is the number."""
+"""What one update has."""
 
 MOST_CHARS = 600
 """Of one text in an update."""
@@ -74,9 +68,11 @@ MOST_CHARS = 600
 STALLED_S = 5.0
 """A wait for one item that is worth the headline."""
 
-FILES = {"": "page.html", "page.css": "page.css", "page.js": "page.js"}
-
-TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript"}
+FILES = {
+    "": ("page.html", "text/html; charset=utf-8"),
+    "page.css": ("page.css", "text/css"),
+    "page.js": ("page.js", "text/javascript"),
+}
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -119,84 +115,26 @@ class StreamFacts:
     turns: Sequence[tuple[float, TuningStep]] = ()
 
 
-class PagePlace(NamedTuple):
-    """Where a stream is shown.
-
-    Attributes:
-      name: what exporters call it.
-      address: of the page.
-      ranks: which rank this is, and how it meets the others.
-    """
-
-    name: str
-    address: tuple[str, int]
-    ranks: JobRanks
-
-    def open(self, _: str = "") -> Exporter:
-        """Open the page, or what publishes to rank 0's. Raises `HostError`."""
-        if self.ranks.meet and self.ranks.rank:
-            return RankFeed(self.ranks)
-        try:
-            return LivePage(self)
-        except HostError as error:
-            if self.ranks.world_size > 1 and not self.ranks.meet:
-                error.add_note(ALONE)
-            raise
-
-
-ALONE = (
-    "Each rank has a page of its own, as they know of no way to rank 0's: call torch.distributed.init_process_group() "
-    'before this, or give a store, ends=sl.Ends(store=), or page="HOST:PORT" of rank 0 on all of them, and '
-    "STREAMLINE_KEY"
-)
-
-
-def page_place(
-    page: object, rank: int = 0, world_size: int = 1, board: Callable[[str], Board] | None = None
-) -> PagePlace | None:
-    """Return what `page=` names; None: there is none.
-
-    Args:
-      board: where the ranks say where their page of a name is; None: nowhere.
-
-    Raises:
-      PlanError: it names no address, or none at which rank 0 can be found.
-      HostError: STREAMLINE_KEY is too short.
-    """
+def page_place(page: object) -> str | None:
+    """Return what exporters call the place that `page=` names; None: there is none. Raises `PlanError`."""
     if page is False:
         return None
     if page is not True and not isinstance(page, str):
         raise PlanTypeError(f'.open(page=) is True, False or "HOST:PORT", where the page is to be, got {given(page)}')
-    address = parse_address(".open(page=)", ANYWHERE if page is True else page)
-    name = f"page {ANYWHERE if page is True else page}"
-    ranks = job_ranks(rank, world_size, address, None if board is None else board(name))
-    return PagePlace(f"{name}, rank {rank} of {world_size}" if ranks.meet else name, address, ranks)
+    address = ANYWHERE if page is True else page
+    parse_address(".open(page=)", address)
+    return f"page {address}"
 
 
-def slow_rank(place: PagePlace, about: Callable[[], StreamFacts]) -> SlowRank | None:
-    """Return the rank that a page says the others wait for, of a stream by what is shown of it."""
-    page = kept(place.name)
-    if not isinstance(page, LivePage):
-        return None
-    return next((page.slow_rank(stream) for stream in page.streams if stream.about is about), None)
+def open_page(place: str) -> LivePage:
+    """Open the page at a place. Raises `HostError`."""
+    return LivePage(parse_address(".open(page=)", place.removeprefix("page ")))
 
 
-def page_url(place: PagePlace | None) -> str | None:
-    """Return the address of a page, with its token; None: it isn't open, or another rank's."""
-    page = None if place is None else kept(place.name)
+def page_url(place: str | None) -> str | None:
+    """Return the address of a page, with its token; None: it isn't open."""
+    page = None if place is None else exporter_at(place)
     return page.url if isinstance(page, LivePage) else None
-
-
-class RankFeed(Exporter):
-    """What rank 0's page shows of the streams of another rank."""
-
-    def __init__(self, ranks: JobRanks) -> None:
-        super().__init__()
-        self._publisher = RankPublisher(ranks, lambda: stream_lines(self.streams))
-
-    def close(self) -> bool:
-        self._publisher.close()
-        return True
 
 
 class LivePage(Exporter):
@@ -206,7 +144,7 @@ class LivePage(Exporter):
       url: of the page, with the token that lets in: "http://127.0.0.1:8600/TOKEN/".
     """
 
-    def __init__(self, place: PagePlace) -> None:
+    def __init__(self, address: tuple[str, int]) -> None:
         from streamline.observe.web_server import WebServer
 
         super().__init__()
@@ -215,24 +153,13 @@ class LivePage(Exporter):
         self._bodies: dict[str, bytes] = {}
         self._due = -math.inf
         self._cpu = CpuShares()
-        self._server = WebServer(place.address, self._answer)
+        self._server = WebServer(address, self._answer)
         self.url = f"{self._server.url}/{self._token}/"
-        self._ranks: RankCollector | None = None
         logging.getLogger("streamline").addHandler(self._log)
-        try:
-            if place.ranks.meet:
-                self._ranks = RankCollector(place.ranks, lambda: stream_lines(self.streams))
-        except BaseException:
-            self.close()
-            raise
         print(f"streamline: page at {self.url}", file=sys.stderr)
-        if place.ranks.world_size > 1 and self._ranks is None:
-            logger.warning("this page shows rank %d alone. %s", place.ranks.rank, ALONE)
 
     def close(self) -> bool:
         logging.getLogger("streamline").removeHandler(self._log)
-        if self._ranks is not None:
-            self._ranks.close()
         self._server.close()
         return True
 
@@ -250,10 +177,11 @@ class LivePage(Exporter):
         if request.method not in ("GET", "HEAD"):
             return web.Response(status=405, headers={**HEADERS, "Allow": "GET, HEAD"})
         if name in FILES:
-            return web.Response(body=_file(FILES[name]), headers={**HEADERS, "Content-Type": _type(FILES[name])})
+            file, kind = FILES[name]
+            body = (Path(__file__).parent / "page_files" / file).read_bytes()
+            return web.Response(body=body, headers={**HEADERS, "Content-Type": kind})
         if name == "metrics":
-            text = exposition(self.readings()).encode()
-            return web.Response(body=text, headers={**HEADERS, "Content-Type": CONTENT_TYPE})
+            return web.Response(body=self.exposition().encode(), headers={**HEADERS, "Content-Type": CONTENT_TYPE})
         if name in UPDATES:
             return await self._send_updates(request, name)
         return web.Response(status=404, headers=HEADERS, text="there is nothing of that name\n")
@@ -279,62 +207,44 @@ class LivePage(Exporter):
         if began >= self._due:
             self._bodies.clear()
         if kind not in self._bodies:
-            self._bodies[kind] = UPDATES[kind](self._shown(tables=kind == "top"))
+            self._bodies[kind] = UPDATES[kind](self)
             self._due = max(self._due, began + (perf_counter() - began) / SHARE)
         return self._bodies[kind]
 
-    def _shown(self, *, tables: bool) -> dict[str, Any]:
-        shown = self.streams[:MOST_STREAMS]
-        streams = [self._stream(stream, tables=tables) for stream in shown]
-        turns = [turn for stream in shown if stream.about is not None for turn in stream.about().turns]
-        events = [*self._log.events(), *(LoggedEvent(at, "info", _cut(str(step)))._asdict() for at, step in turns)]
-        return {
-            "time": time.time(),
-            "streams": streams,
-            "more_streams": max(0, len(self.streams) - MOST_STREAMS),
-            "ranks": None
-            if self._ranks is None
-            else shown_ranks(self._ranks.seen(), self._ranks.world_size, time.monotonic()),
-            "events": sorted(events, key=lambda event: -event["at"])[:MOST_EVENTS],
-        }
-
-    def slow_rank(self, stream: ExportedStream) -> SlowRank | None:
-        """Return the rank that the others wait for, of those that give a stream's items; None: none stands out."""
-        return None if self._ranks is None else self._ranks.slow.get(stream.labels["stream"])
-
-    def readings(self) -> list[tuple[dict[str, str], Reading]]:
-        return [
-            (stream.labels, Reading(*(replace(stats, slow_rank=self.slow_rank(stream)) for stats in stream.read())))
-            for stream in self.streams
+    def for_script(self) -> bytes:
+        """Return an update for the page's script."""
+        seen = self._read()
+        streams = [
+            {"name": one.labels["stream"], "rank": int(one.labels["rank"])}
+            | stream_update(*reading, about, self._cpu.of(reading.stats.hosts))
+            for one, reading, about in seen
         ]
+        update = {"time": time.time(), "streams": streams, "events": self._events(seen)}
+        return b"data: " + msgspec.json.encode(update) + b"\n\n"
 
-    def _stream(self, stream: ExportedStream, *, tables: bool) -> dict[str, Any]:
-        reading, about = stream.read(), stream.about() if stream.about is not None else StreamFacts()
-        of_terminal = {"table": text_table(reading.lately)} if tables else {}
-        return {"name": stream.labels["stream"], "rank": int(stream.labels["rank"]), **of_terminal} | shown(
-            reading.stats, reading.lately, about, self._cpu.of(reading.stats.hosts)
-        )
+    def for_terminal(self) -> bytes:
+        """Return an update for `streamline top`."""
+        seen = self._read()
+        texts = [stream_text(one.labels, *reading, about) for one, reading, about in seen]
+        events = self._events(seen)[: MOST_EVENTS // 10]
+        clocks = [time.strftime("%H:%M:%S", time.localtime(event["at"])) for event in events]
+        texts.append("\n".join(f"{clock} {event['text']}" for clock, event in zip(clocks, events, strict=True)))
+        lines = "\n\n".join(texts).split("\n")
+        return "".join(f"data: {_cut(line)}\n" for line in lines).encode() + b"\n"
 
+    def _read(self) -> list[tuple[ExportedStream, Reading, StreamFacts]]:
+        shown = self.streams[:MOST_STREAMS]
+        return [(one, one.read(), StreamFacts() if one.about is None else one.about()) for one in shown]
 
-def _as_json(shown: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(shown) + b"\n\n"
-
-
-def _as_text(shown: dict[str, Any]) -> bytes:
-    return b"".join(b"data: " + line.encode() + b"\n" for line in text_lines(shown)) + b"\n"
-
-
-UPDATES: dict[str, Callable[[dict[str, Any]], bytes]] = {"events": _as_json, "top": _as_text}
-"""Addresses that send updates: for the page's script, and for a terminal."""
-
-
-@cache
-def _file(name: str) -> bytes:
-    return (Path(__file__).parent / "page_files" / name).read_bytes()
+    def _events(self, seen: Iterable[tuple[ExportedStream, Reading, StreamFacts]]) -> list[dict[str, Any]]:
+        """Return the last ones, the newest first: warnings, and turns of knobs."""
+        turns = [turn for _, _, about in seen for turn in about.turns]
+        events = [*self._log.events, *({"at": at, "level": "info", "text": _cut(str(step))} for at, step in turns)]
+        return sorted(events, key=lambda event: -event["at"])[:MOST_EVENTS]
 
 
-def _type(name: str) -> str:
-    return TYPES[Path(name).suffix]
+UPDATES = {"events": LivePage.for_script, "top": LivePage.for_terminal}
+"""Addresses that send updates."""
 
 
 class CpuShares:
@@ -359,32 +269,21 @@ class CpuShares:
         return found
 
 
-class LoggedEvent(NamedTuple):
-    """A line of streamline's log."""
-
-    at: float
-    level: str
-    text: str
-
-
 class EventLog(logging.Handler):
     """Keeps the last warnings of streamline: a worker replaced, a stall named. Others get them as before."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._kept: deque[LoggedEvent] = deque(maxlen=MOST_EVENTS)
+        self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._kept.append(LoggedEvent(record.created, record.levelname.lower(), _cut(record.getMessage())))
+            text = _cut(record.getMessage())
+            self.events.append({"at": record.created, "level": record.levelname.lower(), "text": text})
         except Exception:
             self.handleError(record)
         if not _has_other(record.name, self) and logging.lastResort is not None:
             logging.lastResort.handle(record)  # as without this one: a program that has set up no logging sees it
-
-    def events(self) -> list[dict[str, Any]]:
-        """Return them, the last one first."""
-        return [event._asdict() for event in reversed(tuple(self._kept))]
 
 
 def _has_other(name: str, mine: logging.Handler) -> bool:
@@ -396,96 +295,65 @@ def _has_other(name: str, mine: logging.Handler) -> bool:
     return False
 
 
-def stream_lines(streams: Iterable[ExportedStream]) -> tuple[StreamLine, ...]:
-    """Return what a rank says of its streams, or of the first of them."""
-    found = []
-    for stream in islice(streams, RANK_STREAMS):
-        (stats, lately), about = stream.read(), stream.about() if stream.about is not None else StreamFacts()
-        name, verdict = stream.labels["stream"], headline(stats, lately, about)
-        found.append(stream_line(name, about.epoch, stats.items, lately.warm, verdict, about.branches.keys()))
-    return tuple(found)
-
-
 # What is shown --------------------------------------------------------------------------------------------------------
-def shown(stats: Stats, lately: Stats, about: StreamFacts, cpu: Mapping[int, float]) -> dict[str, Any]:
+def stream_update(stats: Stats, lately: Stats, about: StreamFacts, cpu: Mapping[int, float]) -> dict[str, Any]:
     """Return what one update says of a stream. Bounded, whatever the plan has."""
-    rate = lately.items / lately.elapsed_s if lately.elapsed_s > 0 else 0.0
     left = None if about.length is None or about.length == math.inf else max(0.0, about.length - stats.items)
-    hosts, stages = stats.hosts, stats.stages
-    return {
+    stages = list(zip(stats.stages[:MOST_STAGES], lately.stages, strict=False))
+    found = {
         "epoch": about.epoch,
         "world_size": about.world_size,
         "elapsed_s": stats.elapsed_s,
         "items": stats.items,
-        "rate": rate,
-        "waits": _share(lately.consumer_wait_s, lately.elapsed_s),
-        "waits_in_all": _share(stats.consumer_wait_s, stats.elapsed_s),
+        "rate": lately.rate,
+        "waits": lately.waits,
+        "waits_in_all": stats.waits,
         "length": None if left is None else about.length,
-        "eta_s": left / rate if left is not None and rate > 0 and not about.ended else None,
+        "eta_s": left / lately.rate if left is not None and lately.rate > 0 and not about.ended else None,
         "verdict": headline(stats, lately, about),
-        "stages": _stages(stats, lately, about),
-        "more_stages": max(0, len(stages) - MOST_STAGES),
-        "channels": [_channel(channel, stages) for channel in stats.channels[:MOST_STAGES]],
-        "hosts": [_host(host, about, cpu) for host in _first_hosts(hosts)],
-        "more_hosts": max(0, len(hosts) - MOST_HOSTS),
-        "reads": list(_reads(stats, lately)),
-        "mixtures": list(_mixtures(stats, lately)),
+        "stages": [_stage(stage, now, lately.elapsed_s, about) for stage, now in stages],
+        "more_stages": max(0, len(stats.stages) - MOST_STAGES),
+        "channels": [_channel(channel) for channel in stats.channels[:MOST_STAGES]],
+        "hosts": [_host(host, about, cpu) for host in _first_hosts(stats.hosts)],
+        "more_hosts": max(0, len(stats.hosts) - MOST_HOSTS),
+        "reads": [_read(read, now, lately) for read, now in zip(stats.reads[:MOST_PARTS], lately.reads, strict=False)],
+        "mixtures": [_mixture(stage, now) for stage, now in stages if _of_parts(stage, "weight")],
         "errors": _errors(about.errors),
-        "snapshot": {name: _cut(one) if isinstance(one, str) else one for name, one in about.snapshot.items()},
+        "snapshot": dict(about.snapshot),
     }
-
-
-def text_table(lately: Stats) -> str:
-    """Return the table of `stats`, or what of it an update may have."""
-    few = replace(lately, stages=lately.stages[:MOST_STAGES], channels=lately.channels[:MOST_STAGES])
-    few = replace(few, hosts=tuple(_first_hosts(few.hosts)), reads=few.reads[:MOST_PARTS])
-    return "\n".join(map(_cut, table(few).split("\n")))
+    return cast("dict[str, Any]", _bounded(found))
 
 
 def headline(stats: Stats, lately: Stats, about: StreamFacts) -> dict[str, str]:
     """Return the verdict for someone who has a second: how it is ("good", "slow", "stalled"), a few words, the rest."""
-    waits = _share(lately.consumer_wait_s, lately.elapsed_s)
     verdict = lately.verdict or stats.verdict
+    how, words, rest, advice, stage = "slow", f"The consumer waits {100 * lately.waits:.0f} % of its time", "", "", ""
     if about.ended:
-        return _headline("ended", "The stream has ended")
-    if about.stalled:
-        return _headline("stalled", "Nothing comes", about.stalled)
-    if stats.items == 0:
-        return _headline("starting", "Starting", "no item has come yet")
-    if verdict is None:
-        words = f"The consumer waits {100 * waits:.0f} % of its time"
-        return _headline("good" if waits < WAITS else "slow", words, "no stage stands out")
-    if verdict.rule == "consumer":
-        return _headline("good", "The pipeline keeps up", verdict.line)
-    words, _, rest = verdict.line.partition(": ")
-    why, _, advice = rest.partition("of its time; ")
-    why = f"{why}of its time" if advice else why
-    return _headline("slow", words, why, advice, verdict.stage or "")
-
-
-def _headline(how: str, words: str, rest: str = "", advice: str = "", stage: str = "") -> dict[str, str]:
-    words = words[:1].upper() + words[1:] if words.startswith("the ") else words
-    parts = {"how": how, "words": words, "rest": rest, "advice": advice, "stage": stage}
-    return {name: _cut(part) for name, part in parts.items()}
-
-
-def _stages(stats: Stats, lately: Stats, about: StreamFacts) -> list[dict[str, Any]]:
-    shown = zip(stats.stages[:MOST_STAGES], lately.stages, strict=False)
-    return [_stage(stage, now, lately.elapsed_s, about) for stage, now in shown]
+        how, words = "ended", "The stream has ended"
+    elif about.stalled:
+        how, words, rest = "stalled", "Nothing comes", about.stalled
+    elif stats.items == 0:
+        how, words, rest = "starting", "Starting", "no item has come yet"
+    elif verdict is None:
+        how, rest = "good" if lately.waits < WAITS else "slow", "no stage stands out"
+    elif verdict.rule == CONSUMER:
+        how, words, rest = "good", "The pipeline keeps up", verdict.why
+    else:
+        words = verdict.what.replace("the ", "The ", 1) if verdict.what.startswith("the ") else verdict.what
+        rest, advice, stage = verdict.why, verdict.advice, verdict.stage or ""
+    return {"how": how, "words": words, "rest": rest, "advice": advice, "stage": stage}
 
 
 def _stage(stage: StageStats, now: StageStats, elapsed_s: float, about: StreamFacts) -> dict[str, Any]:
     most_s = elapsed_s * max(1, stage.slots)
     return {
-        "name": _cut(stage.name),
-        "label": _cut(str(stage)),
-        "kind": stage.kind,
-        "branch": _cut(about.branches.get(stage.name, "")),
+        "name": stage.name,
+        "label": str(stage),
+        "branch": about.branches.get(stage.name, ""),
         "in_workers": stage.name in about.workers,
         "workers": stage.workers,
         "slots": stage.slots,
-        "items": stage.items,
-        "rate": now.items / elapsed_s if elapsed_s > 0 else 0.0,
+        "rate": _ratio(now.items, elapsed_s),
         "busy": _share(now.busy_s, most_s),
         "no_input": _share(now.wait_input_s, most_s),
         "no_room": _share(now.wait_output_s, most_s),
@@ -493,15 +361,10 @@ def _stage(stage: StageStats, now: StageStats, elapsed_s: float, about: StreamFa
     }
 
 
-def _channel(channel: ChannelStats, stages: Iterable[StageStats]) -> dict[str, Any]:
+def _channel(channel: ChannelStats) -> dict[str, Any]:
     most = channel.capacity * channel.channels
-    return {
-        "after": _cut(channel.name.removesuffix(BORDER)),
-        "border": channel.name.endswith(BORDER),
-        "depth": channel.depth,
-        "capacity": most,
-        "fill": _share(channel.depth, most),
-    }
+    after = channel.name.removesuffix(BORDER)
+    return {"after": after, "depth": channel.depth, "capacity": most, "fill": _share(channel.depth, most)}
 
 
 def _first_hosts(hosts: tuple[HostStats, ...]) -> list[HostStats]:
@@ -511,73 +374,78 @@ def _first_hosts(hosts: tuple[HostStats, ...]) -> list[HostStats]:
 
 def _host(host: HostStats, about: StreamFacts, cpu: Mapping[int, float]) -> dict[str, Any]:
     return {
-        "name": _cut(host.name),
+        "name": host.name,
         "alive": host.alive,
         "cpu": cpu.get(host.number),
         "memory": host.resident_bytes or None,
         "restarts": host.restarts,
-        "items": host.items,
-        "workers": len(host.shards),
-        "at": _cut(about.working.get(host.number, "")),
+        "at": about.working.get(host.number, ""),
     }
 
 
-def _reads(stats: Stats, lately: Stats) -> Iterator[dict[str, Any]]:
-    elapsed_s = lately.elapsed_s or math.inf
-    for read, now in list(zip(stats.reads, lately.reads, strict=False))[:MOST_PARTS]:
-        yield {
-            "name": _cut(read.name),
-            "requests": read.requests,
-            "requests_s": now.requests / elapsed_s,
-            "in_flight": read.in_flight,
-            "bytes_s": now.bytes / elapsed_s,
-            "retries": read.retries,
-            "hits": read.cache_hits,
-            "misses": read.cache_misses,
-        }
+def _read(read: ReadStats, now: ReadStats, lately: Stats) -> dict[str, Any]:
+    return {
+        "name": read.name,
+        "requests_s": _ratio(now.requests, lately.elapsed_s),
+        "in_flight": read.in_flight,
+        "bytes_s": _ratio(now.bytes, lately.elapsed_s),
+        "retries": read.retries,
+        "hits": read.cache_hits,
+        "misses": read.cache_misses,
+    }
 
 
-def _mixtures(stats: Stats, lately: Stats) -> Iterator[dict[str, Any]]:
-    """Yield the weights of each mixture's components: as they are wanted, and as they were served lately."""
-    for stage, now in zip(stats.stages[:MOST_STAGES], lately.stages, strict=False):
-        weights = {one.part: one.value for one in stage.details if one.name == "weight"}
-        if not weights:
-            continue
-        served = {one.part: one.value for one in now.details if one.name == "served"}
-        of_all = {one.part: one.value for one in stage.details if one.name == "served"}
-        yield {
-            "name": _cut(stage.name),
-            "parts": [
-                {
-                    "name": _cut(part),
-                    "wanted": _share(weight, sum(weights.values())),
-                    "served": _share(served.get(part, 0.0), sum(served.values())),
-                    "items": of_all.get(part, 0),
-                }
-                for part, weight in list(weights.items())[:MOST_PARTS]
-            ],
+def _mixture(stage: StageStats, now: StageStats) -> dict[str, Any]:
+    """Return the weights of a mixture's components: as they are wanted, and as they were served lately."""
+    weights, served, items = _of_parts(stage, "weight"), _of_parts(now, "served"), _of_parts(stage, "served")
+    parts = [
+        {
+            "name": part,
+            "wanted": _share(weight, sum(weights.values())),
+            "served": _share(served.get(part, 0.0), sum(served.values())),
+            "items": items.get(part, 0),
         }
+        for part, weight in list(weights.items())[:MOST_PARTS]
+    ]
+    return {"name": stage.name, "parts": parts}
+
+
+def _of_parts(stage: StageStats, name: str) -> dict[str, float]:
+    return {detail.part: detail.value for detail in stage.details if detail.name == name}
 
 
 def _errors(report: ErrorReport) -> dict[str, Any]:
     return {
         "total": report.total,
-        "stages": [{"name": _cut(name), "items": count} for name, count in list(report.stages.items())[:MOST_PARTS]],
-        "file": None if report.dead_letters is None else _cut(str(report.dead_letters)),
+        "stages": [{"name": name, "items": count} for name, count in list(report.stages.items())[:MOST_PARTS]],
+        "file": None if report.dead_letters is None else str(report.dead_letters),
         "last": [
             {
-                "stage": _cut(label(failure.stage, failure.kind)),
+                "stage": label(failure.stage, failure.kind),
                 "shard": failure.shard,
-                "position": _cut(failure.position),
-                "message": _cut(f"{type(failure.error).__qualname__}: {said(failure.error, str)}"),
+                "position": failure.position,
+                "message": f"{type(failure.error).__qualname__}: {said(failure.error, str)}",
             }
             for failure in reversed(report.last)
         ],
     }
 
 
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
 def _share(part: float, whole: float) -> float:
-    return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
+    return min(1.0, max(0.0, _ratio(part, whole)))
+
+
+def _bounded(update: Any) -> Any:
+    """Return an update with all of its texts printable, and cut."""
+    if isinstance(update, str):
+        return _cut(update)
+    if isinstance(update, list):
+        return [_bounded(one) for one in update]
+    return {name: _bounded(one) for name, one in update.items()} if isinstance(update, dict) else update
 
 
 def _cut(text: str) -> str:
@@ -585,37 +453,18 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 1]}…"
 
 
-def text_lines(shown: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines for a terminal, of all ranks, and of streams with their `text_table`."""
-    if shown["ranks"] is not None:
-        yield from (part for line in rank_lines(shown["ranks"]) for part in line.split("\n"))
-        yield ""
-    for stream in shown["streams"]:
-        whose = f", rank {stream['rank']} of {stream['world_size']}" if stream["world_size"] > 1 else ""
-        verdict = stream["verdict"]
-        said = "; ".join(filter(None, (verdict["words"], verdict["rest"], verdict["advice"])))
-        yield from f"{verdict['how'].upper()}: {said}".split("\n")
-        yield f"{stream['name']}{whose}, epoch {stream['epoch']}{_progress(stream)}"
-        yield from stream["table"].split("\n")
-        yield from _last_lines(stream, shown["time"])
-        yield ""
-    for event in shown["events"][: MOST_EVENTS // 10]:
-        yield from f"{time.strftime('%H:%M:%S', time.localtime(event['at']))} {event['text']}".split("\n")
-
-
-def _progress(stream: dict[str, Any]) -> str:
-    if stream["length"] is None:
-        return f": {stream['items']:,} items"
-    eta = "" if stream["eta_s"] is None else f", {stream['eta_s']:,.0f} s left"
-    return f": {stream['items']:,} of {stream['length']:,.0f} items{eta}"
-
-
-def _last_lines(stream: dict[str, Any], now: float) -> Iterator[str]:
-    snapshot, errors = stream["snapshot"], stream["errors"]
-    if snapshot.get("taken_at"):
-        saved = f", saved {now - snapshot['saved_at']:,.0f} s ago in {snapshot['where']}" * bool(snapshot["saved_at"])
-        yield f"last snapshot taken {now - snapshot['taken_at']:,.0f} s ago{saved}"
-    if errors["total"]:
-        yield f"{errors['total']:,} items were skipped"
-    for letter in errors["last"]:
-        yield from f"  {letter['stage']} of shard {letter['shard']}: {letter['message']}".split("\n")
+def stream_text(labels: Mapping[str, str], stats: Stats, lately: Stats, about: StreamFacts) -> str:
+    """Return the same for a terminal: the verdict, and the table of `stats`. Bounded, too."""
+    verdict = headline(stats, lately, about)
+    parts = filter(None, (verdict["words"], verdict["rest"], verdict["advice"]))
+    rank = f", rank {labels['rank']} of {about.world_size}" if about.world_size > 1 else ""
+    length = "" if about.length is None else f" of {about.length:,.0f}"
+    few = replace(
+        lately,
+        stages=lately.stages[:MOST_STAGES],
+        channels=lately.channels[:MOST_STAGES],
+        hosts=tuple(_first_hosts(lately.hosts)),
+        reads=lately.reads[:MOST_PARTS],
+    )
+    head = f"{labels['stream']}{rank}, epoch {about.epoch}: {stats.items:,}{length} items"
+    return f"{verdict['how'].upper()}: {'; '.join(parts)}\n{head}\n{table(few)}"

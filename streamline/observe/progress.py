@@ -186,11 +186,11 @@ def lines(stats: Stats, now: float | None, epoch: int, width: int) -> Text:
     """
     from rich.text import Text
 
-    waits, skipped = _waits(stats), _skipped(stats)
+    waits, skipped = stats.waits, _skipped(stats)
     figures = [
         Text(f"{stats.items:,} items", "bold cyan"),
         Text("" if now is None else f"{per_s(now)}/s now"),
-        Text(f"{per_s(stats.items / stats.elapsed_s)}/s avg" if stats.elapsed_s > 0 else ""),
+        Text(f"{per_s(stats.rate)}/s avg" if stats.elapsed_s > 0 else ""),
         Text(f"waits {waits:.0%}", "yellow" if waits > 0.1 else "green"),
         Text(f"{skipped:,} skipped" if skipped else "", "bold red"),
         Text(clock(stats.elapsed_s)),
@@ -222,9 +222,9 @@ def _bar(channel: ChannelStats) -> Text:
 
 def summary(stats: Stats, epoch: int) -> str:
     """Return one line that says how far a stream is, and how fast."""
-    rate = f", {per_s(stats.items / stats.elapsed_s)}/s" if stats.elapsed_s > 0 else ""
+    rate = f", {per_s(stats.rate)}/s" if stats.elapsed_s > 0 else ""
     skipped = f", {_skipped(stats):,} skipped" if _skipped(stats) else ""
-    waited = f"; the consumer waited {_waits(stats):.0%}"
+    waited = f"; the consumer waited {stats.waits:.0%}"
     return f"streamline, epoch {epoch}: {stats.items:,} items in {clock(stats.elapsed_s)}{rate}{skipped}{waited}"
 
 
@@ -232,10 +232,6 @@ def clock(seconds: float) -> str:
     """Return a duration as "0:02:13"."""
     whole = int(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
-
-
-def _waits(stats: Stats) -> float:
-    return min(1.0, stats.consumer_wait_s / stats.elapsed_s) if stats.elapsed_s > 0 else 0.0
 
 
 def _skipped(stats: Stats) -> int:

@@ -16,10 +16,9 @@ from streamline.errors import printable_lines
 from streamline.observe.contention import CONTENTION
 from streamline.observe.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats, WorkerStats, between
 from streamline.observe.tables import table
-from streamline.observe.verdict import SLOW_RANK, Verdict, judge
+from streamline.observe.verdict import Verdict, verdict_of
 
 if TYPE_CHECKING:
-    from streamline.observe.rank_lines import SlowRank
     from streamline.observe.tuner import TuningStep
 
 
@@ -149,20 +148,16 @@ class Stats(Figures):
     Attributes:
       first: as it stood when the consumer got its first list, or when a knob was last turned; None: before. The
         verdict leaves out what was before.
-      slow_rank: the rank that the others wait for, where this one has the page of all; None: none stands out.
       tuning: what `open(tune=True)` has turned, and why, the last steps.
     """
 
     first: Figures | None = field(default=None, repr=False, compare=False)
-    slow_rank: SlowRank | None = field(default=None, repr=False, compare=False)
     tuning: tuple[TuningStep, ...] = ()
 
     @property
     def verdict(self) -> Verdict | None:
         """What limits the stream, since its first list; None: nothing does, or it is too early to say."""
-        if self.slow_rank is not None:
-            return Verdict(rule=SLOW_RANK, stage=None, line=str(self.slow_rank))
-        return None if self.first is None else judge(self.warm)
+        return None if self.first is None else verdict_of(self.warm)
 
     @cached_property
     def warm(self) -> Figures:

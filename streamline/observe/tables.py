@@ -31,10 +31,9 @@ def table(figures: Figures) -> str:
     waiting for an item ("no input"), waiting for room downstream. Of a host, of the time: its event loop was held.
     """
     elapsed_s = figures.elapsed_s
-    waits = figures.consumer_wait_s / elapsed_s if elapsed_s else 0.0
     lines = [
         f"{figures.items:,} items in {elapsed_s:.2f} s ({_rate(figures.items, elapsed_s)} items/s); "
-        f"the consumer waits {100 * waits:.0f} % of its time"
+        f"the consumer waits {100 * figures.waits:.0f} % of its time"
     ]
     if figures.dropped or figures.padded:
         lines.append(f"so that all ranks end together: {figures.dropped:,} dropped, {figures.padded:,} padded")

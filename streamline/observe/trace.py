@@ -1,8 +1,7 @@
 """A trace of what every stage did and when, written while it runs, for Perfetto and chrome://tracing.
 
-It is bounded. Adjacent segments of one track are combined until they are long enough to see, and the more of them come,
-the longer that is. A file that has half of `max_bytes` becomes "NAME.previous.json", in place of an earlier one, and
-another begins: the newest half is always there, all of a run of minutes, the last hours of one of weeks.
+Its size is bounded: a file that has half of `max_bytes` becomes "NAME.previous.json", in place of an earlier one, and
+another begins, so that the newest half is always there.
 
 The file is the JSON array form of the trace-event format and can be loaded at any moment: viewers accept an array
 without its end, so events are written whole, each with the comma before it, and the end comes last.
@@ -13,8 +12,10 @@ Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsK
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from io import FileIO
 from os import PathLike
 from pathlib import Path
@@ -37,17 +38,8 @@ MAX_BYTES = 64 << 20
 LEAST_BYTES = 1 << 20
 """Both files begin with the names of all tracks: some 200 bytes for each stage of each worker."""
 
-EVENTS_PER_S = 500
-"""From here on, more segments are combined: `MAX_BYTES` then hold a quarter of an hour of a busy pipeline."""
-
-FINEST_S, COARSEST_S = 0.0001, 60.0
-"""Segments that are within so much of a track are one span: what is shorter is seldom seen."""
-
-LONGEST_S = 1.0
-"""Adjacent segments of one kind make no longer span: what goes on for hours is to be seen meanwhile."""
-
 ROUNDING_S = 1e-9
-"""By so much a segment may seem to begin before the one before it ended."""
+"""By so much a span may seem to begin before the one before it ended."""
 
 COUNT_EVERY_S = 0.1
 
@@ -76,9 +68,6 @@ class Trace:
       rank: of this process.
       after_merge: names of the stages that a rank has one of, those downstream of the merge and a live reader.
 
-    Attributes:
-      previous: where the file goes when it is full, and another one begins.
-
     Raises:
       PlanError: `max_bytes` is less than 1 MiB, or another trace of the same stream is being written.
       OSError: the file can't be made.
@@ -100,20 +89,29 @@ class Trace:
         self._meters = meters
         self._rank = f"rank {rank}"
         self._after_merge = after_merge
+        self._most = max_bytes // 2
         self._lock = RLock()  # a garbage collection within `_observe` may stop this
-        self._tracks: dict[StageMeter, list[_Lane]] = {}
-        self._lanes = 0
-        self._pids: set[int] = set()
-        self._resolution_s, self._resolved_at, self._spans = FINEST_S, float("-inf"), 0
-        self._counters: dict[str, dict[str, float]] = {}
-        self._counted_at, self._items, self._waited_s = float("-inf"), 0, 0.0
+        self._tracks: dict[StageMeter, list[_Lane]] = {}  # of this file
+        self._named: set[tuple[int, int]] = set()  # pids and tids there
+        self._counters = _Counters(meters)
         self._flushed_at = perf_counter()
-        self._file: TraceFile | None = TraceFile(self.path, max_bytes // 2)
-        self.previous = self._file.previous
-        self._name("process", 1, 0, f"streamline, {self._rank}")
-        self._guarded(TraceFile.flush)
+        self._file: TraceFile | None = None
+        self._begin()
         self._observer = self._observe  # one and the same object each time, so that it can be compared
         meters.observe(self._observer)  # from now on other threads write, too
+
+    @property
+    def previous(self) -> Path:
+        """Where the file goes when it is full, and another one begins."""
+        return self.path.with_name(f"{self.path.stem}.previous{self.path.suffix}")
+
+    def _begin(self) -> None:
+        """Begin a file, in which each track is named when it is used first."""
+        self._tracks.clear()
+        self._named.clear()
+        self._file = TraceFile(self.path)
+        self._name("process", 1, 0, f"streamline, {self._rank}")
+        self._guarded(TraceFile.flush)
 
     def stop(self) -> None:
         """Write what is left, and the end. From any thread, at any time; idempotent."""
@@ -121,13 +119,9 @@ class Trace:
             self._meters.observe(None)
         with self._lock:
             now = perf_counter()
-            for meter, lanes in list(self._tracks.items()):
-                for lane in filter(lambda lane: lane.segments, lanes):
-                    self._write_span(lane)
-                since = meter.since
-                if since is not None and (free := self._lane(meter, since)) is not None:
-                    free.begin("work", since, now)
-                    self._write_span(free, "work, not done yet")
+            for meter in list(self._meters.stages.values()):
+                if meter.since is not None:
+                    self._write_span(meter, "work", meter.since, now, "work, not done yet")
             self._guarded(TraceFile.close)
             self._file = None
             self._tracks.clear()
@@ -140,19 +134,23 @@ class Trace:
 
     def _observe(self, meter: StageMeter, doing: Doing, began: float, ended: float) -> None:
         with self._lock:
-            lane = None if self._file is None else self._lane(meter, began)
-            if lane is None:
+            if self._file is None:
                 return
-            if not lane.takes(doing, began, ended, self._resolution_s):
-                if lane.segments:
-                    self._write_span(lane)
-                    self._resolve(ended)
-                lane.begin(doing, began, ended)
-            if ended - self._counted_at >= max(COUNT_EVERY_S, self._resolution_s):
-                self._write_counters(ended)
+            if self._file.size > self._most:
+                self._guarded(self._begin_another)
+            self._write_span(meter, doing, began, ended, NAMES[doing])
+            if ended - self._counters.at >= COUNT_EVERY_S:
+                for name, values in self._counters.changed(ended).items():
+                    event = {"ph": "C", "name": name, "pid": 1, "tid": 0, "ts": self._us(ended), "args": values}
+                    self._write(event)
             if ended - self._flushed_at >= FLUSH_S:
                 self._flushed_at = ended
                 self._guarded(TraceFile.flush)
+
+    def _begin_another(self, file: TraceFile) -> None:
+        file.close()
+        self.path.replace(self.previous)
+        self._begin()
 
     def _lane(self, meter: StageMeter, at: float) -> _Lane | None:
         """Return a lane of a stage's track that is free from `at` on; None: a viewer can't show more side by side."""
@@ -164,11 +162,9 @@ class Trace:
             return None
         host, order, nth = meter.host, self._meters.order, len(lanes)
         pid = 1 if host is None else 2 + host.number
-        if host is not None and pid not in self._pids:
-            self._pids.add(pid)
+        if (pid, 0) not in self._named:
             self._name("process", pid, 0, f"streamline, {self._rank}, {host}")
-        self._lanes += 1
-        lanes.append(lane := _Lane(pid, self._lanes))
+        lanes.append(lane := _Lane(pid, len(self._named)))
         place = self._rank if meter.name in self._after_merge else f"shard {meter.shard}"
         stage = order.index(meter.name) if meter.name in order else len(order)
         sort = (stage * MOST_WORKERS + meter.shard) * MOST_LANES + nth
@@ -176,51 +172,17 @@ class Trace:
         self._write({"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": lane.tid, "args": {"sort_index": sort}})
         return lane
 
-    def _resolve(self, now: float) -> None:
-        """Count a span, and combine more or less, so that no more than `EVENTS_PER_S` come in the long run."""
-        self._spans += 1
-        if now - self._resolved_at >= 1.0:
-            if self._spans < EVENTS_PER_S / 4:
-                self._resolution_s = max(FINEST_S, self._resolution_s / 2)
-        elif self._spans >= EVENTS_PER_S:
-            self._resolution_s = min(COARSEST_S, self._resolution_s * 2)
-        else:
+    def _write_span(self, meter: StageMeter, doing: Doing, began: float, ended: float, name: str) -> None:
+        lane = self._lane(meter, began)
+        if lane is None:
             return
-        self._resolved_at, self._spans = now, 0
-
-    def _write_span(self, lane: _Lane, name: str | None = None) -> None:
-        """Write what a lane has combined; several segments are called after what took most of the time."""
-        doing = max(lane.seconds, key=lambda kind: lane.seconds[kind])
-        name = name or (NAMES[doing] if len(lane.seconds) == 1 else f"mostly {NAMES[doing]}")
-        ts = self._us(lane.began)
-        event = {"ph": "X", "name": name, "cat": doing, "pid": lane.pid, "tid": lane.tid, "ts": ts}
-        event["dur"] = round(self._us(lane.end) - ts, 3)
-        if lane.segments > 1:
-            spent = {f"{NAMES[kind]}, ms": round(seconds * 1e3, 3) for kind, seconds in lane.seconds.items()}
-            event["args"] = {"stretches": lane.segments, **spent}
-        lane.segments = 0
-        self._write(event)
-
-    def _write_counters(self, now: float) -> None:
-        """Write how full the channels are, how fast the consumer is, and how much of its time it waits, if changed."""
-        found: dict[str, dict[str, float]] = {}
-        for (name, _), meter in list(self._meters.channels.items()):
-            channel = found.setdefault(f"channel after {printable(name)}", {"items": 0})
-            channel["items"] += meter.depth
-        consumer = self._meters.consumer
-        items, waited_s = consumer.items, consumer.waited_until(now)
-        took = now - max(self._counted_at, consumer.opened_at)
-        if took > 0:
-            share = min(1.0, max(0.0, (waited_s - self._waited_s) / took))
-            found["consumer waits"] = {"%": round(100 * share, 1)}
-            found["consumer takes"] = {"items/s": round((items - self._items) / took, 1)}
-        self._counted_at, self._items, self._waited_s = now, items, waited_s
-        for name, values in found.items():
-            if self._counters.get(name) != values:
-                self._write({"ph": "C", "name": name, "pid": 1, "tid": 0, "ts": self._us(now), "args": values})
-        self._counters |= found
+        ts = self._us(max(began, lane.end))
+        lane.end = ended
+        dur = round(self._us(ended) - ts, 3)
+        self._write({"ph": "X", "name": name, "cat": doing, "pid": lane.pid, "tid": lane.tid, "ts": ts, "dur": dur})
 
     def _name(self, what: str, pid: int, tid: int, name: str) -> None:
+        self._named.add((pid, tid))
         self._write({"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}})
 
     def _us(self, at: float) -> float:
@@ -243,72 +205,71 @@ class Trace:
             logger.warning("the trace %s ends here, and the run goes on: %s", printable(str(self.path)), error)
 
 
+class _Counters:
+    """How full the channels are, how fast the consumer is, and how much of its time it waits."""
+
+    def __init__(self, meters: Meters) -> None:
+        self.at = -math.inf
+        self._meters = meters
+        self._before: dict[str, dict[str, float]] = {}
+        self._items, self._waited_s = 0, 0.0
+
+    def changed(self, now: float) -> dict[str, dict[str, float]]:
+        """Return those that have changed since the last call, by name, with their units."""
+        found: dict[str, dict[str, float]] = {}
+        for (name, _), meter in list(self._meters.channels.items()):
+            channel = found.setdefault(f"channel after {printable(name)}", {"items": 0})
+            channel["items"] += meter.depth
+        consumer = self._meters.consumer
+        items, waited_s = consumer.items, consumer.waited_until(now)
+        took = now - max(self.at, consumer.opened_at)
+        if took > 0:
+            share = min(1.0, max(0.0, (waited_s - self._waited_s) / took))
+            found["consumer waits"] = {"%": round(100 * share, 1)}
+            found["consumer takes"] = {"items/s": round((items - self._items) / took, 1)}
+        self.at, self._items, self._waited_s = now, items, waited_s
+        changed = {name: values for name, values in found.items() if self._before.get(name) != values}
+        self._before |= found
+        return changed
+
+
+@dataclass(slots=True)
 class _Lane:
-    """One line of a track, on which nothing overlaps (what a viewer calls a thread), and the span that grows there.
+    """One line of a track, on which nothing overlaps: what a viewer calls a thread.
 
     Attributes:
       pid: of what viewers take for a process: this one's is 1, that of host n is n + 2.
-      segments: in the span; 0: there is none.
-      seconds: how much of the span was spent at what.
+      end: of the last span on it.
     """
 
-    __slots__ = ("began", "end", "pid", "seconds", "segments", "tid")
-
-    def __init__(self, pid: int, tid: int) -> None:
-        self.pid, self.tid = pid, tid
-        self.segments = 0
-        self.seconds: dict[Doing, float] = {}
-        self.began = self.end = float("-inf")
-
-    def begin(self, doing: Doing, began: float, ended: float) -> None:
-        self.began, self.end, self.segments = max(began, self.end), ended, 1
-        self.seconds = {doing: ended - self.began}
-
-    def takes(self, doing: Doing, began: float, ended: float, resolution_s: float) -> bool:
-        """Add a segment to the span, if it belongs there: the span is short, or of one kind and without a gap."""
-        if not self.segments:
-            return False
-        length, began = ended - self.began, max(began, self.end)
-        alike = self.seconds.keys() == {doing} and began - self.end <= resolution_s / 10
-        if length > (LONGEST_S if alike and resolution_s < LONGEST_S else resolution_s):
-            return False
-        self.seconds[doing] = self.seconds.get(doing, 0.0) + ended - began
-        self.end = ended
-        self.segments += 1
-        return True
+    pid: int
+    tid: int
+    end: float = -math.inf
 
 
 END = b"\n]\n"
 
 
 class TraceFile:
-    """The file, which becomes the previous one when it is full. Not thread-safe.
-
-    Args:
-      most_bytes: of one file; there are two at the most. What names the tracks, each begins with.
+    """A file of events. Not thread-safe.
 
     Raises:
       OSError: from each method: it can't be made, or written.
     """
 
-    def __init__(self, path: Path, most_bytes: int) -> None:
-        self.previous = path.with_name(f"{path.stem}.previous{path.suffix}")
-        self._path = path
-        self._most = most_bytes
-        self._names: list[Event] = []
+    def __init__(self, path: Path) -> None:
+        self._file = FileIO(path, "w")
         self._waiting = bytearray()
-        self._begin()
+        self._written = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes in it, and of what waits."""
+        return self._written + len(self._waiting)
 
     def write(self, event: Event) -> None:
         """Take one event; it is in the file after the next `flush`, or sooner."""
-        if event["ph"] == "M":
-            self._names.append(event)
-        elif self._events and self._written + len(self._waiting) > self._most:
-            self.close()
-            self._path.replace(self.previous)
-            self._begin()
-            self.flush()
-        self._put(event)
+        self._waiting += (b",\n" if self.size else b"[\n") + msgspec.json.encode(event)
         if len(self._waiting) > FLUSH_BYTES:
             self.flush()
 
@@ -333,17 +294,6 @@ class TraceFile:
             self._append(END)
         with suppress(OSError):
             self._file.close()
-
-    def _begin(self) -> None:
-        self._file = FileIO(self._path, "w")
-        self._waiting = bytearray()
-        self._written = self._events = 0
-        for event in self._names:
-            self._put(event)
-
-    def _put(self, event: Event) -> None:
-        self._waiting += (b",\n" if self._written or self._waiting else b"[\n") + msgspec.json.encode(event)
-        self._events += event["ph"] != "M"
 
     def _append(self, data: bytes | bytearray) -> None:
         rest = memoryview(data)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeAlias
+from typing import NamedTuple
 
 from streamline.core.text import counted
 from streamline.observe.figures import Figures, StageStats, ThreadStats, WorkerStats, per_s
@@ -81,7 +81,7 @@ class Loads:
         self.figures = figures
         self.stages = figures.stages
         self.elapsed_s = figures.elapsed_s
-        self.waits = min(1.0, figures.consumer_wait_s / self.elapsed_s)
+        self.waits = figures.waits
         self.ranks_wait = min(1.0, figures.ranks_wait_s / self.elapsed_s)
         self.body_holds = min(1.0, figures.consumer_held_s / self.elapsed_s)
         self.arrivals_hold = sum(host.arrival_s for host in figures.hosts) / self.elapsed_s
@@ -124,10 +124,10 @@ class Loads:
         )
         return stage.held_s / max(1, calls)
 
-    @property
-    def contended_s(self) -> float:
-        """For how long it was seen what slows all stages alike."""
-        return self.figures.contention.looked_s
+    def contended_share(self, seconds: float) -> float:
+        """The share that seconds are of those in which it was seen what slows all stages alike; 0: of too few."""
+        looked_s = self.figures.contention.looked_s
+        return seconds / looked_s if looked_s >= CONTENDED_S else 0.0
 
     @property
     def gil(self) -> float:
@@ -138,8 +138,8 @@ class Loads:
     def take_turns(self, *others: ThreadStats) -> bool:
         """Whether the pipeline's threads and `others` compute one at a time, with the GIL: on one core all together."""
         own = [each for each in self.figures.contention.threads if each.name.startswith(OWN_THREADS)]
-        compute = _share_of(sum(each.cpu_s for each in (*own, *others)), self.contended_s)
-        could = _share_of(sum(each.runnable_s for each in (*own, *others)), self.contended_s)  # if a core were free
+        compute = self.contended_share(sum(each.cpu_s for each in (*own, *others)))
+        could = self.contended_share(sum(each.runnable_s for each in (*own, *others)))  # if a core were free
         return self.gil >= GIL_HELD and could >= 0.4 and compute <= 1.2
 
     @property
@@ -215,163 +215,180 @@ WORTH = 1.1
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What limits a stream.
+    """What limits a stream; `str` is all of it in one line.
 
     Attributes:
       rule: which one spoke, by its name in `RULES`.
       stage: the stage as printed, "map(decode)"; None: the consumer, or what slows all stages alike.
-      line: for a person.
+      what: in a few words: "map(decode) limits".
+      why: what was seen.
+      advice: what to try.
       speedup: how many times as fast the stream may get if the advice is taken, at the most; None: there is none.
     """
 
     rule: str
     stage: str | None
-    line: str
+    what: str
+    why: str
+    advice: str
     speedup: float | None = None
+
+    @property
+    def line(self) -> str:
+        """All of it for a person."""
+        return f"{self.what}: {self.why}; {self.advice}"
 
     def __str__(self) -> str:
         return self.line
 
 
-Limit: TypeAlias = tuple[StageStats | None, str, float | None]
-"""What a rule says, as `Verdict` has it: the stage, the line, the speed-up."""
+class Finding(NamedTuple):
+    """What a rule says; see `Verdict`, whose `why` also says how long the consumer waits."""
+
+    stage: StageStats | None
+    what: str
+    why: str
+    advice: str
+    speedup: float | None = None
 
 
-def judge(figures: Figures) -> Verdict | None:
+def verdict_of(figures: Figures) -> Verdict | None:
     """Return what limits a stream; None: nothing does, or the figures say too little."""
     if figures.elapsed_s < LEAST_S or figures.items < LEAST_ITEMS or (found := limit_of(figures)) is None:
         return None
-    name, (stage, line, speedup) = found
+    rule, (stage, what, why, advice, speedup) = found
     if speedup is not None and speedup < WORTH:
         return None
-    return Verdict(rule=name, stage=None if stage is None else str(stage), line=line, speedup=speedup)
+    if rule != CONSUMER:
+        why = f"{why}; the consumer waits {_percent(figures.waits)} of its time"
+    name = None if stage is None else str(stage)
+    return Verdict(rule=rule, stage=name, what=what, why=why, advice=advice, speedup=speedup)
 
 
-def limit_of(figures: Figures) -> tuple[str, Limit] | None:
+def limit_of(figures: Figures) -> tuple[str, Finding] | None:
     """Return the rule that applies, and what it says, however little the figures say; None: none does."""
     loads = Loads(figures)
-    return next(((name, limit) for name, rule in RULES.items() if (limit := rule(loads)) is not None), None)
+    return next(((name, found) for name, rule in RULES.items() if (found := rule(loads)) is not None), None)
 
 
-def _consumer(loads: Loads) -> Limit | None:
+def _consumer(loads: Loads) -> Finding | None:
     if loads.waits >= WAITS:
         return None
-    line = (
-        f"the consumer limits: it waits {_percent(loads.waits)} of its time, so the pipeline keeps up; nothing to "
-        "do here"
-    )
-    return None, line, None
+    why = f"it waits {_percent(loads.waits)} of its time, so the pipeline keeps up"
+    return Finding(None, "the consumer limits", why, "nothing to do here")
 
 
-def _other_ranks(loads: Loads) -> Limit | None:
+def _other_ranks(loads: Loads) -> Finding | None:
     """Others have not said yet whether they have another item, and all end together."""
     if loads.ranks_wait < loads.waits / 2:
         return None
-    line = (
-        f"the other ranks limit: {_percent(loads.ranks_wait)} of the time, one of them has no other item yet, and all "
-        f"end together; {_consumer_waits(loads)}; page=True on all ranks names the slowest"
+    return Finding(
+        None,
+        "the other ranks limit",
+        f"{_percent(loads.ranks_wait)} of the time, one of them has no other item yet, and all end together",
+        "with metrics= on all ranks, the dashboard of docs/metrics.md names the slowest",
     )
-    return None, line, None
 
 
-def _body(loads: Loads) -> Limit | None:
+def _body(loads: Loads) -> Finding | None:
     """The loop's body and the pipeline take turns in one event loop."""
     most = max(map(loads.holds, loads.stages), default=0.0)
     if loads.body_holds < max(0.3, most) or loads.body_holds + loads.stages_hold < FULL:
         return None
     speedup = 1 / max(1 - loads.waits, loads.stages_hold)
-    line = (
-        f"the body of the `async for` limits: it holds the event loop {_percent(loads.body_holds)} of the time, "
-        f"and the pipeline stands still meanwhile; try a plain `for`, whose pipeline runs in a thread of its own: "
-        f"{_about(speedup)}"
+    return Finding(
+        None,
+        "the body of the `async for` limits",
+        f"it holds the event loop {_percent(loads.body_holds)} of the time, and the pipeline stands still meanwhile",
+        f"try a plain `for`, whose pipeline runs in a thread of its own: {_about(speedup)}",
+        speedup,
     )
-    return None, line, speedup
 
 
-def _memory(loads: Loads) -> Limit | None:
+def _memory(loads: Loads) -> Finding | None:
     """Programs wait for memory: pages are freed, and read again soon after."""
-    share = _share_of(loads.figures.contention.memory_wait_s, loads.contended_s)
+    share = loads.contended_share(loads.figures.contention.memory_wait_s)
     if share < CONTENDED:
         return None
-    line = (
-        f"the machine's memory limits: {_percent(share)} of the time programs wait for pages that have to be freed "
-        f"first; {_consumer_waits(loads)}; hold less (smaller windows of shuffles, batches and caches, fewer "
-        "processes, a smaller memory=), or get more of it"
+    return Finding(
+        None,
+        "the machine's memory limits",
+        f"{_percent(share)} of the time programs wait for pages that have to be freed first",
+        "hold less (smaller windows of shuffles, batches and caches, fewer processes, a smaller memory=), or get more "
+        "of it",
     )
-    return None, line, None
 
 
-def _quota(loads: Loads) -> Limit | None:
+def _quota(loads: Loads) -> Finding | None:
     """The control group's CPU time is used up before its period ends: everything stands still until the next one."""
     seen = loads.figures.contention
-    share = _share_of(seen.quota_throttled, seen.quota_periods)
-    if loads.contended_s < CONTENDED_S or share < CONTENDED:
+    share = seen.quota_throttled / max(1, seen.quota_periods)
+    if seen.looked_s < CONTENDED_S or share < CONTENDED:
         return None
-    line = (
-        f"the CPU quota of this container limits: it is used up in {_percent(share)} of its periods, and all threads "
-        f"stand still until the next one; {_consumer_waits(loads)}; more threads and processes don't help: a larger "
-        f"quota does ({counted(loads.figures.cpus, 'CPU')} now; in Kubernetes, resources.limits.cpu)"
+    return Finding(
+        None,
+        "the CPU quota of this container limits",
+        f"it is used up in {_percent(share)} of its periods, and all threads stand still until the next one",
+        f"more threads and processes don't help: a larger quota does ({counted(loads.figures.cpus, 'CPU')} now; in "
+        "Kubernetes, resources.limits.cpu)",
     )
-    return None, line, None
 
 
-def _collector(loads: Loads) -> Limit | None:
+def _collector(loads: Loads) -> Finding | None:
     """Python's garbage collector stops all threads."""
-    share = _share_of(loads.figures.contention.collecting_s, loads.contended_s)
+    share = loads.contended_share(loads.figures.contention.collecting_s)
     if share < CONTENDED:
         return None
     speedup = 1 / max(1 - share, 1 - loads.waits)
-    line = (
-        f"Python's garbage collector limits: it stops all threads of this process {_percent(share)} of the time; "
-        f"{_consumer_waits(loads)}; keep fewer small objects (arrays in place of lists and dicts), or call "
-        f"gc.freeze() once all that stays is loaded: {_about(speedup)} at the most"
+    return Finding(
+        None,
+        "Python's garbage collector limits",
+        f"it stops all threads of this process {_percent(share)} of the time",
+        "keep fewer small objects (arrays in place of lists and dicts), or call gc.freeze() once all that stays is "
+        f"loaded: {_about(speedup)} at the most",
+        speedup,
     )
-    return None, line, speedup
 
 
-def _gil(loads: Loads) -> Limit | None:
+def _gil(loads: Loads) -> Finding | None:
     """A thread that isn't the pipeline's computes in Python, also while the consumer waits, and others want the GIL."""
     seen = loads.figures.contention
     others = [each for each in seen.threads if each.number != loads.loop and not each.name.startswith(OWN_THREADS)]
     hog = max(others, key=lambda each: each.runnable_s, default=None)
     if hog is None or not loads.take_turns(hog):
         return None
-    share = _share_of(hog.runnable_s, loads.contended_s)
+    share = loads.contended_share(hog.runnable_s)
     if share < 0.5 or share - (1 - loads.waits) < 0.3:  # what it does while it doesn't wait is the consumer's own work
         return None
-    line = (
-        f"the thread {hog.name!r} limits: it computes {_percent(share)} of the time, and holds the GIL for which the "
-        f"pipeline's threads wait; {_consumer_waits(loads)}; let it sleep, or run it in a process of its own; with "
-        "backend=sl.Processes(n), workers have a GIL of their own"
+    return Finding(
+        None,
+        f"the thread {hog.name!r} limits",
+        f"it computes {_percent(share)} of the time, and holds the GIL for which the pipeline's threads wait",
+        "let it sleep, or run it in a process of its own; with backend=sl.Processes(n), workers have a GIL of their "
+        "own",
     )
-    return None, line, None
 
 
-def _cores(loads: Loads) -> Limit | None:
+def _cores(loads: Loads) -> Finding | None:
     """The event loop's thread could run most of the time, and for much of that no core is free."""
     own = next((each for each in loads.figures.contention.threads if each.number == loads.loop), None)
     if own is None:
         return None
-    waits, computes = (_share_of(spent_s, loads.contended_s) for spent_s in (own.core_wait_s, own.cpu_s))
+    waits, computes = map(loads.contended_share, (own.core_wait_s, own.cpu_s))
     if waits < 0.3 or waits < computes or waits + computes < LOADED:
         return None
-    line = (
-        f"the machine's cores limit: the event loop waits for one {_percent(waits)} of the time, while other programs, "
-        f"threads or processes of this one compute; {_consumer_waits(loads)}; let fewer of them run at once, or give "
-        f"this one cores of its own ({counted(loads.figures.cpus, 'CPU')} now)"
+    return Finding(
+        None,
+        "the machine's cores limit",
+        f"the event loop waits for one {_percent(waits)} of the time, while other programs, threads or processes of "
+        "this one compute",
+        f"let fewer of them run at once, or give this one cores of its own ({counted(loads.figures.cpus, 'CPU')} now)",
     )
-    return None, line, None
 
 
-def _share_of(part: float, whole: float) -> float:
-    return part / whole if whole >= CONTENDED_S else 0.0
-
-
-def _uneven(loads: Loads) -> Limit | None:
+def _uneven(loads: Loads) -> Finding | None:
     """One worker's stage is loaded, and slower than those of the others."""
-    found = [
-        (load, stage, worker) for stage in loads.stages if (one := _slowest(loads, stage)) for load, worker in [one]
-    ]
+    found = [(load, stage, slow) for stage in loads.stages for load, slow in _slowest(loads, stage)]
     if not found:
         return None
     load, stage, slow = max(found, key=lambda one: one[0])
@@ -386,27 +403,29 @@ def _uneven(loads: Loads) -> Limit | None:
         if strict
         else "a larger max_lead= bridges longer slow stretches"
     )
-    line = (
-        f"{stage} of shard {slow.shard} limits: busy {_percent(load)}, {_times(ratio)} the time of the others for "
-        f"an item, and the merge waits for it; {_consumer_waits(loads)}; {way}, .shard({2 * stage.workers}) splits its "
-        f"work: {_about(speedup)} if it kept up"
+    times = f"{ratio:.0f} x" if ratio < 100 else "more than 100 x"
+    return Finding(
+        stage,
+        f"{stage} of shard {slow.shard} limits",
+        f"busy {_percent(load)}, {times} the time of the others for an item, and the merge waits for it",
+        f"{way}, .shard({2 * stage.workers}) splits its work: {_about(speedup)} if it kept up",
+        speedup,
     )
-    return stage, line, speedup
 
 
-def _slowest(loads: Loads, stage: StageStats) -> tuple[float, WorkerStats] | None:
+def _slowest(loads: Loads, stage: StageStats) -> list[tuple[float, WorkerStats]]:
     """Return the load of the stage's slowest worker and that worker, if it alone is what the others wait for."""
     workers = stage.per_worker
     if len(workers) < 2:
-        return None
+        return []
     slow = max(workers, key=lambda worker: worker.busy_s)
     load = slow.busy_s / (loads.elapsed_s * stage.concurrency)
     others = [_each(worker) for worker in workers if worker is not slow and worker.items]
     if load < LOADED or not others or _each(slow) < APART * median(others):
-        return None
+        return []
     if median(worker.busy_s for worker in workers if worker is not slow) > slow.busy_s / 2:
-        return None
-    return load, slow
+        return []
+    return [(load, slow)]
 
 
 def _each(worker: WorkerStats) -> float:
@@ -414,7 +433,7 @@ def _each(worker: WorkerStats) -> float:
     return worker.busy_s / max(1, worker.items)
 
 
-def _loop(loads: Loads) -> Limit | None:
+def _loop(loads: Loads) -> Finding | None:
     """An event loop is full, and a stage's inline function is what holds it."""
     stage = loads.heaviest
     if stage is None:
@@ -426,22 +445,19 @@ def _loop(loads: Loads) -> Limit | None:
     if total < FULL and any(loads.awaited(other) > total for other in loads.stages):
         return None
     held, rest = loads.holds(stage), loads.next_limit(stage, loop=True)
+    why = f"it holds {_loops(loads, stage)} {_percent(held)} of the time"
     if loads.call_s(stage) < TINY_S:
-        line = (
-            f"{stage} limits: it holds {_loops(loads, stage)} {_percent(held)} of the time, with calls of "
-            f"{1e6 * loads.call_s(stage):.1f} µs; {_consumer_waits(loads)}; {LARGER.get(stage.kind, LARGER_CALLS)}: "
-            f"{_about(1 / rest)} at the most"
-        )
-        return stage, line, 1 / rest
+        why = f"{why}, with calls of {1e6 * loads.call_s(stage):.1f} µs"
+        advice = f"{LARGER.get(stage.kind, LARGER_CALLS)}: {_about(1 / rest)} at the most"
+        return Finding(stage, f"{stage} limits", why, advice, 1 / rest)
     calls = max(2, min(MOST, math.ceil(1 / rest)))
     speedup = min(1 / rest, calls / held) if stage.kind == "map" else 1 / rest  # the others get threads by a map
     more, faster = _more_hosts(loads, stage, rest)
-    line = (
-        f"{stage} limits: it holds {_loops(loads, stage)} {_percent(held)} of the time; {_consumer_waits(loads)}; "
+    advice = (
         f"try {way_out(stage.kind, calls)}: {_about(speedup)} if it waits, up to the number of cores if it releases "
         f"the GIL, nothing if it computes in Python{more}"
     )
-    return stage, line, max(speedup, faster)
+    return Finding(stage, f"{stage} limits", why, advice, max(speedup, faster))
 
 
 def _loops(loads: Loads, stage: StageStats) -> str:
@@ -469,44 +485,42 @@ def _more_hosts(loads: Loads, stage: StageStats, rest: float) -> tuple[str, floa
     return f"; or {shards}{hosts}: {_about(speedup)}{gil}", speedup
 
 
-def _border(loads: Loads) -> Limit | None:
+def _border(loads: Loads) -> Finding | None:
     """Taking in what hosts give keeps this process's event loop busy."""
     share = loads.arrivals_hold
     if loads.stages_hold < LOADED or share < 0.3 or share < max(map(loads.holds, loads.stages), default=0.0):
         return None
     hosts = loads.figures.hosts
-    line = (
-        f"the border limits: taking in the items of {counted(len(hosts), hosts[0].kind)} holds the event loop "
-        f"{_percent(share)} of the time; {_consumer_waits(loads)}; let fewer and larger items cross (.batch before "
-        ".merge(), arrays in place of many small objects)"
+    return Finding(
+        None,
+        "the border limits",
+        f"taking in the items of {counted(len(hosts), hosts[0].kind)} holds the event loop {_percent(share)} of the "
+        "time",
+        "let fewer and larger items cross (.batch before .merge(), arrays in place of many small objects)",
     )
-    return None, line, None
 
 
-def _calls_full(loads: Loads) -> Limit | None:
+def _calls_full(loads: Loads) -> Finding | None:
     """All calls of a stage, or all readers of a source, are at work nearly all of the time."""
     stage = max(loads.stages, key=loads.awaited, default=None)
     if stage is None or loads.awaited(stage) < LOADED:
         return None
     if stage.kind in ("from_stream", "stream_http"):
-        line = (
-            f"{stage} limits: the feed gives {per_s(stage.items / loads.elapsed_s)} items/s and is waited for "
-            f"{_percent(loads.awaited(stage))} of the time, "
-            f"{_consumer_waits(loads)}; what it does for each item, if anything, belongs into .map(concurrency=)"
+        why = (
+            f"the feed gives {per_s(stage.items / loads.elapsed_s)} items/s and is waited for "
+            f"{_percent(loads.awaited(stage))} of the time"
         )
-        return stage, line, None
+        advice = "what it does for each item, if anything, belongs into .map(concurrency=)"
+        return Finding(stage, f"{stage} limits", why, advice)
     rest = loads.next_limit(stage)
-    more = min(MOST, math.ceil(1 / rest))
     if stage.executor == "thread" and stage.slots > 1 and loads.take_turns():
         return _threads_in_turn(loads, stage, rest)
+    more = min(MOST, math.ceil(1 / rest))
     speedup = min(float(more), 1 / rest)
-    line = (
-        f"{stage} limits: busy {_percent(loads.awaited(stage))}, {_repeats(loads, stage)}{_consumer_waits(loads)}; "
-        f"try {more_at_once(stage, more)}: {_about(speedup)}"
-        + " if it waits or releases the GIL"
-        * (stage.executor == "thread")
-    )
-    return stage, line, speedup
+    why = f"busy {_percent(loads.awaited(stage))}{_repeats(loads, stage)}"
+    if_threads = " if it waits or releases the GIL" if stage.executor == "thread" else ""
+    advice = f"try {more_at_once(stage, more)}: {_about(speedup)}{if_threads}"
+    return Finding(stage, f"{stage} limits", why, advice, speedup)
 
 
 def _repeats(loads: Loads, stage: StageStats) -> str:
@@ -515,37 +529,33 @@ def _repeats(loads: Loads, stage: StageStats) -> str:
     if asked is None or asked.retries < REPEATED * asked.requests or not asked.retries:
         return ""
     return (
-        f"{asked.retries:,} of its {asked.requests:,} requests were repeats: the server is busy, or drops connections "
-        "(streamline.reading in the log says which); "
+        f", {asked.retries:,} of its {asked.requests:,} requests were repeats: the server is busy, or drops "
+        "connections (streamline.reading in the log says which)"
     )
 
 
-def _threads_in_turn(loads: Loads, stage: StageStats, rest: float) -> Limit:
+def _threads_in_turn(loads: Loads, stage: StageStats, rest: float) -> Finding:
     """The threads of a stage's calls compute in Python, one at a time."""
     speedup = min(float(loads.figures.cpus), 1 / rest)
     processes = max(2, round(speedup))
     before = "" if loads.in_workers(stage) else ", before .merge()"
-    line = (
-        f"{stage} limits: its threads compute in Python, and take turns with the GIL; {_consumer_waits(loads)}; "
-        f"try .shard({processes}) and backend=sl.Processes({processes}){before}: {_about(speedup)}"
-    )
-    return stage, line, speedup
+    why = "its threads compute in Python, and take turns with the GIL"
+    advice = f"try .shard({processes}) and backend=sl.Processes({processes}){before}: {_about(speedup)}"
+    return Finding(stage, f"{stage} limits", why, advice, speedup)
 
 
-def _limited(loads: Loads) -> Limit | None:
+def _limited(loads: Loads) -> Finding | None:
     """Calls wait for permits of a limit that they share with others."""
     stage = max(loads.stages, key=loads.limited, default=None)
     if stage is None or loads.limited(stage) < 0.3:
         return None
     speedup = 1 / max(loads.awaited(stage), loads.next_limit(stage))
-    line = (
-        f"the limit= of {stage} limits: its calls wait for permits {_percent(loads.limited(stage))} of the time, "
-        f"{_consumer_waits(loads)}; a larger one, if what they call bears it: {_about(speedup)} at the most"
-    )
-    return stage, line, speedup
+    why = f"its calls wait for permits {_percent(loads.limited(stage))} of the time"
+    advice = f"a larger one, if what they call bears it: {_about(speedup)} at the most"
+    return Finding(stage, f"the limit= of {stage} limits", why, advice, speedup)
 
 
-def _order(loads: Loads) -> Limit | None:
+def _order(loads: Loads) -> Finding | None:
     """Calls are idle because the results of slow ones are waited for."""
     held_up = [stage for stage in loads.stages if stage.executor != "inline" and loads.full(stage) >= 0.3]
     if not held_up:
@@ -553,14 +563,11 @@ def _order(loads: Loads) -> Limit | None:
     stage = max(held_up, key=loads.full)
     speedup = min(1 / max(loads.load(stage), 0.01), 1 / loads.next_limit(stage))
     way = "ordered=False" if stage.ordered else f"a time limit in the function, or concurrency={2 * stage.concurrency}"
-    line = (
-        f"{stage} limits: its calls are idle {_percent(loads.full(stage))} of the time while slow ones hold up "
-        f"the results after them; {_consumer_waits(loads)}; try {way}: {_about(speedup)}"
-    )
-    return stage, line, speedup
+    why = f"its calls are idle {_percent(loads.full(stage))} of the time while slow ones hold up the results after them"
+    return Finding(stage, f"{stage} limits", why, f"try {way}: {_about(speedup)}", speedup)
 
 
-def _selective(loads: Loads) -> Limit | None:
+def _selective(loads: Loads) -> Finding | None:
     """Nearly all that is read is dropped, and nothing takes long of an item."""
     heaviest = loads.heaviest
     if heaviest is not None and loads.holds(heaviest) >= 0.3 and loads.call_s(heaviest) >= TINY_S:
@@ -569,18 +576,16 @@ def _selective(loads: Loads) -> Limit | None:
         return None
     for before, stage in zip(loads.stages, loads.stages[1:], strict=False):
         if stage.kind == "filter" and before.items > 0 and loads.waits >= 0.5 and stage.items <= RARE * before.items:
-            line = (
-                f"{stage} keeps {_share(stage.items, before.items)} items, and all that is before it works for "
-                f"the others too; {_consumer_waits(loads)}; drop them earlier, best where they are read"
-            )
-            return stage, line, None
+            kept = f"1 of {before.items / stage.items:,.0f}" if stage.items else f"none of {before.items:,}"
+            why = "all that is before it works for the others, too"
+            return Finding(stage, f"{stage} keeps {kept} items", why, "drop them earlier, best where they are read")
     return None
 
 
-OTHER_RANKS = "other ranks"
+CONSUMER, OTHER_RANKS = "consumer", "other ranks"
 
-RULES: dict[str, Callable[[Loads], Limit | None]] = {
-    "consumer": _consumer,
+RULES: dict[str, Callable[[Loads], Finding | None]] = {
+    CONSUMER: _consumer,
     OTHER_RANKS: _other_ranks,
     "loop body": _body,
     "memory": _memory,
@@ -601,13 +606,6 @@ RULES: dict[str, Callable[[Loads], Limit | None]] = {
 CONTENTION = frozenset({"memory", "quota", "collector", "gil", "cores"})
 """Those that speak of what slows all stages alike."""
 
-SLOW_RANK = "slow rank"
-"""Comes before them, where another rank is what the job waits for: `Stats.slow_rank`."""
-
-
-def _consumer_waits(loads: Loads) -> str:
-    return f"the consumer waits {_percent(loads.waits)} of its time"
-
 
 def _percent(share: float) -> str:
     return f"{100 * min(1.0, share):.0f} %"
@@ -615,11 +613,3 @@ def _percent(share: float) -> str:
 
 def _about(speedup: float) -> str:
     return f"about {speedup:.1f} x" if speedup < 10 else "10 x or more"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.0f} x" if ratio < 100 else "more than 100 x"
-
-
-def _share(kept: int, seen: int) -> str:
-    return f"1 of {seen / kept:,.0f}" if kept else f"none of {seen:,}"

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamline.core.flow import LIST_ITEMS, Flow, Site
+from streamline.core.capacity import LIST_ITEMS
+from streamline.core.flow import Flow, Site
 from streamline.core.state import Json, State, Tally, Tree
 from streamline.core.text import found_otherwise
 from streamline.plan.fingerprint import check_trees, fingerprint

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from streamline.core.flow import LIST_ITEMS
+from streamline.core.capacity import LIST_ITEMS
 from streamline.core.text import in_bytes
 from streamline.errors import printable
 from streamline.plan.plan import READ_AHEAD_ITEMS, Plan, in_flight, stages_of

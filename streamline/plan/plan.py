@@ -144,7 +144,7 @@ class Plan:
 
     @property
     def limits(self) -> list[Limit]:
-        """What bounds calls over several stages, in order. Hosts, which don't have the last stages, count alike."""
+        """What bounds calls over several stages, in order."""
         found = (stage.call_limit for stage in stages_of(self))
         return list({id(limit): limit for limit in found if limit is not None}.values())
 

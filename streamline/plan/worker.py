@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from streamline.core.capacity import Capacity
 from streamline.core.channel import Channel, Inbox
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Flow, Opener, Site
@@ -107,7 +108,7 @@ class BeginState(DeferredState):
             from streamline.sources.live import FedSource
 
             name = plan.source.name
-            inbox = Channel[Any](At(name, 0 if self._state is None else self._state[name]), 1)
+            inbox = Channel[Any](At(name, 0 if self._state is None else self._state[name]), Capacity(1))
             source: Source[Any] = FedSource(name=name, inbox=inbox.inbox)
             tasks.own(inbox.abandon)
             plan = replace(plan, source=source)

@@ -1,4 +1,4 @@
-"""The thread in which a plan runs for a plain loop, and the border that lists cross.
+"""The thread in which a plan runs for a plain loop, and the bridge that lists cross.
 
 The event loop is uvloop where it exists. Success: the last list, then the end. Failure: every list before it, then the
 user's exception. Nothing here knows the stream: what drops it calls `stop`.
@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
+from streamline.core.driver import drive
 from streamline.core.flow import Chunk, Flow
+from streamline.core.gate import Rest
 from streamline.core.state import State
 from streamline.core.tasks import Session, Tasks, supervise
 from streamline.core.threads import CALL_S, hold_quietly, interruptible, new_event_loop, start_thread, waker
 from streamline.errors import ClosedError
 from streamline.observe.watchdog import Patience
 from streamline.runtime.pause import RemoteGate
-from streamline.runtime.thread_bridge import ThreadBridge
+from streamline.runtime.thread_bridge import ConsumerCapacity, ThreadBridge
 
 if TYPE_CHECKING:
     from streamline.runtime.run import ResolvedRun
@@ -39,14 +41,13 @@ SLOW_EXIT_S = 2.0
 
 
 class LoopThread(Generic[T]):
-    """The thread, its event loop, and the border that lists cross."""
+    """The thread, its event loop, and the bridge that lists cross."""
 
     def __init__(self, resolved: ResolvedRun, session: Session) -> None:
-        plan = resolved.plan
         self.resolved = resolved
         self._session = session
-        self.far = RemoteGate(session.gate)
-        self.border = ThreadBridge[T](min(plan.border_capacity, session.most_ahead or plan.border_capacity))
+        self.remote_gate = RemoteGate(session.gate)
+        self.bridge = ThreadBridge[T](_capacity(resolved, session.most_ahead), self._on_finish)
         stall_s = resolved.stall_s
         self._patience = None if stall_s is None else Patience(resolved.watched(session), stall_s)
         self._begun: SimpleQueue[State | BaseException] = SimpleQueue()
@@ -69,7 +70,7 @@ class LoopThread(Generic[T]):
 
         In one step, in C: if Ctrl-C comes out of here, it is there or still on its way.
         """
-        now, queue = perf_counter(), self.border.queue
+        now, queue = perf_counter(), self.bridge.consumer.queue
 
         def take(timeout_s: float = math.inf) -> None:
             interruptible(lambda slice_s: into.extend(starmap(queue.get, ((True, slice_s),))), timeout_s)
@@ -81,7 +82,7 @@ class LoopThread(Generic[T]):
                 self._patience.wait(take, self._wake, self._thread.ident, now)
 
         self._session.meters.consumer.asks(now)
-        self.border.take(wait, now)
+        self.bridge.consumer.take(wait, now)
 
     def stop(self) -> None:
         """End the loop and its thread; wait for that, though not for user code that is stuck."""
@@ -91,8 +92,8 @@ class LoopThread(Generic[T]):
             self.signal(self._stop)
         if self._thread is not threading.current_thread() and self._thread.ident is not None:
             self._join()
-        self.border.drop()
-        self.border.queue.put(ClosedError("the stream is closed"))  # for another thread that waits for a list
+        self.bridge.drop()
+        self.bridge.consumer.queue.put(ClosedError("the stream is closed"))  # for another thread that waits for a list
 
     def _join(self) -> None:
         """Wait until the thread has ended; no longer than `EXIT_S` if the loop doesn't turn."""
@@ -103,7 +104,7 @@ class LoopThread(Generic[T]):
             self._thread.join(EXIT_S)
             turns = turned.is_set()
 
-    def signal(self, event: anyio.Event | threading.Event) -> None:
+    def signal(self, event: anyio.Event | threading.Event | Rest) -> None:
         """Set what the loop waits for."""
         if self._wake is not None and self._session.gate.copied_from is None:
             try:
@@ -116,12 +117,12 @@ class LoopThread(Generic[T]):
             anyio.run(self._serve, backend_options={"loop_factory": new_event_loop})
         except BaseException as failure:
             self._begun.put(failure)
-            self.border.queue.put(failure)
+            self.bridge.consumer.queue.put(failure)
         finally:
-            self.far.end()
+            self.remote_gate.end()
             self._begun.put(ClosedError("the stream is closed"))  # another thread may have stopped it before it began
             if threading.main_thread().is_alive():  # else the interpreter exits: let no thread say that it was cut off
-                self.border.queue.put(ClosedError("the stream is closed"))
+                self.bridge.consumer.queue.put(ClosedError("the stream is closed"))
 
     async def _serve(self) -> None:
         hold_quietly()
@@ -134,36 +135,35 @@ class LoopThread(Generic[T]):
     def _begin(self, tasks: Tasks) -> None:
         """Open the plan, and let its lists cross."""
         try:
-            flow: Flow[T] = self.resolved.flow(tasks)
+            flow: Flow[T] = self.resolved.chain(tasks)
         except Exception as failure:  # out of the task group's reach, which would wrap it
             self._begun.put(failure)
             if self._stop is not None:
                 self._stop.set()
             return
-        self.far.begin(tasks)
+        self.remote_gate.begin(tasks)
         self._begun.put(flow.state)
-        tasks.start(partial(tasks.gate.participate, "border", partial(self._feed, flow)), "border", lambda: None)
+        bridge, meters, name = self.bridge, self._session.meters, "consumer bridge"
+        bridge.filler = flow.meter
+        if self.resolved.computes_last:
+            name = f"{self.resolved.last_task} of shard {self.resolved.rank.rank}"
+            if meters.on:
+                filled_by = self.resolved.last_task if flow.meter is None else flow.meter.name
+                bridge.meter = meters.channel(filled_by, self.resolved.rank.rank, bridge.capacity.items)
+        work = partial(drive, flow, bridge, tasks.gate)
+        tasks.start(partial(tasks.gate.participate, name, work), name, bridge.abandon)
 
-    async def _feed(self, flow: Flow[T]) -> None:
-        """Carry lists across the border, then the end or the failure."""
-        end: BaseException | None = None
-        try:
-            while True:
-                room = await self.border.wait_room(flow.meter)
-                if self._session.gate.holding:
-                    await self._session.gate.passage()
-                began = perf_counter()
-                if (chunk := await flow.pull(room)) is None:
-                    break
-                self.border.put(chunk, perf_counter() - began)
-                del chunk  # it is the consumer's: items are not kept while the next are made
-        except anyio.get_cancelled_exc_class():
-            raise
-        except BaseException as failure:
-            end = failure
-        finally:
-            with anyio.CancelScope(shield=True):
-                await flow.aclose()
-        if end is None and self._session.spent is not None:  # a take may have had enough before the workers' ends
+    def _on_finish(self) -> None:
+        if self._session.spent is not None:  # a take may have had enough before the workers' ends
             self._session.spent()
-        self.border.end(end)
+
+
+def _capacity(resolved: ResolvedRun, most: int | None) -> ConsumerCapacity:
+    """Return what may be out to a plain loop, with what the last stages make ahead of it."""
+    plan = resolved.plan
+    widest, ahead, size = plan.border_capacity, 1, None
+    if resolved.computes_last:
+        ahead, size = plan.end_capacity, plan.source.ahead_bytes
+    if most is not None:
+        widest, ahead = min(widest, most), min(ahead, most)
+    return ConsumerCapacity(widest, ahead, size)

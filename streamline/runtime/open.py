@@ -35,10 +35,11 @@ from streamline.errors import (
     users_level,
 )
 from streamline.observe.exporters import check_metrics
+from streamline.observe.page import page_place
 from streamline.observe.watchdog import STALL_S
 from streamline.plan.plan import Plan
 from streamline.runtime.rank_ends import Resumed, agreed
-from streamline.runtime.run import ResolvedRun, bound, page_of
+from streamline.runtime.run import ResolvedRun, bound
 from streamline.runtime.stream import Stream
 from streamline.runtime.sync_stream import SyncStream
 from streamline.runtime.tuning import Tune, tuning_of
@@ -126,7 +127,7 @@ class OpenOptions:
             policy=self.policy,
             progress=self.progress,
             metrics=self.metrics,
-            page=page_of(self.page, rank, ends),
+            page=page_place(self.page),
             stall_s=self.stall_s,
             memory=memory,
             ending=Agreement(ends=ends, rank=rank),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from os import PathLike
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 from weakref import ref
 
 from streamline.backends.base import Backend, Workers
@@ -18,7 +18,6 @@ from streamline.core.dead_letters import DeadLetters
 from streamline.core.driver import behind_channel
 from streamline.core.error_policy import Errors, Policy, counts_in
 from streamline.core.flow import Flow, Opener, Site
-from streamline.core.limits import CallLimits
 from streamline.core.meters import Meters, Traffic
 from streamline.core.state import Json, Tree
 from streamline.core.tasks import MEMORY_BYTES, Awaited, Session, Tasks
@@ -26,10 +25,10 @@ from streamline.core.text import Entry
 from streamline.core.threads import undisturbed
 from streamline.errors import PlanError
 from streamline.merge.base import DeferredProgress, Inboxes, MergeFlow
-from streamline.observe.exporters import export
-from streamline.observe.page import STALLED_S, PagePlace, StreamFacts, page_place, slow_rank
+from streamline.observe.exporters import ExportedStream, export
+from streamline.observe.page import STALLED_S, StreamFacts, open_page
 from streamline.observe.progress import Progress
-from streamline.observe.stats import Stats, stats_of
+from streamline.observe.stats import stats_of
 from streamline.observe.trace import Trace
 from streamline.observe.watchdog import Watched, working
 from streamline.plan.compile import merged_size
@@ -40,8 +39,7 @@ from streamline.plan.worker import BeginState, SourceOpener, StageOpener, ahead_
 from streamline.runtime.rank_ends import begun_at
 from streamline.runtime.tuning import StreamTuning
 from streamline.sharding.end_flow import ending
-from streamline.sharding.ends import Agreement, Ends
-from streamline.sharding.rank_sync import board_of
+from streamline.sharding.ends import Agreement
 from streamline.sharding.ranks import Rank
 from streamline.sharding.split import shards_of_rank
 from streamline.snapshot.coordinator import SnapshotCoordinator
@@ -65,7 +63,7 @@ class ResolvedRun:
       policy: what is done with items on which user code fails.
       progress: whether to show how it gets on.
       metrics: where its metrics are exported; None: nowhere.
-      page: where its live page is, or rank 0's; None: it has none.
+      page: where its live page is; None: it has none.
       stall_s: how long the consumer may wait before the log says what for; None: for ever.
       memory: bytes that sources may hold read ahead in each process.
       ending: how it ends together with the other ranks.
@@ -76,6 +74,8 @@ class ResolvedRun:
       asked: what servers and stores were asked for all this; the run counts it as its own.
     """
 
+    last_task: ClassVar[str] = "the last stage"  # the name of the task that pulls the last chain
+
     plan: Plan
     backend: Backend
     rank: Rank
@@ -85,7 +85,7 @@ class ResolvedRun:
     policy: Policy = field(default_factory=Policy)
     progress: bool = False
     metrics: str | None = None
-    page: PagePlace | None = None
+    page: str | None = None
     stall_s: float | None = None
     memory: int = MEMORY_BYTES
     ending: Agreement
@@ -121,10 +121,23 @@ class ResolvedRun:
         """Whether the item of a step isn't given."""
         return any(first <= step < stop for first, stop in self.left_out)
 
+    @property
+    def computes_last(self) -> bool:
+        """Whether the last chain runs user code, or waits for other ranks: never in the consumer's task."""
+        return not self.plan.owns_output_channel and (bool(self.plan.after) or self.ending.active)
+
     def flow(self, tasks: Tasks) -> Flow[Any]:
-        """Return the last flow of the plan; its tasks belong to `tasks`."""
+        """Return the last flow of the plan, for a consumer in the event loop of `tasks`, to which its tasks belong."""
+        flow, plan = self.chain(tasks), self.plan
+        if not self.computes_last:
+            return flow
+        usual, widest, most = plan.end_capacity, plan.end_widest, plan.source.ahead_bytes
+        site = Site(tasks, self.rank.rank)
+        return behind_channel(flow, site, self.last_task, usual, most, by_list=True, widest=widest, last=True)
+
+    def chain(self, tasks: Tasks) -> Flow[Any]:
+        """Return the flow of the plan's last stage: what pulls it does that stage's work."""
         tasks.session.meters.order = self.plan.names
-        tasks.session.limits = CallLimits(self.plan.limits)
         tasks.session.meters.traffic(self.plan.source.name).add(self.asked)
         site = Site(tasks, self.rank.rank, self.rank.world_size, (self.epoch,))
         if self.tuning is not None:
@@ -138,12 +151,7 @@ class ResolvedRun:
             opener = StageOpener(stage, opener)
         if self.plan.owns_output_channel:
             return opener(self._state)
-        last = self._ended(opener)
-        flow = last(self._state)
-        if self.plan.after or last is not opener:  # user code never runs in the consumer's task
-            usual, widest = self.plan.end_capacity, self.plan.end_widest
-            return behind_channel(flow, site, "the last stage", usual, most, by_list=True, widest=widest, last=True)
-        return flow
+        return self._ended(opener)(self._state)
 
     def _ended(self, opener: Opener[Any]) -> Opener[Any]:
         """Return the opener of what this rank gives, so that all ranks end together."""
@@ -197,24 +205,18 @@ class ResolvedRun:
         if self.metrics is not None or self.page is not None:
             undisturbed(partial(self._export, session))
         if self.progress:
-            progress = Progress(partial(self.stats, session), self.epoch)
+            progress = Progress(partial(stats_of, session.meters), self.epoch)
             session.on_chunk_boundary(progress.at_chunk_boundary)
             session.at_close(progress.stop)
             progress.start()
 
     def _export(self, session: Session) -> None:
-        stats, whose = partial(self.stats, session), (self.plan.source.name, self.rank.rank)
+        stats, whose = partial(stats_of, session.meters), (self.plan.source.name, self.rank.rank)
         if self.metrics is not None:
-            session.at_close(export(self.metrics, *whose, stats))
+            session.at_close(export(self.metrics, ExportedStream(*whose, stats)))
         if self.page is not None:
-            about, own = partial(self._about, session, self._length), partial(stats_of, session.meters)
-            session.at_close(export(self.page.name, *whose, own, about=about, make=self.page.open))
-            session.slow_rank = partial(slow_rank, self.page, about)
-            session.at_close(partial(_keep_slow_rank, session))
-
-    def stats(self, session: Session, at_hand: int = 0) -> Stats:
-        """Return what `stats_of` does, with what is known of other ranks."""
-        return replace(stats_of(session.meters, at_hand), slow_rank=session.slow_rank())
+            about = partial(self._about, session, self._length)
+            session.at_close(export(self.page, ExportedStream(*whose, stats, about), open_page))
 
     @property
     def _length(self) -> float | None:
@@ -258,17 +260,6 @@ class ResolvedRun:
     def _state(self) -> Tree | None:
         """The state to begin at, as flows write it."""
         return None if self.resume is None else self.resume.flow_state
-
-
-def _keep_slow_rank(session: Session) -> None:
-    """Keep what a page knows of other ranks, before the stream leaves it."""
-    found = session.slow_rank()
-    session.slow_rank = lambda: found
-
-
-def page_of(page: object, rank: Rank, ends: Ends) -> PagePlace | None:
-    """Return where `page=` shows a rank's streams; None: nowhere. Raises what `page_place` does."""
-    return page_place(page, rank.rank, rank.world_size, board_of(ends.store, rank))
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import anyio
 
+from streamline.core.capacity import LIST_ITEMS
 from streamline.core.cleanup import Cleanup
 from streamline.core.cursor import AsyncCursor, CurrentChunk
-from streamline.core.flow import LIST_ITEMS, Chunk, Flow
+from streamline.core.flow import Chunk, Flow
 from streamline.core.options import check_ago
 from streamline.core.pace import SLICE_S, Pace
 from streamline.core.tasks import Session, Tasks, check_event_loop, spawn, supervise, surely

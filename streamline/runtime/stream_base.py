@@ -17,7 +17,7 @@ from streamline.core.state import At, State
 from streamline.core.tasks import Session
 from streamline.errors import PlanError
 from streamline.observe.page import page_url
-from streamline.observe.stats import Stats, collect
+from streamline.observe.stats import Stats, collect, stats_of
 from streamline.observe.trace import MAX_BYTES, Trace
 from streamline.plan.plan import Plan
 from streamline.runtime.tuning import NOT_TUNED, StreamTuning
@@ -85,7 +85,7 @@ class BaseStream(Cursor[T]):
     def stats(self) -> Stats:
         """Return what was counted so far, and what limits the stream: see docs/seeing.md. Also after the end."""
         ends, tuning = self.ends, self._resolved.tuning
-        stats, steps = self._resolved.stats(self._session, self.at_hand), () if tuning is None else tuning.steps
+        stats, steps = stats_of(self._session.meters, self.at_hand), () if tuning is None else tuning.steps
         return replace(stats, dropped=ends.dropped, padded=ends.padded, tuning=steps)
 
     @property

@@ -41,7 +41,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
 
     def __init__(self, resolved: ResolvedRun, session: Session | None = None, *, ahead: bool = False) -> None:
         super().__init__(resolved, session)
-        self._gate = Gate()  # of this side of the border
+        self._gate = Gate()  # of this side of the bridge
         self._lock = threading.RLock()  # a signal's handler may take a snapshot inside another
         self._loop_thread = LoopThread[T](resolved, self._session)
         self._cleanup = Cleanup(self, _end, self._loop_thread, self._session)
@@ -125,7 +125,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
           PlanError: `quiesce_timeout` is no finite number from 0 on.
           PausedError: on entering, the stream is paused already.
         """
-        return SyncPause(self._gate, self._lock, self._loop_thread.far, quiesce_timeout)
+        return SyncPause(self._gate, self._lock, self._loop_thread.remote_gate, quiesce_timeout)
 
     def peek(self) -> bool | None:
         """Say whether another item follows; None if a failure does, or the stream is closed. Takes nothing.
@@ -152,7 +152,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         self._go_on(self.part())
 
     def _on_consumed(self, current: CurrentChunk[T]) -> None:
-        self._loop_thread.border.consumed(current.received, self._loop_thread.signal)
+        self._loop_thread.bridge.consumer.note_consumed(current.received, self._loop_thread.signal)
 
     def _wait_list(self) -> bool:
         """Fetch lists until there is an item at hand; return whether there is one."""
@@ -210,7 +210,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         except BaseException:
             consumer.gets(perf_counter())
             raise
-        consumer.gets(self._loop_thread.border.taken_at)
+        consumer.gets(self._loop_thread.bridge.consumer.taken_at)
         found = coming[0]
         if isinstance(found, Chunk):
             meters.gave(len(found.items))

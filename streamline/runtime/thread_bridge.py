@@ -2,23 +2,29 @@
 
 A switch of threads costs as much as some 200 tiny items, and more where the two run on two cores: both want the
 interpreter's lock. So the threads take turns where items take no time: lists are piled up until as many are out as may
-be, and the loop is woken when none is left. Wherever anything takes its time, each list is handed over at once.
+be, and the loop is woken when none is left. Else what the driver sends before it gives way is handed over together;
+and at once, where it took its time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Generic, TypeVar
 
-import anyio
-
-from streamline.core.counters import StageMeter
-from streamline.core.flow import LONG_LIST_ITEMS, Chunk
-from streamline.core.gate import resting
+from streamline.core.capacity import LONG_LIST_ITEMS, Capacity
+from streamline.core.channel import Sink
+from streamline.core.counters import ChannelMeter
+from streamline.core.flow import Chunk
+from streamline.core.gate import Rest
+from streamline.core.pace import HANDOVER_S
+from streamline.core.state import Joined
+from streamline.core.tree import nbytes
 
 T = TypeVar("T")
 
@@ -41,98 +47,135 @@ TINY_ITEM_S = 1e-6
 PILE_S = 0.002
 """How long it waits at the most."""
 
-FIRST_S = 0.25
-"""How long to wait at most for a consumer that is handed its first list: once a stream."""
+HOLD_S = 0.02
+"""How long the loop holds still at the most, for a consumer that was handed a list to take it."""
 
 
-class ThreadBridge(Generic[T]):
-    """What both threads know of the lists between them. Each counter has one writer, so no lock is needed.
+class ConsumerCapacity(Capacity):
+    """Items that may be out at once: as many as suit the consumer's pace, or `ahead` if that is more.
 
-    `depth` items may be out at once. It doubles when the consumer has dealt with a list in no time and finds no other,
-    or with a short one in little time, and shrinks when it is slow: a slow consumer keeps few items waiting.
+    The pace doubles when the consumer has dealt with a list in no time and finds no other, or with a short one in
+    little time, and is halved when it is slow: a slow consumer keeps few items waiting.
 
     Args:
-      most: items that may be out at once.
-
-    Attributes:
-      queue: what the consumer takes from: lists, then a failure, or None at the end.
-      taken_at: when the last list was taken.
+      most: items that may be out, however quick the consumer is.
+      ahead: items that may be out, however slow it is: what the last stages make ahead of it. They begin with
+        `read_ahead`: before the consumer has its first item, they would only keep it from running.
+      size: likewise in bytes; None: no bound.
     """
 
-    def __init__(self, most: int) -> None:
-        self.queue: SimpleQueue[Chunk[T] | BaseException | None] = SimpleQueue()
-        self.taken_at = 0.0
+    def __init__(self, most: int, ahead: int = 1, size: float | None = None) -> None:
+        super().__init__(min(2, most), size, by_list=True)
         self._most = most
-        self._depth = self._least = min(2, most)
-        self._waiting = False
-        self._sent = 0
-        self._consumed = 0
-        self._room: anyio.Event | None = None  # the loop's, as long as it waits
-        self._woken: anyio.Event | None = None
+        self._ahead = ahead
+        self._least = 1
+        self._pace = self._slowest = min(2, most)
+        self._fit()
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the consumer is so quick that the two threads had better take turns."""
+        return self._pace >= LONG_LIST_ITEMS
+
+    def read_ahead(self) -> None:
+        """Admit what the last stages make ahead."""
+        self._least = self._ahead
+        self._fit()
+
+    def note_consumed(self, seconds: float, *, finds_none: bool) -> None:
+        """Keep to the pace of a consumer that took so long for the last list, and perhaps finds no other."""
+        if seconds > 2 * STEADY_S:
+            self._pace = max(self._slowest, self._pace // 2)
+        elif (seconds < QUICK_S and finds_none) or (seconds < STEADY_S and self._pace < STEADY_ITEMS):
+            self._pace = min(2 * self._pace, self._most)
+        self._fit()
+
+    def _fit(self) -> None:
+        self.items = max(self._pace, self._least)
+        self.longest = min(max(1, self.items // 2), LONG_LIST_ITEMS)  # so that there are two
+
+
+class ThreadBridge(Sink[T]):
+    """Where a driver in the event loop's thread sends what a plain loop in another one takes, by `consumer`.
+
+    Each counter has one writer, so no lock is needed: the consumer counts what it has consumed, and the driver looks
+    when it wants room.
+
+    Args:
+      on_finish: called when all has been sent, before the consumer learns of it.
+
+    Attributes:
+      consumer: the other end.
+      meter: of what is out; None: not counted.
+    """
+
+    capacity: ConsumerCapacity
+    meter: ChannelMeter | None = None
+
+    def __init__(self, capacity: ConsumerCapacity, on_finish: Callable[[], None] = lambda: None) -> None:
+        super().__init__(capacity)
+        self.consumer = ConsumerEnd(self)
+        self._on_finish = on_finish
+        self._asked_at = -math.inf
+        self._sizes: deque[tuple[int, int]] = deque()  # of each list, where bytes count: items sent up to it, its bytes
         self._pile: list[Chunk[T]] = []
-        self._due: asyncio.TimerHandle | None = None
+        self._is_slow = False  # what was piled up last
+        self._due: asyncio.Handle | None = None
 
-    # In the consumer's thread -----------------------------------------------------------------------------------------
+    @property
+    def turns(self) -> int:  # type: ignore[override]
+        """None for a quick consumer, whose loop gives way when all is out."""
+        return 0 if self.capacity.is_quick else 1
 
-    def take(self, take: Callable[[], object], now: float) -> None:
-        """Let `take` take from the queue; Ctrl-C comes out of it, or out of here after it."""
-        consumed_s = now - self.taken_at
-        if consumed_s > 2 * STEADY_S:
-            self._depth = max(self._least, self._depth // 2)
-        elif (consumed_s < QUICK_S and self.queue.empty()) or (consumed_s < STEADY_S and self._depth < STEADY_ITEMS):
-            self._depth = min(2 * self._depth, self._most)
-        self._waiting = True
-        try:
-            take()
-        finally:
-            self._waiting = False
-        self.taken_at = perf_counter()
+    @property
+    def waiting(self) -> Rest | None:
+        """What the driver waits for, as long as it waits for room."""
+        return self._waiting
 
-    def consumed(self, items: int, wake: Callable[[anyio.Event], None]) -> None:
-        """Say that so many items have been handed out, or are just about to be. Idempotent.
+    @property
+    def room_at_once(self) -> int:
+        self._settle()
+        return super().room_at_once
 
-        Args:
-          items: from the first list on, those that were dropped included.
-          wake: sets what the loop waits for, if it waits for that.
-        """
-        self._consumed = items
-        room = self._room
-        if room is None or room is self._woken or (self._takes_turns and not self.queue.empty()):
-            return
-        wake(room)
-        self._woken = room
+    def wanted(self, room: int) -> tuple[int, int]:
+        self._asked_at = perf_counter()
+        return super().wanted(room)
 
-    # In the loop's thread ---------------------------------------------------------------------------------------------
-
-    async def wait_room(self, meter: StageMeter | None) -> int:
-        """Wait until there is room, and return how long a list may be; tell the meter of the stage whose items wait."""
-        if self._free < 1:
-            self.flush()
-        while (room := self._free) < 1:
-            event = self._room = anyio.Event()
-            try:
-                if self._free < 1:  # the other thread may just have made room
-                    await _wait_metered(event, meter)
-            finally:
-                self._room = None
-        return min(max(1, self._depth // 2), room, LONG_LIST_ITEMS)
-
-    def put(self, chunk: Chunk[T], took_s: float) -> None:
-        """Hand over a list that took so long, now or with those that come next."""
-        items = len(chunk.items)
-        self._sent += items
-        self._pile.append(chunk)
-        if not (self._takes_turns and took_s < TINY_ITEM_S * items):
-            self.flush()
+    async def send(self, chunk: Chunk[T]) -> None:
+        """Hand over a list, now or with those that come next; waits only for bytes that don't fit."""
+        took_s, items = perf_counter() - self._asked_at, len(chunk.items)
+        size = 0
+        if self.capacity.size != math.inf:
+            size = sum(map(nbytes, chunk.items))
+            await self._wait_bytes(size)
+            self._sizes.append((self.sent + items, size))
+        if not self.sent:
+            asyncio.get_running_loop().call_later(HOLD_S, self._read_ahead)  # the consumer may be elsewhere
+        self.sent += items
+        self.capacity.add(items, size)
+        if self.meter is not None:
+            self.meter.items += items
+            self.meter.depth, self.meter.capacity = self.capacity.held, self.capacity.items
+            self.meter.peak = max(self.meter.peak, self.capacity.held)
+        self._add_to_pile(chunk)
+        self._is_slow = took_s > SLOW_ITEM_S * items
+        if took_s > HANDOVER_S:
+            self._hand_over()
         elif self._due is None:
-            self._due = asyncio.get_running_loop().call_later(PILE_S, self.flush)
-        if took_s > SLOW_ITEM_S * items:
-            self._wait_taken()
+            loop, tiny = asyncio.get_running_loop(), took_s < TINY_ITEM_S * items
+            take_turns = self.capacity.is_quick and tiny
+            self._due = loop.call_later(PILE_S, self.flush) if take_turns else loop.call_soon(self._hand_over)
 
-    def end(self, failure: BaseException | None) -> None:
-        """Hand over what is left, then the failure; None: that was all."""
+    def finish(self) -> None:
+        self._on_finish()
+        self._end(None)
+
+    def fail(self, failure: BaseException) -> None:
+        self._end(failure)
+
+    def abandon(self) -> None:
+        self._pile.clear()
         self.flush()
-        self.queue.put(failure)
 
     def flush(self) -> None:
         """Let the consumer have all lists."""
@@ -140,44 +183,127 @@ class ThreadBridge(Generic[T]):
             self._due.cancel()
             self._due = None
         for chunk in self._pile:
-            self.queue.put(chunk)
+            self.consumer.queue.put(chunk)
         self._pile.clear()
 
-    # In either --------------------------------------------------------------------------------------------------------
-
     def drop(self) -> None:
-        """Keep no item that is on its way."""
+        """Keep no item that is on its way. In either thread."""
         self._pile.clear()
         with suppress(Empty):
             while True:
-                self.queue.get_nowait()
+                self.consumer.queue.get_nowait()
 
-    @property
-    def _takes_turns(self) -> bool:
-        """Whether the consumer has been so quick that the two threads had better take turns."""
-        return self._depth >= LONG_LIST_ITEMS
+    def _end(self, failure: BaseException | None) -> None:
+        """Hand over what is left, then the failure; None: that was all."""
+        self.flush()
+        self.consumer.queue.put(failure)
 
-    @property
-    def _free(self) -> int:
-        return self._depth - (self._sent - self._consumed)
+    def _add_to_pile(self, chunk: Chunk[T]) -> None:
+        """Keep what is in a chunk, whose sender empties it; short lists become one."""
+        items = chunk.emptied()
+        last = self._pile[-1] if self._pile else None
+        if last is None or len(last.items) + len(items) > self.capacity.longest:
+            self._pile.append(Chunk(items, chunk.states, chunk.after))
+            return
+        states = Joined()
+        for start, each, column in ((0, last.items, last.states), (len(last.items), items, chunk.states)):
+            if each:
+                states.add(start, column)
+        self._pile[-1] = Chunk([*last.items, *items], states, chunk.after)
 
-    def _wait_taken(self) -> None:
-        """After a list that took long, let a consumer that waits for it run, until it has taken the list.
+    def _hand_over(self) -> None:
+        """Let the consumer have all lists, and after slow ones, time to take them."""
+        self.flush()
+        if self._is_slow:
+            self.consumer.let_take()
+
+    def _read_ahead(self) -> None:
+        self.capacity.read_ahead()
+        if self._waiting is not None:
+            self._waiting.set()
+
+    def _settle(self) -> bool:
+        """Free what has been consumed; return whether that was anything."""
+        consumed, size = self.consumer.consumed, 0
+        items = consumed - (self.sent - self.capacity.held)
+        while self._sizes and self._sizes[0][0] <= consumed:
+            size += self._sizes.popleft()[1]
+        self.capacity.free(items, size)
+        return items > 0
+
+    async def _wait_freed(self) -> None:
+        self.flush()
+        self._waiting = waiting = Rest()
+        try:
+            if not self._settle():  # else the consumer's thread has just made room
+                await self._wait_metered(waiting)
+        finally:
+            self._waiting = None
+
+
+class ConsumerEnd(Generic[T]):
+    """What a plain loop takes from, in its own thread.
+
+    Attributes:
+      queue: lists, then a failure, or None at the end.
+      taken_at: when the last list was taken.
+      consumed: items that have been handed out.
+    """
+
+    def __init__(self, bridge: ThreadBridge[T]) -> None:
+        self.queue: SimpleQueue[Chunk[T] | BaseException | None] = SimpleQueue()
+        self.taken_at = 0.0
+        self.consumed = 0
+        self._bridge = bridge
+        self._waits = False
+        self._woken: Rest | None = None
+        self._loop_waits = False
+        self._taken: SimpleQueue[None] = SimpleQueue()
+
+    def take(self, take: Callable[[], object], now: float) -> None:
+        """Let `take` take from the queue; Ctrl-C comes out of it, or out of here after it."""
+        self._bridge.capacity.note_consumed(now - self.taken_at, finds_none=self.queue.empty())
+        self._waits = True
+        try:
+            take()
+        finally:
+            self._waits = False
+            if self._loop_waits:
+                self._taken.put(None)
+        self.taken_at = perf_counter()
+
+    def let_take(self) -> None:
+        """Hold still, in the loop's thread, until a consumer that waits for a list has taken it.
 
         A thread that is woken loses the race for the GIL against a loop that lets go of it for a microsecond now and
-        then: after a slow sync map, 500 items were made before the first was handed out. For the first list of all it
-        waits longer, and lets go of the core, too: where all cores are busy, a thread is woken late.
+        then: after a slow sync map, 500 items were made before the first was handed out.
         """
-        began, longest = perf_counter(), QUICK_S if self._consumed else FIRST_S
-        while self._waiting and not self.queue.empty() and (waited := perf_counter() - began) < longest:
-            sleep(0 if waited < QUICK_S else QUICK_S)
+        with suppress(Empty):
+            while True:
+                self._taken.get_nowait()  # of an earlier time, too late
+        self._loop_waits = True
+        if self._waits and not self.queue.empty():
+            with suppress(Empty):
+                self._taken.get(timeout=HOLD_S)
+        self._loop_waits = False
 
+    def note_consumed(self, items: int, wake: Callable[[Rest], None]) -> None:
+        """Say that so many items have been handed out, or are just about to be. Idempotent.
 
-async def _wait_metered(event: anyio.Event, meter: StageMeter | None) -> None:
-    if meter is not None:
-        meter.wait_begins("wait_output")
-    try:
-        await resting(event.wait())
-    finally:
-        if meter is not None:
-            meter.wait_ends()
+        Args:
+          items: from the first list on, those that were dropped included.
+          wake: sets what the loop waits for, if it waits for that.
+        """
+        bridge = self._bridge
+        if not self.consumed:
+            bridge.capacity.read_ahead()
+        self.consumed = items
+        out, waiting = bridge.sent - items, bridge.waiting
+        if bridge.meter is not None:
+            bridge.meter.depth = out
+        if waiting is None or waiting is self._woken or out > bridge.capacity.items * 3 // 4:
+            return
+        if bridge.capacity.is_quick and not self.queue.empty():
+            return
+        wake(waiting)
+        self._woken = waiting

@@ -14,7 +14,6 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar, cast
@@ -53,29 +52,6 @@ def own_connection(store: Store) -> Store:
         return cast(Store, clone())
     except (RuntimeError, NotImplementedError):  # a kind of store that has no other connection
         return store
-
-
-@dataclass
-class StoreBoard:
-    """Where rank 0 says where its page is: a key of the store, for all ranks that divide the same data."""
-
-    store: Store
-    key: str
-    _own: Store | None = field(default=None, repr=False, compare=False)
-
-    def post(self, text: str) -> None:
-        own_connection(self.store).set(self.key, text)
-
-    def look(self) -> bytes | None:
-        self._own = self._own or own_connection(self.store)
-        return self._own.get(self.key) if self._own.check([self.key]) else None
-
-
-def board_of(store: Store | None, rank: Rank) -> Callable[[str], StoreBoard] | None:
-    """Return what makes the board for a page of a name; None: there is no store."""
-    store = store or store_of_torch(rank)
-    said = [rank.world_size, list(rank.members)]
-    return None if store is None else lambda name: StoreBoard(store, f"streamline/{name}/{said}")
 
 
 R = TypeVar("R")

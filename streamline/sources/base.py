@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import msgspec
 
-from streamline.core.duplicate_check import FirstItems
+from streamline.core.duplicate_check import Beginning
 from streamline.core.flow import Demand, Flow, Site
 from streamline.core.knobs import Knob
 from streamline.core.meters import Traffic
@@ -188,13 +188,16 @@ class Source(ABC, Generic[T]):
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
         """Return the flow of shard `site.shard`. No I/O: the first pull does it."""
 
-    def first_items(self, site: Site, state: Tree | None) -> FirstItems | None:
-        """Return the duplicate check of this shard's first items; None: it doesn't begin here, or is the only one."""
-        if state is not None or site.num_shards == 1:
+    def first_items(self, site: Site, state: Tree | None) -> Callable[[Sequence[object]], bool] | None:
+        """Return what looks for duplicates among a shard's first items, to be called with them while it returns True.
+
+        None: this is the only shard, or not where it begins.
+        """
+        if state is not None or site.num_shards == 1 or any(site.epoch[1:]):
             return None
         session = site.tasks.session
         where = session.where.partition(",")[0]  # without the process's id: the words are the same in each epoch
-        return session.duplicate_check.first_items(self.name, site.shard, site.epoch, where)
+        return session.duplicate_check.first_items(Beginning(self.name, site.shard, site.epoch, where))
 
     def demand(self, site: Site, state: Tree | None) -> Demand:
         """Return what the generator of this source's items is given, opened at `state`."""

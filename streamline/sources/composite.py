@@ -14,8 +14,9 @@ from typing import Annotated, Any, ClassVar, Protocol, Self, TypeAlias, TypeVar,
 
 import msgspec
 
+from streamline.core.capacity import LONG_LIST_ITEMS
 from streamline.core.choices import Branch
-from streamline.core.flow import LONG_LIST_ITEMS, Flow, Site
+from streamline.core.flow import Flow, Site
 from streamline.core.meters import Traffic
 from streamline.core.options import given
 from streamline.core.state import Json, Reference, State, Tally, Tree, skips_in, with_skips

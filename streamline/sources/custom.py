@@ -6,7 +6,7 @@ A resume after an item begins from the dict as it was at that item's yield: it i
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
@@ -15,7 +15,6 @@ import anyio
 
 from streamline.core.blame import blame, cancellation_requested, function_name, stage_name
 from streamline.core.counters import StageMeter, Working
-from streamline.core.duplicate_check import FirstItems
 from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.core.pace import Pace
 from streamline.core.state import At, Json, State, Tree
@@ -63,12 +62,12 @@ class CustomSource(Source[T]):
         demand = self.demand(site, state)
         return ListsFlow(begin, self._lists(demand, begin, self.first_items(site, state)), demand)
 
-    async def _lists(self, demand: Demand, begin: At, first: FirstItems | None) -> Lists[T]:
+    async def _lists(self, demand: Demand, begin: At, first: Callable[[Sequence[object]], bool] | None) -> Lists[T]:
         rows, pace = _SourceRun[T](self, demand.site, begin, demand.meter), Pace(demand.meter)
         async with aclosing(rows):
             while not rows.ended:
                 items = await rows.read(demand.want, pace)
-                if first is not None and not first.look(items):
+                if first is not None and not first(items):
                     first = None
                 if items:
                     yield Chunk(items, rows.states)

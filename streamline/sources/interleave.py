@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-from streamline.core.flow import LIST_ITEMS, Chunk, Lists
+from streamline.core.capacity import LIST_ITEMS
+from streamline.core.flow import Chunk, Lists
 from streamline.core.state import At, Json, Reference, State, States, Tally, Tree, trimmed
 from streamline.io.formats.base import Place
 

@@ -10,8 +10,9 @@ from time import perf_counter
 from typing import Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
 from streamline.core.blame import blame
+from streamline.core.capacity import LIST_ITEMS
 from streamline.core.counters import HoldTimer, StageMeter
-from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.core.lazy_numpy import np
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from types import FunctionType
@@ -20,7 +20,6 @@ import msgspec
 
 from streamline.core.blame import blame, cancellation_requested
 from streamline.core.counters import Working
-from streamline.core.duplicate_check import FirstItems
 from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
 from streamline.core.pace import Pace
 from streamline.core.state import At, CountedStates, Json, Shifted, State, States, Tree
@@ -78,7 +77,7 @@ class IteratedSource(Source[T], ABC):
         first = self.first_items(site, state) if self.default_mode == "custom" else None
         return ListsFlow(_Stateful(self.name, own), self._lists(demand, own, first), demand)
 
-    async def _lists(self, demand: Demand, own: Json, first: FirstItems | None) -> Lists[T]:
+    async def _lists(self, demand: Demand, own: Json, first: Callable[[Sequence[object]], bool] | None) -> Lists[T]:
         reader = _ListReader(self, demand, own)
         done: int = own["items"] if isinstance(own, dict) else own
         try:
@@ -95,7 +94,7 @@ class IteratedSource(Source[T], ABC):
                     if cancellation_requested(error):
                         raise
                     failure = blame(error, self.name, demand.site, At(self.name, reader.count + 1))
-                if first is not None and not first.look(found):
+                if first is not None and not first(found):
                     first = None
                 passed_over = min(max(0, done - reader.count + len(found)), len(found))
                 if passed_over < len(found):

@@ -14,14 +14,15 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
 import anyio
 
 from streamline.core.blame import cancellation_requested, not_an_end
-from streamline.core.channel import Channel, Inbox
+from streamline.core.capacity import Capacity
+from streamline.core.channel import Channel, Feeder, Inbox
 from streamline.core.counters import Working
 from streamline.core.flow import Site
 from streamline.core.gate import resting
@@ -80,7 +81,7 @@ class LiveReader:
         queues = self._queues(state, capacity)
         self.worker_queues = WorkerQueues(live, queues, list(shards).index(self.journal.next), stages)
         for queue in queues:
-            queue.channel.inbox.on_wait = self._wanted
+            queue.wanted = self._wanted
         site.tasks.own(self._clean_up)
         site.tasks.session.journal = self.journal
         site.tasks.session.at_leaving(self._stop)
@@ -296,7 +297,7 @@ SPARE_ITEMS = 64
 row take a fifth of the time)."""
 
 
-class WorkerQueue:
+class WorkerQueue(Feeder):
     """The queue of one worker.
 
     Attributes:
@@ -314,8 +315,20 @@ class WorkerQueue:
         self.closed = False
         self.over = False
         self.worker: Inbox[Any] | None = None
-        self.channel = Channel[Any](At(name, done), capacity)
+        self.channel = Channel[Any](At(name, done), Capacity(capacity), self)
+        self.notice: Callable[[], None] = lambda: None
+        self.wanted: Callable[[], None] = lambda: None
         self._full = False
+
+    def on_wait(self) -> None:
+        self.wanted()
+
+    def on_freed(self) -> None:
+        self.notice()
+
+    def on_closed(self) -> None:
+        self.closed = True
+        self.notice()
 
     @property
     def hungry(self) -> bool:
@@ -326,7 +339,7 @@ class WorkerQueue:
         """Whether it may be filled; after it was full, only once it is down to three quarters."""
         if self.closed:
             return False
-        held, capacity = self.channel.held, self.channel.capacity
+        held, capacity = self.channel.capacity.held, self.channel.capacity.items
         self._full = held > capacity * 3 // 4 if self._full else held >= capacity
         return not self._full
 
@@ -350,16 +363,11 @@ class WorkerQueues:
         self._spare = 0
         self._news: anyio.Event | None = None
         for queue in queues:
-            queue.channel.on_freed = self.notice
-            queue.channel.inbox.on_closed = partial(self._closed, queue)
+            queue.notice = self.notice
 
     @property
     def all_over(self) -> bool:
         return all(queue.over for queue in self.queues)
-
-    def _closed(self, queue: WorkerQueue) -> None:
-        queue.closed = True
-        self.notice()
 
     def notice(self) -> None:
         if self._news is not None:
@@ -419,7 +427,7 @@ class WorkerQueues:
 
     def _may_read(self, queue: WorkerQueue) -> bool:
         """Return whether there is room for the next item, which is for `queue`."""
-        held = queue.channel.held
+        held = queue.channel.capacity.held
         heavy = held > 0 and self._held_bytes >= self._live.max_ahead_bytes
         if queue.has_room() and not heavy:
             return True
@@ -434,14 +442,14 @@ class WorkerQueues:
 
     @property
     def _held_bytes(self) -> int:
-        return sum([queue.channel.held_bytes for queue in self.queues])
+        return sum([queue.channel.capacity.held_bytes for queue in self.queues])
 
     def _starved(self, starving: WorkerQueue, full: WorkerQueue) -> WorkerStarved:
         live = self._live
         return WorkerStarved(
             f"the worker of shard {starving.shard} ({self._stages}) was handed {starving.given:,} items by {live.name} "
-            f"and the merge still waits for it, while {full.channel.held:,} read ahead wait for shard {full.shard} "
-            f"({self._held_bytes:,} bytes for all; max_ahead={live.max_ahead:,}, "
+            f"and the merge still waits for it, while {full.channel.capacity.held:,} read ahead wait for shard "
+            f"{full.shard} ({self._held_bytes:,} bytes for all; max_ahead={live.max_ahead:,}, "
             f"max_ahead_bytes={live.max_ahead_bytes:,}): drop items in the stream itself, before they are handed out, "
             "use fewer shards, .merge('best_effort', max_lead=) with a larger lead, or "
             f"{live.kind}(max_ahead=, max_ahead_bytes=) with larger ones. Nothing is lost: resume after the change"

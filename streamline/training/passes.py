@@ -24,13 +24,12 @@ from streamline.core.options import check_flag, check_int
 from streamline.core.threads import HEAR_S, start_thread, undisturbed
 from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
 from streamline.observe.exporters import keep
-from streamline.observe.page import PagePlace, page_place, page_url
+from streamline.observe.page import open_page, page_place, page_url
 from streamline.runtime.loop_thread import EXIT_S
-from streamline.runtime.run import ResolvedRun, page_of
+from streamline.runtime.run import ResolvedRun
 from streamline.runtime.sync_stream import SyncStream
 from streamline.runtime.tuning import StreamTuning, tuning_of
 from streamline.sharding.ends import checked_ends
-from streamline.sharding.ranks import find_rank
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.base import Source
 from streamline.training.epochs import Epochs
@@ -82,24 +81,12 @@ def passes_of(
         lambda: partial(settled(), **options),
         ahead=hosted and again,
         metrics=options.get("metrics"),
-        page=None if page_place(options.get("page", False)) is None else partial(_page_of, options),
+        page=page_place(options.get("page", False)),
         tuning=tuning,
     )
     if isinstance(backend, HostPool):
         backend.at_close(passes.drop_next)
     return passes
-
-
-def _page_of(options: RunOptions) -> PagePlace | None:
-    """Return where a loader's passes are shown: a trainer may have begun its processes since the loader was made."""
-    rank = find_rank(options.get("rank"), options.get("world_size"), options.get("mesh"))
-    return page_of(options.get("page", False), rank, checked_ends(options.get("ends", "drop")))
-
-
-def _keep_page(page: Callable[[], PagePlace | None]) -> Callable[[], None]:
-    place = page()
-    assert place is not None
-    return keep(place.name, place.open)
 
 
 class Passes(Generic[T]):
@@ -108,8 +95,7 @@ class Passes(Generic[T]):
     Args:
       pool: the hosts that all passes run in, closed with this; None: they aren't this loader's.
       settled: returns what opens it elsewhere as it would be opened in the thread that calls this.
-      metrics, page: where all passes are exported and, as it returns, shown, which stays open between two of them;
-        None: nowhere.
+      metrics, page: where all passes are exported and shown, which stays open between two of them; None: nowhere.
       tuning: of all passes; None: they aren't tuned.
     """
 
@@ -121,7 +107,7 @@ class Passes(Generic[T]):
         *,
         ahead: bool = False,
         metrics: str | None = None,
-        page: Callable[[], PagePlace | None] | None = None,
+        page: str | None = None,
         tuning: StreamTuning | None = None,
     ) -> None:
         self.open_at = open_at
@@ -132,7 +118,7 @@ class Passes(Generic[T]):
         self._pool = pool
         self._page = page
         self._to_keep = [] if metrics is None else [partial(keep, metrics)]
-        self._to_keep += [] if page is None else [partial(_keep_page, page)]
+        self._to_keep += [] if page is None else [partial(keep, page, open_page)]
         self._kept: list[Cleanup] = []
         self._lock = threading.RLock()  # Ctrl-C may come while it is held
         self._epoch = 0
@@ -168,7 +154,7 @@ class Passes(Generic[T]):
     def page(self) -> str | None:
         """The address of the page; it is opened, if there is to be one. Raises `HostError`."""
         self._keep_places()
-        return None if self._page is None else page_url(self._page())
+        return page_url(self._page)
 
     def _keep_places(self) -> None:
         def keep_next() -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import anyio
 
 from streamline.core.blame import cancellation_requested, not_an_end
-from streamline.core.flow import LIST_ITEMS
+from streamline.core.capacity import LIST_ITEMS
 from streamline.core.forks import belongs_elsewhere, disowned_in_copies
 from streamline.core.gate import Gate
 from streamline.core.pace import SLICE_S

@@ -25,9 +25,15 @@ from streamline.core.tree import nbytes
 from streamline.errors import CacheFull, PlanError, ResumeError
 from streamline.sources.base import Source
 from streamline.transforms.base import Stage
-from streamline.transforms.cache_disk import open_on_disk
+from streamline.transforms.cache_disk import (
+    CacheState,
+    PassHistory,
+    PassPlace,
+    ServedStates,
+    gives_fewer,
+    open_on_disk,
+)
 from streamline.transforms.cache_files import CacheFiles
-from streamline.transforms.pass_history import CacheState, PassHistory, PassPlace, ServedStates, gives_fewer
 
 T = TypeVar("T")
 
@@ -36,7 +42,7 @@ Epoch: TypeAlias = Annotated[list[Unsigned], msgspec.Meta(min_length=1)]
 
 
 class Passing(msgspec.Struct):
-    """The stage's part of a saved state; see `streamline.transforms.pass_history`."""
+    """The stage's part of a saved state; see `streamline.transforms.cache_disk`."""
 
     served: Count
     epoch: Epoch

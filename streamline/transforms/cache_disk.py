@@ -1,5 +1,8 @@
 """Serves a pass from the files of `.cache(path=)`; draws, and writes to files, the items that aren't in them yet.
 
+What a cache keeps is a *drawing*, with a number; a reset of a folder begins the next number. All passes of a run serve
+one drawing, and a resume goes on with that of its snapshot, so what a stage downstream reads again is what it was.
+
 A block is written and synced before a later item leaves the stage. So a state refers to blocks that exist: the last
 one, the items up to its end, the upstream's state after it (a mark); and to the block that is being drawn, by its
 future id. A resume finds that block, or draws it again from the mark.
@@ -13,19 +16,18 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
-from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run, Site
 from streamline.core.pace import Pace
-from streamline.core.state import Since, State, Tally, Tree, read_again, skips_in, with_skips
+from streamline.core.state import Json, Over, Since, State, States, Tally, Tree, read_again, skips_in, with_skips
 from streamline.core.tree import nbytes
 from streamline.errors import ResumeError, printable
 from streamline.transforms.cache_files import ROOT, BlockInfo, CacheBlock, CacheFiles, FoundBlocks, new_id, whole
-from streamline.transforms.pass_history import CacheState, PassHistory, PassPlace, ServedStates, gives_fewer
 
 logger = logging.getLogger(__name__)
 
@@ -322,3 +324,113 @@ class _DiskPass(Generic[T]):
 
     async def _call(self, work: Callable[[], R]) -> R:
         return await self.run.site.tasks.threads.run(work, "a file")
+
+
+# A drawing and its states, in memory too -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassPlace:
+    """What the states of a pass have in common; all but `name` and `number` is saved.
+
+    Attributes:
+      epoch: in which the items were drawn.
+      number: of the pass: its epoch (`Site.epoch`), which only grows in a run.
+      drawing: None: not known yet, as nothing was read.
+      files: of a cache on disk: the id of the last block written (None in a pass that isn't kept), the items up to
+        its end, and the id of the block that is being drawn. None: of a cache in memory.
+      reached: items handed out before a resume, from where a stage downstream went back.
+      chosen: of a cache on disk: whether the order of the pass was chosen, by this run or the one that it resumes.
+    """
+
+    name: str
+    epoch: tuple[int, ...]
+    number: tuple[int, ...]
+    drawing: int | None
+    files: tuple[str | None, int, str] | None = None
+    reached: int = 0
+    chosen: bool = False
+
+
+class CacheState(Over):
+    """After some items of a pass, over the upstream's state."""
+
+    __slots__ = ("_place", "_served")
+
+    def __init__(self, place: PassPlace, served: int, upstream: State) -> None:
+        super().__init__(place.name, None, upstream)
+        self._place, self._served = place, served
+
+    def json(self, until: State | None = None) -> Tree:
+        place, last = self._place, self if until is None else cast(CacheState, until.latest)
+        end = last._place
+        if end.files is not None and end.files[0] is not None:  # more is in files by now
+            place, tree = end, last.upstream.json()
+        else:
+            tree = self.upstream.json(None if until is None else last.upstream)
+        drawing = end.drawing if place.drawing is None else place.drawing
+        own: Tree = {"served": self._served, "epoch": list(place.epoch), "drawing": drawing}
+        if place.files is not None:
+            own["tip"], own["kept"], own["next"] = place.files
+            if end.number == self._place.number and (reached := max(last._served, end.reached)) > self._served:
+                own["reached"] = reached
+        if place.chosen:
+            own["chosen"] = True
+        tree[self.name] = own
+        return tree
+
+
+class ServedStates:
+    """The states of a list: of items that were kept before, all over `now`; of items just drawn, over a mark."""
+
+    __slots__ = ("_first", "_now", "_place", "_states")
+
+    def __init__(self, place: PassPlace, first: int, now: State, states: States | None = None) -> None:
+        self._place, self._first, self._now, self._states = place, first, now, states
+
+    def __getitem__(self, index: int, /) -> State:
+        now = self._now if self._states is None else Since(self._now, self._states[index])
+        return CacheState(self._place, self._first + index + 1, now)
+
+
+def gives_fewer(stage: str, served: int, drawn: int) -> str:
+    """Return the message for an upstream with fewer items than were served."""
+    return (
+        f"{stage} had served {served:,} items of a pass, and only {drawn:,} of them can be drawn again: what is before "
+        "it gives fewer than it did"
+    )
+
+
+@dataclass
+class PassHistory:
+    """One cache of one shard in a run.
+
+    Attributes:
+      drawing: what its passes serve; None: not known yet.
+      epoch: of a cache on disk: in which it was drawn.
+      kept: the cache's own record of it.
+      clear: releases it when the run ends: a stream that has ended, or its error, must not keep a pass in memory.
+    """
+
+    drawing: int | None = None
+    epoch: tuple[int, ...] | None = None
+    kept: Any = field(default=None, repr=False)
+    clear: Callable[[], None] = field(default=lambda: None, repr=False)
+
+    @classmethod
+    def of(cls, name: str, site: Site, own: Json) -> PassHistory:
+        """Return the history in this run; where a state is given, as it was there."""
+        key, shares = f"cache {name} of shard {site.shard}", site.tasks.session.shares
+        first = key not in shares
+        if first or own is not None:
+            shares[key] = cls(None if own is None else own["drawing"])
+        if first:
+            site.tasks.session.at_close(partial(_end, shares, key))
+        found: PassHistory = shares[key]
+        return found
+
+
+def _end(shares: dict[str, Any], key: str) -> None:
+    history: PassHistory | None = shares.pop(key, None)
+    if history is not None:
+        history.clear()

@@ -19,9 +19,10 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
+from streamline.core.capacity import LIST_ITEMS
 from streamline.core.choices import Branch, LogSegment
 from streamline.core.error_policy import Failure
-from streamline.core.flow import LIST_ITEMS, Chunk
+from streamline.core.flow import Chunk
 from streamline.core.state import Json, MadeStates, Shifted, State, States, Tally, Tree, trimmed
 from streamline.core.state_types import Count, Range, total
 

@@ -27,11 +27,12 @@ import anyio
 import anyio.lowlevel
 
 from streamline.core.blame import blame, cancellation_requested
+from streamline.core.capacity import LIST_ITEMS
 from streamline.core.channel import Channel
 from streamline.core.counters import StageMeter, TimedCall
 from streamline.core.driver import into
 from streamline.core.error_policy import Failure, Skips
-from streamline.core.flow import LIST_ITEMS, Chunk, Flow, Site
+from streamline.core.flow import Chunk, Flow, Site
 from streamline.core.gate import resting
 from streamline.core.limits import Limit, StagePermits
 from streamline.core.pace import SLICE_S, Pace, call_all, check_awaited
@@ -352,7 +353,7 @@ class CallPool(ABC, Generic[In, Out]):
 
     async def _let_more_come(self) -> None:
         """Give calls more turns while each brings many results in little time, up to a quarter of the channel."""
-        until, before, most = self._notified_at + SLICE_S, 0, self._channel.capacity // 4
+        until, before, most = self._notified_at + SLICE_S, 0, self._channel.capacity.items // 4
         while before + MANY <= (ready := self._order.ready) <= most and not self._failure and perf_counter() < until:
             before = ready
             await anyio.lowlevel.checkpoint()
@@ -584,5 +585,5 @@ class ThreadedPool(CallPool[In, Out]):
 
     def _next_limit(self, limit: int, took_s: float) -> int:
         """Return how many items the next call gets: 1 to 4 ms of work, but no more than one worker's share."""
-        share = max(1, self._channel.capacity // (4 * self._workers))
+        share = max(1, self._channel.capacity.items // (4 * self._workers))
         return min(share, limit * 2) if took_s < LEAST_S else max(1, limit // 2) if took_s > 4 * LEAST_S else limit

@@ -23,11 +23,12 @@ from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 import msgspec
 
 from streamline.core.blame import blame, cancellation_requested, stage_name
+from streamline.core.capacity import LIST_ITEMS, Capacity
 from streamline.core.channel import Channel
 from streamline.core.counters import StageMeter
 from streamline.core.cursor import FlowReader
 from streamline.core.driver import into, run_into
-from streamline.core.flow import LIST_ITEMS, Chunk, Flow, Opener, Site
+from streamline.core.flow import Chunk, Flow, Opener, Site
 from streamline.core.options import check_function, check_int, given
 from streamline.core.state import Json, Over, Since, State, Tree
 from streamline.core.state_types import Count
@@ -183,7 +184,7 @@ class Through(Stage[In, Out]):
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
         flow = upstream(state)
         own = self._own(None if state is None else state.get(self.name))
-        channel = Channel[Out](Over(self.name, own, flow.state), CAPACITY)
+        channel = Channel[Out](Over(self.name, own, flow.state), Capacity(CAPACITY))
         channel.filler = flow.reader = upstream.site.meter(self.name, self.kind)
         job = _CustomRun(self, flow, channel, own, upstream.site)
         return run_into(channel, partial(into, channel, flow, job.run), upstream.site, str(self), self.name)

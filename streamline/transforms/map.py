@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from streamline.core.blame import stage_name
+from streamline.core.capacity import Capacity
 from streamline.core.channel import Channel
 from streamline.core.driver import run_into
 from streamline.core.flow import Chunk, Flow, Lists, Opener, Run, Site
@@ -196,7 +197,7 @@ class ConcurrentMap(Stage[In, Out]):
             )
             begin, order = completed.begin, completed
         skips = upstream.site.skips(self.name, self.kind, state)
-        channel = Channel[Out](begin if skips is None else skips.over(begin), self.capacity)
+        channel = Channel[Out](begin if skips is None else skips.over(begin), Capacity(self.capacity))
         channel.filler = flow.meter  # admitting inputs waits for room; the pool counts idle calls
         meter = upstream.site.meter(self.name, self.kind, self.concurrency)
         if meter is not None:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 import msgspec
 
 from streamline.core.blame import blame
+from streamline.core.capacity import LIST_ITEMS
 from streamline.core.counters import HoldTimer
-from streamline.core.flow import LIST_ITEMS, Chunk, Lists, Run
+from streamline.core.flow import Chunk, Lists, Run
 from streamline.core.lazy_numpy import has_more, loaded_np, np
 from streamline.core.options import check_flag, check_int, given
 from streamline.core.pace import Pace

@@ -12,6 +12,7 @@ import anyio.lowlevel
 import pytest
 
 import streamline.core.pace
+from streamline.core.capacity import Capacity
 from streamline.core.channel import Channel, Inbox
 from streamline.core.driver import drive
 from streamline.core.flow import Chunk, Flow
@@ -43,7 +44,7 @@ async def items_of(inbox: Inbox[Any], limit: int = 256) -> Sequence[Any]:
 
 @pytest.fixture
 def channel() -> Channel[Any]:
-    return Channel(BEGIN, 8)
+    return Channel(BEGIN, Capacity(8))
 
 
 def test_a_list_that_waits_takes_what_is_sent_next(run: Run, channel: Channel[Any]) -> None:
@@ -60,11 +61,11 @@ def test_a_list_that_waits_takes_what_is_sent_next(run: Run, channel: Channel[An
 def test_room_counts_what_the_receiver_took_until_it_asks_again(run: Run, channel: Channel[Any]) -> None:
     async def test() -> None:
         await send(channel, 1, 2, 3)
-        assert channel.room == 5
+        assert channel.capacity.room == 5
         await items_of(channel.inbox)
-        assert channel.room == 5
+        assert channel.capacity.room == 5
         channel.inbox.release()
-        assert channel.room == 8
+        assert channel.capacity.room == 8
         channel.abandon()
 
     run(test)
@@ -93,18 +94,18 @@ def test_a_sender_waits_for_room_and_goes_on_when_it_is_freed(run: Run, channel:
 
 
 async def test_a_list_that_is_taken_in_parts_gives_back_the_bytes_of_each() -> None:
-    channel: Channel[bytes] = Channel(BEGIN, 100, 10**6)
+    channel: Channel[bytes] = Channel(BEGIN, Capacity(100, 10**6))
     await send(channel, bytes(1000), bytes(10), bytes(1))
     for size in (1000, 10, 1):
         assert await items_of(channel.inbox, 1) == [bytes(size)]
     channel.inbox.release()
-    assert (channel.held, channel.held_bytes) == (0, 0)
+    assert (channel.capacity.held, channel.capacity.held_bytes) == (0, 0)
     channel.abandon()
 
 
 def test_an_item_larger_than_the_byte_budget_passes_alone(run: Run) -> None:
     async def test() -> None:
-        channel: Channel[bytes] = Channel(BEGIN, 100, 1000)
+        channel: Channel[bytes] = Channel(BEGIN, Capacity(100, 1000))
         await send(channel, bytes(5000))
         sent: list[int] = []
 
@@ -305,7 +306,7 @@ def test_random_sends_receives_and_cancellations_keep_every_item_and_its_state(r
     chance = random.Random(seed)
 
     async def test() -> None:
-        channel: Channel[int] = Channel(BEGIN, chance.randint(1, 9))
+        channel: Channel[int] = Channel(BEGIN, Capacity(chance.randint(1, 9)))
         got: list[int] = []
 
         async def sender() -> None:
@@ -334,7 +335,7 @@ def test_random_sends_receives_and_cancellations_keep_every_item_and_its_state(r
                 if chance.random() < 0.5:
                     task.cancel()
                 await asyncio.wait([task])
-                assert channel.held <= channel.capacity
+                assert channel.capacity.held <= channel.capacity.items
                 assert channel.inbox.state.json() == {"items": len(got)}
                 if not task.cancelled() and not task.result():
                     break
@@ -375,7 +376,7 @@ class Ticking(Flow[int]):
 
 def test_a_driver_that_waited_for_room_has_given_way(run: Run, ticks: list[str]) -> None:
     async def test() -> None:
-        channel: Channel[int] = Channel(BEGIN, 1)
+        channel: Channel[int] = Channel(BEGIN, Capacity(1))
         async with anyio.create_task_group() as group:
             group.start_soon(drive, Ticking(ticks), channel, channel.gate)
             while await channel.inbox.pull() is not None:
@@ -391,8 +392,10 @@ def test_a_driver_that_finds_room_gives_way_when_its_slice_is_over(
     run: Run, ticks: list[str], capacity: int, held: int, last: bool
 ) -> None:
     async def test() -> None:
-        channel: Channel[int] = Channel(BEGIN, capacity, 10**6)  # after a list, one by one: little room, no wait
-        channel.last = last
+        channel: Channel[int] = Channel(
+            BEGIN, Capacity(capacity, 10**6)
+        )  # after a list, one by one: little room, no wait
+        channel.turns = 1 if last else 2
         for _ in range(held):
             channel.admit(0, (BEGIN,), 1)
         await drive(Ticking(ticks), channel, channel.gate)
@@ -409,12 +412,12 @@ def test_there_is_room_at_once_exactly_where_waiting_for_it_takes_no_time(
 ) -> None:
     async def test() -> None:
         for held in range(0, capacity + 1, max(1, capacity // 30)):
-            channel: Channel[int] = Channel(BEGIN, capacity, bytes_)
+            channel: Channel[int] = Channel(BEGIN, Capacity(capacity, bytes_))
             channel.reserve(held)
             with anyio.CancelScope() as scope:
                 scope.cancel()
                 room = await channel.wait_room()
-                assert room == channel.room_at_once == channel.room
+                assert room == channel.room_at_once == channel.capacity.room
             assert scope.cancelled_caught == (channel.room_at_once == 0)
             channel.abandon()
 

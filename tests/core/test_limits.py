@@ -13,7 +13,7 @@ import pytest
 
 import streamline as sl
 from streamline.core.gate import Event, Gate
-from streamline.core.limits import CallLimits, Issuer, Permits, TokenBucket, check_limit
+from streamline.core.limits import CallLimits, Issuer, Permits, check_limit
 from streamline.errors import PlanError, PlanTypeError
 from tests.kit import in_virtual_time
 
@@ -58,31 +58,42 @@ def test_a_limit_prints_as_it_was_written() -> None:
 def test_equal_limits_are_two_and_a_pickle_keeps_which_is_which() -> None:
     shared, other = sl.Limit(2), sl.Limit(2)
     assert shared == other
-    limits = CallLimits([shared, other])
-    assert [limits.number(other), limits.number(shared)] == [1, 0]
-    first, second, third = pickle.loads(pickle.dumps([shared, other, shared]))
-    assert first is third
-    assert second is not first
+    assert shared.key != other.key
+    assert pickle.loads(pickle.dumps(shared)).key == shared.key
+
+    async def work() -> None:
+        limits, gate = CallLimits(), Gate()
+        permits = limits.permits(shared, gate, lambda *_: None)
+        assert limits.permits(pickle.loads(pickle.dumps(shared)), gate, lambda *_: None) is permits
+        assert limits.permits(other, gate, lambda *_: None) is not permits
+
+    anyio.run(work)
 
 
 # Tokens ---------------------------------------------------------------------------------------------------------------
 
 
+def unused_permits(limit: sl.Limit) -> Permits:
+    return CallLimits().permits(limit, Gate(), lambda *_: None)
+
+
 def test_tokens_come_at_their_rate_and_no_more_are_kept_than_the_burst() -> None:
     async def work() -> list[int]:
-        bucket, taken = TokenBucket(10, 3), []
+        permits, taken = unused_permits(sl.Limit(per_second=10, burst=3)), []
         for pause_s in (0.0, 0.05, 0.05, 1000.0, 0.2, 0.1):
             await anyio.sleep(pause_s)
-            taken.append(sum(iter(bucket.take, False)))
-        bucket.put_back(2)
-        return [*taken, sum(iter(bucket.take, False))]
+            taken.append(sum(iter(permits.acquire_nowait, False)))
+        for _ in range(2):
+            permits.release(unused=True)
+        return [*taken, sum(iter(permits.acquire_nowait, False))]
 
     assert in_virtual_time(work) == [3, 0, 1, 3, 2, 1, 2]
 
 
 def test_a_burst_is_a_tenth_of_a_second_unless_it_is_given() -> None:
     async def work() -> list[int]:
-        return [sum(iter(TokenBucket(rate, None).take, False)) for rate in (0.5, 10, 95, 1000)]
+        limits = [sl.Limit(per_second=rate) for rate in (0.5, 10, 95, 1000)]
+        return [sum(iter(unused_permits(limit).acquire_nowait, False)) for limit in limits]
 
     assert in_virtual_time(work) == [1, 1, 10, 100]
 
@@ -90,7 +101,7 @@ def test_a_burst_is_a_tenth_of_a_second_unless_it_is_given() -> None:
 def test_calls_begin_at_the_rate_after_the_first_burst() -> None:
     async def work() -> list[float]:
         async with anyio.create_task_group() as group:
-            permits = CallLimits([limit]).permits(limit, Gate(), starter(group))
+            permits = CallLimits().permits(limit, Gate(), starter(group))
             begun = anyio.current_time()
             times: list[float] = []
             for _ in range(9):
@@ -119,7 +130,7 @@ def test_a_pause_gathers_no_more_calls_than_a_burst() -> None:
             times.append(anyio.current_time() - begun)
 
         async with anyio.create_task_group() as group:
-            permits = CallLimits([limit]).permits(limit, gate, starter(group))
+            permits = CallLimits().permits(limit, gate, starter(group))
             begun = anyio.current_time()
             for _ in range(6):
                 group.start_soon(call)
@@ -151,7 +162,6 @@ class Ends:
         self.running: list[list[int]] = []
         self.begun: list[int] = []
         self.lost: set[int] = set()
-        self._holders: list[Any] = []
         for _ in range(holders):
             self.add()
 
@@ -162,23 +172,21 @@ class Ends:
         self.on_their_way += [to, back]
 
         def ask(permits: int) -> None:
-            back.append(lambda: self.issuer.ask(holder, permits))
+            back.append(lambda: self.issuer.ask(at, permits))
 
         def give_back(permits: int, unused: bool) -> None:
-            back.append(lambda: self.issuer.take_back(holder, permits, unused=unused))
+            back.append(lambda: self.issuer.take_back(at, permits, unused))
 
         made = Permits(Gate(), ask, give_back)
         self.permits.append(made)
         self.running.append([])
         self.begun.append(0)
-        holder = self.issuer.join(lambda permits, share: to.append(lambda: made.issued(permits, share)))
-        self._holders.append(holder)
-        assert self._holders[at] is holder
+        self.issuer.join(at, lambda permits, share: to.append(lambda: made.issued(permits, share)))
 
     def lose(self, at: int) -> None:
         """End a holder, with all that is on its way."""
         self.lost.add(at)
-        self.issuer.leave(self._holders[at])
+        self.issuer.leave(at)
 
     def deliver(self, dice: Random) -> bool:
         """Deliver one message; False: there is none."""
@@ -280,7 +288,7 @@ def test_holders_take_turns_and_each_keeps_its_share(run: Callable[..., None]) -
 def test_a_call_that_is_cancelled_in_any_state_leaves_its_permit(run: Callable[..., None]) -> None:
     async def test() -> None:
         limit = sl.Limit(1)
-        permits = CallLimits([limit]).permits(limit, Gate(), lambda *_: None)
+        permits = CallLimits().permits(limit, Gate(), lambda *_: None)
 
         async def call() -> None:
             await permits.wait()  # in asyncio, one that has got its permit isn't cancelled here
@@ -329,7 +337,7 @@ def test_no_task_waits_for_a_token_that_no_call_wants_any_more(run: Callable[...
                 tasks.start_soon(cast(Any, work), name=name)
 
             limit = sl.Limit(per_second=1e-6, burst=1)
-            permits = CallLimits([limit]).permits(limit, Gate(), start)
+            permits = CallLimits().permits(limit, Gate(), start)
             assert permits.acquire_nowait()
             for _ in range(2):  # also the second time
                 async with anyio.create_task_group() as calls:

@@ -10,13 +10,15 @@ import anyio
 import pytest
 
 import streamline as sl
+import streamline.core.capacity
 import streamline.core.channel
 import streamline.core.driver
 import streamline.core.pace
-from streamline.core.channel import QUICK_ITEM_S, Channel
+from streamline.core.capacity import LIST_ITEMS, LONG_LIST_ITEMS, QUICK_ITEM_S, Capacity
+from streamline.core.channel import Channel
 from streamline.core.counters import ChannelMeter
 from streamline.core.driver import drive
-from streamline.core.flow import LIST_ITEMS, LONG_LIST_ITEMS, Chunk, Flow
+from streamline.core.flow import Chunk, Flow
 from streamline.core.state import At, CountedStates
 from tests.kit import AsyncTest
 
@@ -72,11 +74,11 @@ async def filled(channel: Channel[int], source: Source, taken: int) -> None:
 @pytest.mark.parametrize(("item_s", "most"), [(QUICK_ITEM_S / 2, WIDEST), (QUICK_ITEM_S * 2, USUAL)])
 def test_a_channel_is_wider_for_items_that_take_no_time(run: Run, clock: Clock, item_s: float, most: int) -> None:
     async def test() -> None:
-        channel: Channel[int] = Channel(BEGIN, USUAL, widest=WIDEST)
+        channel: Channel[int] = Channel(BEGIN, Capacity(USUAL, widest=WIDEST))
         meter = channel.meter = ChannelMeter("items", 0, USUAL)
         source = Source(clock, item_s)
         await filled(channel, source, 400)
-        assert channel.held == channel.capacity == meter.capacity == meter.peak == most
+        assert channel.capacity.held == channel.capacity.items == meter.capacity == meter.peak == most
         assert source.given == 400 + most
         assert source.longest == (LONG_LIST_ITEMS if most == WIDEST else LIST_ITEMS)
 
@@ -87,16 +89,16 @@ def test_the_first_filling_of_a_channel_says_nothing_of_its_items(run: Run, cloc
     """It is unknown when it began: the source may have waited."""
 
     async def test() -> None:
-        channel: Channel[int] = Channel(BEGIN, USUAL, widest=WIDEST)
+        channel: Channel[int] = Channel(BEGIN, Capacity(USUAL, widest=WIDEST))
         await filled(channel, Source(clock, 0.0), 0)
-        assert channel.held == USUAL
+        assert channel.capacity.held == USUAL
 
     run(test)
 
 
 def test_room_is_back_to_its_usual_size_after_slow_items(run: Run, clock: Clock) -> None:
     async def test() -> None:
-        channel: Channel[int] = Channel(BEGIN, USUAL, widest=WIDEST)
+        channel: Channel[int] = Channel(BEGIN, Capacity(USUAL, widest=WIDEST))
         source = Source(clock, 0.0)
         async with anyio.create_task_group() as group:
             group.start_soon(drive, source, channel, channel.gate)
@@ -104,13 +106,13 @@ def test_room_is_back_to_its_usual_size_after_slow_items(run: Run, clock: Clock)
                 await anyio.wait_all_tasks_blocked()
                 await channel.inbox.pull(200)
             await anyio.wait_all_tasks_blocked()
-            assert channel.held == WIDEST
+            assert channel.capacity.held == WIDEST
             source.item_s = 1.0
             for _ in range(30):
                 await channel.inbox.pull(200)
                 await anyio.wait_all_tasks_blocked()
-            assert channel.held <= USUAL
-            assert channel.longest == LIST_ITEMS
+            assert channel.capacity.held <= USUAL
+            assert channel.capacity.longest == LIST_ITEMS
             group.cancel_scope.cancel()
 
     run(test)
@@ -119,18 +121,18 @@ def test_room_is_back_to_its_usual_size_after_slow_items(run: Run, clock: Clock)
 @pytest.mark.parametrize("most", [1, 100, 512, 600, 5000])
 def test_a_bound_holds_however_quick_items_are(run: Run, clock: Clock, most: int) -> None:
     async def test() -> None:
-        channel: Channel[int] = Channel(BEGIN, USUAL, widest=WIDEST)
-        channel.bound(most)
+        channel: Channel[int] = Channel(BEGIN, Capacity(USUAL, widest=WIDEST))
+        channel.capacity.limit_to(most)
         await filled(channel, Source(clock, 0.0), min(most, 400))
-        assert channel.held <= most
-        assert (channel.held == WIDEST) == (most > WIDEST)
+        assert channel.capacity.held <= most
+        assert (channel.capacity.held == WIDEST) == (most > WIDEST)
 
     run(test)
 
 
 def test_what_is_kept_for_another_end_is_no_wider(run: Run, clock: Clock) -> None:
     async def test() -> None:
-        channel: Channel[int] = Channel(BEGIN, USUAL, widest=WIDEST)
+        channel: Channel[int] = Channel(BEGIN, Capacity(USUAL, widest=WIDEST))
         assert channel.inbox.keep() == USUAL
         async with anyio.create_task_group() as group:
             group.start_soon(drive, Source(clock, 0.0), channel, channel.gate)
@@ -139,7 +141,7 @@ def test_what_is_kept_for_another_end_is_no_wider(run: Run, clock: Clock) -> Non
                 await anyio.wait_all_tasks_blocked()
                 channel.inbox.free(200, 0)
             await anyio.wait_all_tasks_blocked()
-            assert channel.held == USUAL
+            assert channel.capacity.held == USUAL
             group.cancel_scope.cancel()
 
     run(test)
@@ -149,9 +151,9 @@ def test_a_budget_of_bytes_holds_however_quick_items_are(run: Run, clock: Clock)
     """An int has 32 bytes or less: a list stands where an item stands."""
 
     async def test() -> None:
-        channel: Channel[int] = Channel(BEGIN, USUAL, 8000, by_list=True, widest=WIDEST)
+        channel: Channel[int] = Channel(BEGIN, Capacity(USUAL, 8000, by_list=True, widest=WIDEST))
         await filled(channel, Source(clock, 0.0), 400)
-        assert 0 < channel.held_bytes <= 8000 + LONG_LIST_ITEMS * 32
+        assert 0 < channel.capacity.held_bytes <= 8000 + LONG_LIST_ITEMS * 32
 
     run(test)
 
@@ -179,7 +181,7 @@ def test_a_consumer_that_stops_holds_no_more_than_is_declared(
     monkeypatch.setattr(streamline.core.pace, "SLICE_S", math.inf)  # else the consumer has turns while it fills
     monkeypatch.setattr(streamline.core.driver, "HANDOVER_S", math.inf)
     for item_s in (math.inf, 0.0):
-        monkeypatch.setattr(streamline.core.channel, "QUICK_ITEM_S", item_s)
+        monkeypatch.setattr(streamline.core.capacity, "QUICK_ITEM_S", item_s)
         items = Counting()
         pipe: sl.Pipeline[Any] = sl.from_items(items).shard(shards)
         if stages == "map after the merge":

@@ -18,11 +18,9 @@ class Records(Format[bytes]):
     kind: ClassVar[str] = "read_records"
     reread: ClassVar[str] = "seeks to its record"
     sequential: ClassVar[bool] = False
+    counts: ClassVar[tuple[str, ...]] = ("record",)
 
     size: int
-
-    def begin(self, path: str | None) -> Place:
-        return {"file": path, "record": 0}
 
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[bytes]:
         count, rest = divmod((await file.found()).size or 0, self.size)

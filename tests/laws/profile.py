@@ -68,7 +68,7 @@ def examples(count: int) -> Callable[[Any], Any]:
 @contextmanager
 def short(**constants: float) -> Iterator[None]:
     """Let lists, segments and bounds be so small that a few items reach them."""
-    import streamline.core.channel  # here: a host process that imports this module has no need of them
+    import streamline.core.capacity  # here: a host process that imports this module has no need of them
     import streamline.plan.plan
     import streamline.runtime.thread_bridge
     import streamline.transforms.completion_order
@@ -77,12 +77,12 @@ def short(**constants: float) -> Iterator[None]:
 
     places: dict[str, list[Any]] = {
         "LIST_ITEMS": [
-            streamline.core.channel,
+            streamline.core.capacity,
             streamline.transforms.concurrent,
             streamline.transforms.completion_order,
         ],
-        "LONG_LIST_ITEMS": [streamline.core.channel, streamline.runtime.thread_bridge],
-        "QUICK_ITEM_S": [streamline.core.channel],
+        "LONG_LIST_ITEMS": [streamline.core.capacity, streamline.runtime.thread_bridge],
+        "QUICK_ITEM_S": [streamline.core.capacity],
         "READ_AHEAD_ITEMS": [streamline.plan.plan],
         "SEGMENT_ITEMS": [streamline.transforms.completion_order],
         "AHEAD": [streamline.transforms.map],

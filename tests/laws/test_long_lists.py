@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 import streamline as sl
-import streamline.core.channel
+import streamline.core.capacity
 import streamline.core.pace
-from streamline.core.flow import LONG_LIST_ITEMS
+from streamline.core.capacity import LONG_LIST_ITEMS
 from streamline.sources.mix import MixRun
 
 ITEMS = 6_000
@@ -47,7 +47,7 @@ PIPES: dict[str, Callable[[], Pipe]] = {
 @pytest.fixture(autouse=True)
 def _no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let items take no time, whatever the machine does beside: how long lists become depends on it."""
-    monkeypatch.setattr(streamline.core.channel, "QUICK_ITEM_S", math.inf)
+    monkeypatch.setattr(streamline.core.capacity, "QUICK_ITEM_S", math.inf)
     monkeypatch.setattr(streamline.core.pace, "perf_counter", lambda: 0.0)
 
 

@@ -11,11 +11,10 @@ import gc
 import itertools
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,12 +26,11 @@ import pytest
 
 import streamline as sl
 from streamline.io.storage import retry
-from streamline.observe import contention, page, rank_lines, rank_publishing
+from streamline.observe import contention, page
 from streamline.observe.figures import ThreadStats
 from streamline.runtime import run
 from tests.kit import LONGEST_S, Pipe
-from tests.page_kit import asked, update, updates
-from tests.sharding.kit import MemoryStore
+from tests.page_kit import asked, updates
 
 SLOW_S = 0.004
 MANY = 10**9
@@ -344,35 +342,6 @@ def test_a_fault_is_named_by_page_metrics_and_verdict(name: str) -> None:
                 continue
             if f'by="{fault.by}",rule="{fault.rule}"' in asked(stream.page, "metrics")[0]:
                 break
-
-
-@pytest.mark.parametrize("slowest", [0, 2])
-def test_a_slow_rank_is_named_by_page_metrics_and_verdict(slowest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_publishing, "EVERY_S", 0.05)
-    monkeypatch.setattr(rank_publishing, "SHARE", 1.0)
-    monkeypatch.setattr(rank_publishing, "LOOK_SHARE", 1.0)
-    monkeypatch.setattr(rank_lines, "ENOUGH_S", 0.3)
-    here = f"{socket.gethostname()}, pid {os.getpid()}: its consumer waits "
-    named = f"rank {slowest} is the slowest: {here}"
-    options: Any = {"world_size": 3, "ends": sl.Ends("allow", MemoryStore()), "body_s": SLOW_S}
-    pipes = [ITEMS.shard(3).map(slower if rank == slowest else quick, name="decode") for rank in range(3)]
-    with ExitStack() as others:
-        for rank in (1, 2):
-            others.enter_context(consumed(pipes[rank], rank=rank, **options))
-        with consumed(pipes[0], rank=0, **options) as stream, closing(updates(stream.page, "top")) as texts:  # type: ignore[type-var]
-            url = stream.page
-            for text in texts:
-                verdict = stream.stats().verdict
-                if f"Rank {slowest} is the slowest; {here}" not in text or "map(decode) takes " not in text:
-                    continue
-                if verdict is not None and named in verdict.line:
-                    assert verdict.rule == "slow rank"
-                    if f'by="rank {slowest}",rule="slow rank"' in asked(url, "metrics")[0]:
-                        break
-            (one,) = update(url)["ranks"]["maps"]
-            assert one["slowest"]["rank"] == slowest
-            assert one["headline"]["words"] == f"Rank {slowest} is the slowest"
-    assert named in str(stream.stats())  # after its end, too
 
 
 def test_a_call_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from streamline.core.cpus import cpu_s
 from streamline.errors import HostError, PlanError, PlanTypeError
 from streamline.observe import exporters, page
 from streamline.observe.figures import ChannelStats, HostStats, ReadStats, StageStats
-from streamline.observe.page import EventLog, LivePage, StreamFacts, page_place, shown, text_lines, text_table
+from streamline.observe.page import EventLog, LivePage, StreamFacts, page_place, stream_text, stream_update
 from streamline.observe.stats import Stats
 from streamline.observe.verdict import Verdict
 from tests.page_kit import asked, update, updates
@@ -141,7 +141,7 @@ def test_an_update_says_what_the_stats_say() -> None:
     about = StreamFacts(
         epoch=3, length=150, working={3: "map(a) of shard 1 for 2 s"}, workers=frozenset({BUSY.stages[0].name})
     )
-    found = shown(BUSY, BUSY.since(Stats(elapsed_s=0, items=0, consumer_wait_s=0)), about, {3: 0.5})
+    found = stream_update(BUSY, BUSY.since(Stats(elapsed_s=0, items=0, consumer_wait_s=0)), about, {3: 0.5})
     assert (found["waits"], found["rate"], found["length"], found["eta_s"]) == (0.9, 0.5, 150, 200.0)
     (stage,) = found["stages"]
     shares = stage["busy"], stage["no_input"], stage["no_room"]
@@ -170,8 +170,8 @@ def test_an_update_says_what_the_stats_say() -> None:
 def test_the_headline_is_the_verdict(
     about: StreamFacts, rule: str, how: str, words: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = "map(d) limits: busy 90 %, the consumer waits 90 % of its time; try more: about 2.0 x"
-    verdict = Verdict(rule=rule, stage="map(d)", line=line) if rule else None
+    parts: Any = {"what": "map(d) limits", "why": "busy 90 %", "advice": "try more: about 2.0 x"}
+    verdict = Verdict(rule=rule, stage="map(d)", **parts) if rule else None
     monkeypatch.setattr(Stats, "verdict", verdict)
     found = page.headline(BUSY, BUSY, about)
     assert (found["how"], found["words"], found["advice"]) == (how, words, advice)
@@ -374,14 +374,13 @@ def test_huge_stats_make_a_bounded_update(monkeypatch: pytest.MonkeyPatch) -> No
         reads=tuple(ReadStats(f"{name}{at}", 1) for at in range(many)),
     )  # fmt: skip
     monkeypatch.setattr(Stats, "verdict", None)
-    found = shown(huge, huge, StreamFacts(), {})
+    found = stream_update(huge, huge, StreamFacts(), {})
     text = json.dumps(found)
     assert len(text) < 2_000_000
     assert found["more_stages"] == many - page.MOST_STAGES
     assert found["more_hosts"] == many - page.MOST_HOSTS
     assert {host["restarts"] for host in found["hosts"]} == {6}  # those that were replaced most
-    stream = found | {"name": "s", "rank": 0, "table": text_table(huge)}
-    assert sum(1 for _ in text_lines({"streams": [stream], "ranks": None, "events": [], "time": 0.0})) < 1000
+    assert len(stream_text({"stream": "s", "rank": "0"}, huge, huge, StreamFacts()).split("\n")) < 1000
 
 
 def test_reading_takes_a_hundredth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,12 +392,12 @@ def test_reading_takes_a_hundredth_of_the_time_at_most(monkeypatch: pytest.Monke
         assert isinstance(server, LivePage)
         read = []
 
-        def shown(**_: Any) -> dict[str, Any]:
+        def slowly() -> list[Any]:
             read.append(clock[0])
             clock[0] += 2.0  # seconds that it takes
-            return {}
+            return []
 
-        monkeypatch.setattr(server, "_shown", shown)
+        monkeypatch.setattr(server, "_read", slowly)
         for _ in range(500):
             server._update("events")
             clock[0] += 1.0
@@ -407,7 +406,7 @@ def test_reading_takes_a_hundredth_of_the_time_at_most(monkeypatch: pytest.Monke
 
 def test_nobody_looks_and_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
-    monkeypatch.setattr(LivePage, "_shown", lambda self, **_: read.append(self))
+    monkeypatch.setattr(LivePage, "_read", lambda self: read.append(self))
     with pipe().open(page=True) as stream:
         asked(str(stream.page))
         assert list(stream) == list(range(60))

@@ -22,7 +22,7 @@ import streamline as sl
 from streamline.core.counters import Doing
 from streamline.core.meters import Meters
 from streamline.errors import PlanError
-from streamline.observe.trace import EVENTS_PER_S, LEAST_BYTES, MOST_LANES, Trace, TraceFile
+from streamline.observe.trace import LEAST_BYTES, MOST_LANES, Trace
 
 Event = dict[str, Any]
 
@@ -110,27 +110,6 @@ def test_meters_that_are_there_already_are_traced_and_none_is_afterwards(meters:
     }
 
 
-def test_short_stretches_become_one_that_says_how_its_time_was_spent(meters: Meters, tmp_path: Path) -> None:
-    with Trace(tmp_path / "run.json", meters):
-        stage = meters.stage("map", "map", 0)
-        for number in range(4):
-            stage.waited("wait_input", number * 1e-5, number * 1e-5 + 2e-6)
-            stage.worked(number * 1e-5 + 2e-6, number * 1e-5 + 1e-5)
-    [span] = [event for event in load(tmp_path / "run.json") if event["ph"] == "X"]
-    assert (span["name"], span["ts"], span["dur"]) == ("mostly work", 0, 40)
-    assert span["args"] == {"stretches": 8, "waits for input, ms": 0.008, "work, ms": 0.032}
-
-
-def test_what_is_long_is_not_put_together_with_what_is_short(meters: Meters, tmp_path: Path) -> None:
-    with Trace(tmp_path / "run.json", meters):
-        stage = meters.stage("map", "map", 0)
-        stage.worked(0.0, 1e-6)
-        stage.waited("wait_input", 1e-6, 0.5)
-        stage.worked(0.5, 0.5 + 1e-6)
-    found = spans(load(tmp_path / "run.json"))["shard 0 · map"]
-    assert [name for name, _, _ in found] == ["work", "waits for input", "work"]
-
-
 def test_calls_side_by_side_are_drawn_side_by_side(meters: Meters, tmp_path: Path) -> None:
     with Trace(tmp_path / "run.json", meters):
         stage = meters.stage("fetch", "map", 0, concurrency=3)
@@ -215,23 +194,6 @@ def test_at_every_moment_the_file_can_be_loaded(meters: Meters, tmp_path: Path) 
     assert trace.path.read_text().endswith("\n]\n")
 
 
-def test_many_items_make_a_file_of_bounded_size(meters: Meters, tmp_path: Path) -> None:
-    """1,667 segments a second for a minute, of eight tracks: what is written is bounded, and what is held."""
-    with Trace(tmp_path / "run.json", meters) as trace:
-        stages = [meters.stage(name, "map", shard) for name in ("a", "b") for shard in range(4)]
-        for turn in range(6_250):
-            at = turn * 0.0096
-            for stage in stages:
-                stage.waited("wait_input", at, at + 0.004)
-                stage.worked(at + 0.004, at + 0.0096)
-        held = sum(lane.segments > 0 for lanes in trace._tracks.values() for lane in lanes)
-        assert held <= len(stages)
-    events = load(trace.path)
-    assert len(events) <= 60 * EVENTS_PER_S * 1.5
-    ends = [event["ts"] + event["dur"] for event in events if event["ph"] == "X"]
-    assert max(ends) == pytest.approx(6e7, rel=0.01)
-
-
 def test_weeks_leave_two_files_of_bounded_size_with_the_newest_in_them(meters: Meters, tmp_path: Path) -> None:
     with Trace(tmp_path / "run.json", meters, max_bytes=LEAST_BYTES) as trace:
         stage = meters.stage("map", "map", 0)
@@ -240,7 +202,7 @@ def test_weeks_leave_two_files_of_bounded_size_with_the_newest_in_them(meters: M
             stage.worked(second + 0.5, second + 1)
     sizes = [path.stat().st_size for path in (trace.path, trace.previous)]
     assert sorted(tmp_path.iterdir()) == sorted([trace.path, trace.previous])
-    assert max(sizes) <= LEAST_BYTES // 2 + 200
+    assert max(sizes) <= LEAST_BYTES // 2 + 1000  # more than an observation takes
     older, newer = load(trace.previous), load(trace.path)
     assert tracks(older) == tracks(newer) == {1: "shard 0 · map"}
     assert max(event["ts"] for event in newer if event["ph"] == "X") == 19_999.5e6
@@ -344,15 +306,6 @@ def test_options_are_checked(meters: Meters, tmp_path: Path) -> None:
         Trace(tmp_path / "run.json", meters, max_bytes=10)
     with Trace(tmp_path / "run.json", meters), pytest.raises(PlanError, match="traced already"):
         Trace(tmp_path / "other.json", meters)
-
-
-def test_heads_that_fill_a_file_dont_make_one_after_the_other(tmp_path: Path) -> None:
-    file = TraceFile(tmp_path / "run.json", 100)
-    file.write({"ph": "M", "name": "x" * 200})
-    for number in range(5):
-        file.write({"ph": "X", "name": str(number)})
-    file.close()
-    assert [event["name"] for event in json.loads((tmp_path / "run.json").read_text())][1:] == ["4"]
 
 
 # With streams -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from streamline.observe.figures import (
     ThreadStats,
     WorkerStats,
 )
-from streamline.observe.verdict import RULES, judge, way_out
+from streamline.observe.verdict import RULES, verdict_of, way_out
 
 SOURCE = StageStats(name="items", kind="from_items", items=1000, busy_s=0.1, held_s=0.1)
 MAP = StageStats(name="decode", kind="map", items=1000, busy_s=0.2, held_s=0.2)
@@ -40,15 +40,15 @@ def busy(stage: StageStats, load: float) -> StageStats:
 
 
 def verdict(*stages: StageStats, **other: Any) -> tuple[str, str | None] | None:
-    found = judge(figures(*stages, **other))
+    found = verdict_of(figures(*stages, **other))
     return None if found is None else (found.rule, found.stage)
 
 
 def test_too_little_says_nothing() -> None:
     assert verdict(SOURCE, held(MAP, 0.9)) == ("loop", "map(decode)")
     assert verdict(SOURCE, held(MAP, 0.9), items=7) is None
-    assert judge(Figures(elapsed_s=0.1, items=1000, consumer_wait_s=0.1, stages=(held(MAP, 0.009),))) is None
-    assert judge(Figures(elapsed_s=0.0, items=0, consumer_wait_s=0.0)) is None
+    assert verdict_of(Figures(elapsed_s=0.1, items=1000, consumer_wait_s=0.1, stages=(held(MAP, 0.009),))) is None
+    assert verdict_of(Figures(elapsed_s=0.0, items=0, consumer_wait_s=0.0)) is None
 
 
 def test_no_load_says_nothing() -> None:
@@ -61,7 +61,7 @@ def test_a_consumer_that_hardly_waits_limits_whatever_the_stages_do() -> None:
 
 
 def test_of_two_functions_in_one_loop_the_one_that_holds_it_longer_is_named() -> None:
-    found = judge(figures(SOURCE, held(MAP, 0.55), held(replace(MAP, name="parse"), 0.4)))
+    found = verdict_of(figures(SOURCE, held(MAP, 0.55), held(replace(MAP, name="parse"), 0.4)))
     assert found is not None
     assert (found.rule, found.stage) == ("loop", "map(decode)")
     assert found.speedup == pytest.approx(1 / 0.41)  # the rest of the loop: parse, and the source
@@ -69,7 +69,7 @@ def test_of_two_functions_in_one_loop_the_one_that_holds_it_longer_is_named() ->
 
 @pytest.mark.parametrize(("waits", "speedup"), [(0.6, 1 / 0.4), (0.2, 1 / 0.8)])
 def test_the_estimate_ends_where_the_consumer_becomes_the_limit(waits: float, speedup: float) -> None:
-    found = judge(figures(SOURCE, held(MAP, 0.95), waits=waits))
+    found = verdict_of(figures(SOURCE, held(MAP, 0.95), waits=waits))
     assert found is not None
     assert found.speedup == pytest.approx(speedup)
     assert f"about {speedup:.1f} x" in found.line
@@ -82,12 +82,12 @@ def test_an_estimate_that_is_not_worth_it_says_nothing() -> None:
 
 
 def test_calls_advise_as_many_as_the_next_limit_allows() -> None:
-    found = judge(figures(SOURCE, busy(FETCH, 0.97), waits=0.5))
+    found = verdict_of(figures(SOURCE, busy(FETCH, 0.97), waits=0.5))
     assert found is not None
     assert found.line == (
-        "map(fetch) limits: busy 97 %, the consumer waits 50 % of its time; try concurrency=8: about 2.0 x"
+        "map(fetch) limits: busy 97 %; the consumer waits 50 % of its time; try concurrency=8: about 2.0 x"
     )
-    many = judge(figures(busy(FETCH, 0.97), waits=1.0))
+    many = verdict_of(figures(busy(FETCH, 0.97), waits=1.0))
     assert many is not None
     assert "concurrency=32" in many.line
     assert many.speedup == 8
@@ -99,7 +99,7 @@ def test_a_full_loop_delays_calls_so_it_is_looked_at_first() -> None:
 
 
 def test_tiny_calls_are_advised_to_batch_not_to_use_threads() -> None:
-    found = judge(figures(SOURCE, held(replace(MAP, items=9_000_000), 0.9)))
+    found = verdict_of(figures(SOURCE, held(replace(MAP, items=9_000_000), 0.9)))
     assert found is not None
     assert found.rule == "loop"
     assert "batched=256" in found.line
@@ -107,7 +107,7 @@ def test_tiny_calls_are_advised_to_batch_not_to_use_threads() -> None:
 
 
 def test_threads_are_said_to_help_only_what_leaves_the_interpreter() -> None:
-    found = judge(figures(SOURCE, busy(replace(FETCH, executor="thread"), 0.97)))
+    found = verdict_of(figures(SOURCE, busy(replace(FETCH, executor="thread"), 0.97)))
     assert found is not None
     assert found.line.endswith("if it waits or releases the GIL")
 
@@ -117,7 +117,7 @@ def body(held_s: float, waits: float = 0.4) -> dict[str, Any]:
 
 
 def test_a_body_that_holds_the_loop_is_named_where_both_fill_it() -> None:
-    found = judge(figures(held(MAP, 0.4), **body(6)))
+    found = verdict_of(figures(held(MAP, 0.4), **body(6)))
     assert found is not None
     assert (found.rule, found.stage) == ("loop body", None)
     assert found.speedup == pytest.approx(1 / 0.6)
@@ -136,7 +136,7 @@ def workers(*each: tuple[int, float]) -> dict[str, Any]:
 
 
 def uneven(*each: tuple[int, float], merge: StageStats = MERGE) -> Any:
-    return judge(figures(SOURCE, replace(FETCH, concurrency=1, **workers(*each)), merge))
+    return verdict_of(figures(SOURCE, replace(FETCH, concurrency=1, **workers(*each)), merge))
 
 
 def test_one_worker_that_is_slower_than_the_rest_is_named_with_its_shard() -> None:
@@ -166,12 +166,12 @@ def test_workers_that_are_alike_are_not_uneven(each: tuple[tuple[int, float], ..
 
 def test_idle_calls_after_slow_ones_are_a_matter_of_order() -> None:
     stalled = replace(FETCH, busy_s=8.0, wait_output_s=30.0)
-    found = judge(figures(SOURCE, stalled, waits=0.9))
+    found = verdict_of(figures(SOURCE, stalled, waits=0.9))
     assert found is not None
     assert (found.rule, found.stage) == ("order", "map(fetch)")
     assert "ordered=False" in found.line
     assert found.speedup == pytest.approx(5)
-    again = judge(figures(SOURCE, replace(stalled, ordered=False), waits=0.9))
+    again = verdict_of(figures(SOURCE, replace(stalled, ordered=False), waits=0.9))
     assert again is not None
     assert "ordered=False" not in again.line
     assert verdict(SOURCE, stalled, held(MAP, 0.9)) == ("loop", "map(decode)")  # its downstream is idle
@@ -179,7 +179,7 @@ def test_idle_calls_after_slow_ones_are_a_matter_of_order() -> None:
 
 def test_calls_that_wait_for_permits_advise_a_larger_limit() -> None:
     limited = replace(FETCH, busy_s=4.0, details=(Detail("limited_s", 60.0),))
-    found = judge(figures(SOURCE, limited, waits=0.9))
+    found = verdict_of(figures(SOURCE, limited, waits=0.9))
     assert found is not None
     assert (found.rule, found.stage) == ("limit", "map(fetch)")
     assert "wait for permits" in found.line
@@ -191,11 +191,11 @@ def test_calls_that_wait_for_permits_advise_a_larger_limit() -> None:
 def test_a_selective_filter_is_named_only_if_nothing_takes_long() -> None:
     source = held(replace(SOURCE, items=5_000_000), 0.4)
     rare = held(StageStats(name="rare", kind="filter", items=1000), 0.45)
-    found = judge(figures(source, rare))
+    found = verdict_of(figures(source, rare))
     assert found is not None
     assert (found.rule, found.stage) == ("selective filter", "filter(rare)")
     assert "1 of 5,000" in found.line
-    none = judge(figures(source, replace(rare, items=0)))
+    none = verdict_of(figures(source, replace(rare, items=0)))
     assert none is not None
     assert "none of 5,000,000" in none.line
     slow = held(replace(MAP, items=50_000), 0.8)
@@ -229,7 +229,7 @@ def test_every_kind_has_a_way_out(kind: str, word: str) -> None:
     ],
 )
 def test_every_kind_of_wait_has_its_advice(kind: str, executor: Any, word: str) -> None:
-    found = judge(figures(StageStats(name="it", kind=kind, items=1000, busy_s=9.7, executor=executor), waits=1.0))
+    found = verdict_of(figures(StageStats(name="it", kind=kind, items=1000, busy_s=9.7, executor=executor), waits=1.0))
     assert found is not None
     assert found.rule == "calls"
     assert word in found.line
@@ -250,11 +250,11 @@ def test_waits_for_other_ranks_to_have_another_item_are_no_stage_s() -> None:
 
 def test_a_slow_feed_is_said_with_its_rate_and_promised_nothing() -> None:
     feed = StageStats(name="stream", kind="from_stream", items=400)
-    found = judge(figures(busy(feed, 0.97), MAP, MERGE, waits=0.95))
+    found = verdict_of(figures(busy(feed, 0.97), MAP, MERGE, waits=0.95))
     assert found is not None
     assert (found.stage, found.speedup) == ("from_stream", None)
     assert "the feed gives 40 items/s and is waited for 97 % of the time" in found.line
-    slower = judge(figures(busy(replace(feed, items=9), 1.0), waits=1.0, items=9))
+    slower = verdict_of(figures(busy(replace(feed, items=9), 1.0), waits=1.0, items=9))
     assert slower is not None
     assert "gives 0.9 items/s" in slower.line
 
@@ -275,7 +275,7 @@ def test_a_slow_feed_is_said_with_its_rate_and_promised_nothing() -> None:
     ],
 )
 def test_tiny_calls_of_every_kind_get_advice_for_their_stage(kind: str, word: str) -> None:
-    found = judge(figures(held(StageStats(name="it", kind=kind, items=9_000_000), 0.9)))
+    found = verdict_of(figures(held(StageStats(name="it", kind=kind, items=9_000_000), 0.9)))
     assert found is not None
     assert word in found.line
 
@@ -290,20 +290,20 @@ SPREAD = replace(MAP, workers=8, hosts=2)
 
 def test_hosts_have_event_loops_of_their_own() -> None:
     full = replace(SPREAD, busy_s=19.4, held_s=19.4)
-    found = judge(figures(replace(SOURCE, hosts=2), full, MERGE, **hosts(2)))
+    found = verdict_of(figures(replace(SOURCE, hosts=2), full, MERGE, **hosts(2)))
     assert found is not None
     assert (found.rule, found.stage) == ("loop", "map(decode)")
     assert "it holds the event loops of 2 processes 97 % of the time" in found.line
     half = replace(SPREAD, busy_s=9.7, held_s=9.7)
-    assert judge(figures(half, MERGE, **hosts(2))) is None  # one loop would have been full
+    assert verdict_of(figures(half, MERGE, **hosts(2))) is None  # one loop would have been full
 
 
 def test_more_processes_are_advised_as_long_as_there_are_cpus_for_them() -> None:
     full = replace(SPREAD, busy_s=19.4, held_s=19.4)
-    found = judge(figures(full, MERGE, **hosts(2)))
+    found = verdict_of(figures(full, MERGE, **hosts(2)))
     assert found is not None
     assert found.line.endswith("; or backend=Processes(8): about 4.0 x")
-    few = judge(figures(full, MERGE, **{**hosts(2), "cpus": 2}))
+    few = verdict_of(figures(full, MERGE, **{**hosts(2), "cpus": 2}))
     assert few is not None
     assert "have all of the CPUs" in few.line
     assert "Processes(" not in few.line
@@ -311,23 +311,23 @@ def test_more_processes_are_advised_as_long_as_there_are_cpus_for_them() -> None
 
 def test_more_hosts_are_advised_on_other_machines_whatever_cpus_this_one_has() -> None:
     full = replace(SPREAD, busy_s=19.4, held_s=19.4)
-    found = judge(figures(full, MERGE, **{**hosts(2, node="node7"), "cpus": 2}))
+    found = verdict_of(figures(full, MERGE, **{**hosts(2, node="node7"), "cpus": 2}))
     assert found is not None
     assert found.line.endswith("; or .shard(16) and 16 hosts: about 8.0 x")
 
 
 def test_shards_are_advised_with_processes_that_would_be_idle_without() -> None:
-    found = judge(figures(SOURCE, held(MAP, 0.97), MERGE, waits=1.0, cpus=2))
+    found = verdict_of(figures(SOURCE, held(MAP, 0.97), MERGE, waits=1.0, cpus=2))
     assert found is not None
     assert found.line.endswith("; or .shard(2) and backend=Processes(2): about 2.0 x")
-    downstream = judge(figures(SOURCE, MERGE, held(MAP, 0.97), waits=1.0, cpus=2))
+    downstream = verdict_of(figures(SOURCE, MERGE, held(MAP, 0.97), waits=1.0, cpus=2))
     assert downstream is not None
     assert "Processes(" not in downstream.line  # what is downstream of the merge stays here
 
 
 def test_of_threads_it_is_said_that_processes_help_python() -> None:
     full = replace(SPREAD, busy_s=19.4, held_s=19.4)
-    found = judge(figures(full, MERGE, **hosts(2, "thread")))
+    found = verdict_of(figures(full, MERGE, **hosts(2, "thread")))
     assert found is not None
     assert "the event loops of 2 threads" in found.line
     assert "backend=Processes(8)" in found.line
@@ -340,11 +340,11 @@ def test_what_waits_in_hosts_isnt_excused_by_a_full_loop_here() -> None:
 
 
 def test_taking_in_too_many_items_is_the_borders_limit() -> None:
-    found = judge(figures(replace(SPREAD, held_s=2.0), MERGE, **hosts(2, arrival_s=4.0)))
+    found = verdict_of(figures(replace(SPREAD, held_s=2.0), MERGE, **hosts(2, arrival_s=4.0)))
     assert found is not None
     assert (found.rule, found.stage, found.speedup) == ("border", None, None)
     assert "taking in the items of 2 processes holds the event loop 80 % of the time" in found.line
-    assert judge(figures(replace(SPREAD, held_s=2.0), MERGE, **hosts(2, arrival_s=0.4))) is None
+    assert verdict_of(figures(replace(SPREAD, held_s=2.0), MERGE, **hosts(2, arrival_s=0.4))) is None
 
 
 LOOP = ThreadStats(number=2, name="streamline loop", cpu_s=1.0)
@@ -372,7 +372,7 @@ def contention(*threads: ThreadStats, **other: Any) -> ContentionStats:
     ],
 )  # fmt: skip
 def test_what_slows_all_stages_alike_is_named_before_any_of_them(rule: str, seen: ContentionStats, words: str) -> None:
-    found = judge(figures(SOURCE, held(MAP, 0.95), contention=seen))
+    found = verdict_of(figures(SOURCE, held(MAP, 0.95), contention=seen))
     assert found is not None
     assert (found.rule, found.stage) == (rule, None)
     assert words in found.line
@@ -402,17 +402,17 @@ def test_a_little_of_it_or_what_others_do_is_not_named(seen: ContentionStats) ->
 def test_threads_that_compute_in_python_are_advised_processes() -> None:
     pool = replace(FETCH, executor="thread")
     turns = [ThreadStats(number=number, name="streamline map", cpu_s=2.4) for number in range(3, 7)]
-    found = judge(figures(SOURCE, busy(pool, 0.97), MERGE, cpus=8, contention=contention(*turns, gil_waits=30)))
+    found = verdict_of(figures(SOURCE, busy(pool, 0.97), MERGE, cpus=8, contention=contention(*turns, gil_waits=30)))
     assert found is not None
     assert (found.rule, found.stage) == ("calls", "map(fetch)")
     assert "take turns with the GIL" in found.line
     assert "backend=sl.Processes(5): about 5.0 x" in found.line
     waiting = [replace(thread, cpu_s=0.2) for thread in turns]
-    found = judge(figures(SOURCE, busy(pool, 0.97), MERGE, cpus=8, contention=contention(*waiting, gil_waits=30)))
+    found = verdict_of(figures(SOURCE, busy(pool, 0.97), MERGE, cpus=8, contention=contention(*waiting, gil_waits=30)))
     assert found is not None
     assert "if it waits or releases the GIL" in found.line
     spread = [replace(thread, cpu_s=9.0) for thread in turns]  # on four cores at once
-    found = judge(figures(SOURCE, busy(pool, 0.97), MERGE, cpus=8, contention=contention(*spread, gil_waits=30)))
+    found = verdict_of(figures(SOURCE, busy(pool, 0.97), MERGE, cpus=8, contention=contention(*spread, gil_waits=30)))
     assert found is not None
     assert "if it waits or releases the GIL" in found.line
 
@@ -420,10 +420,10 @@ def test_threads_that_compute_in_python_are_advised_processes() -> None:
 def test_a_server_that_is_asked_again_and_again_is_said_to_be_busy() -> None:
     lines = StageStats(name="read_lines", kind="read_lines", items=1000, executor="inline")
     asked = ReadStats("read_lines", requests=100, retries=40)
-    found = judge(figures(busy(lines, 0.97), reads=(asked,)))
+    found = verdict_of(figures(busy(lines, 0.97), reads=(asked,)))
     assert found is not None
     assert "40 of its 100 requests were repeats: the server is busy, or drops connections" in found.line
-    found = judge(figures(busy(lines, 0.97), reads=(replace(asked, retries=4),)))
+    found = verdict_of(figures(busy(lines, 0.97), reads=(replace(asked, retries=4),)))
     assert found is not None
     assert "repeats" not in found.line
 

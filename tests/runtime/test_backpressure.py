@@ -15,6 +15,7 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
+from streamline.core.capacity import Capacity
 from streamline.core.channel import Channel
 from streamline.core.driver import drive
 from streamline.core.flow import Chunk, Site
@@ -173,7 +174,7 @@ def test_a_byte_budget_never_deadlocks_and_loses_nothing(items: int, bytes_: int
 
 def test_a_channel_never_holds_more_bytes_than_its_budget_but_one_item_always(run: Run) -> None:
     async def test() -> None:
-        channel: Channel[bytes] = Channel(At("items", 0), 100, 10_000)
+        channel: Channel[bytes] = Channel(At("items", 0), Capacity(100, 10_000))
         got: list[int] = []
 
         async def send() -> None:
@@ -187,8 +188,8 @@ def test_a_channel_never_holds_more_bytes_than_its_budget_but_one_item_always(ru
             while (chunk := await channel.inbox.pull(3)) is not None:
                 got.extend(len(blob) for blob in chunk.items)
                 await anyio.wait_all_tasks_blocked()
-                assert channel.held <= 1 or channel.held_bytes <= 10_000
-                assert channel.held <= 100
+                assert channel.capacity.held <= 1 or channel.capacity.held_bytes <= 10_000
+                assert channel.capacity.held <= 100
         assert got == SIZES
         channel.abandon()
 
@@ -202,7 +203,7 @@ def test_the_bytes_read_ahead_stay_within_the_budget_even_if_items_grow(run: Run
     async def test() -> None:
         site = Site(cast("Any", SimpleNamespace(session=Session())))
         flow = sl.from_items(source).source.open(site, Part(mode="interleaved"))
-        channel: Channel[bytes] = Channel(flow.state, 100, 10_000)
+        channel: Channel[bytes] = Channel(flow.state, Capacity(100, 10_000))
         consumed = 0
         async with anyio.create_task_group() as group:
             group.start_soon(drive, flow, channel, Gate())
@@ -294,7 +295,7 @@ def test_dropped_items_do_not_pile_up_before_a_plain_consumer_that_stops() -> No
         assert [next(stream) for _ in range(3)] == [0, 1, 2]
         while source.asked < 1_000_000:  # nothing passes: the filter looks for the next item
             time.sleep(0.001)
-        waiting = stream._loop_thread.border.queue.qsize()
+        waiting = stream._loop_thread.bridge.consumer.queue.qsize()
     assert waiting < 20
 
 

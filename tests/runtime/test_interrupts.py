@@ -12,7 +12,6 @@ import gc
 import io
 import logging
 import signal
-import socket
 import sys
 import threading
 from collections import Counter
@@ -33,6 +32,7 @@ import streamline as sl
 from streamline.core import forks, threads
 from streamline.core.atomic_file import read_own, replace_file
 from streamline.core.forks import ForkSafeLock
+from streamline.core.listener import Listener
 from streamline.core.threads import new_event_loop
 from streamline.errors import ReplicaStalled
 from streamline.observe import contention
@@ -212,7 +212,7 @@ def test_a_stream(take: Callable[..., None], opcodes: bool) -> None:
         struck_until_its_end(strikes, stream, got, take, check)
     assert got == list(range(60))
     if not opcodes or sys.version_info[:2] != (3, 12):  # which begins late to trace opcodes
-        assert strikes.struck >= {"part", "_load", "then", "consumed", "take", "wait", "_go_on", "_end"}
+        assert strikes.struck >= {"part", "_load", "then", "note_consumed", "take", "wait", "_go_on", "_end"}
 
 
 @pytest.mark.parametrize("opcodes", [False, True])
@@ -271,7 +271,7 @@ def test_a_stream_of_workers_in_threads_and_processes(backend: Any, take: Callab
 
         struck_until_its_end(strikes, stream, got, take, check)
     assert got == list(range(40))
-    assert strikes.struck >= {"part", "_load", "then", "consumed", "take", "wait", "_go_on", "_end"}
+    assert strikes.struck >= {"part", "_load", "then", "note_consumed", "take", "wait", "_go_on", "_end"}
 
 
 @pytest.mark.parametrize("backend", [sl.Threads(2), sl.Processes(2)])
@@ -575,11 +575,8 @@ def paged_loader() -> None:
         next(iter(loader))
 
 
-def paged_ranks() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        page = f"127.0.0.1:{server.getsockname()[1]}"
-    with PIPE.open(rank=0, world_size=2, page=page), PIPE.open(rank=1, world_size=2, page=page) as stream:
-        next(stream)
+def opened_listener() -> None:
+    Listener(("127.0.0.1", 0), bytes(32), lambda *_: None).close()
 
 
 def closed_pool() -> None:
@@ -709,9 +706,7 @@ def test_no_descriptor_is_left_by_an_interrupt_at_any_place(
         ("streamline web server", paged_stream),
         ("streamline opening", paged_loader),
         ("streamline replicator", opened_replicator),
-        ("streamline listener", paged_ranks),
-        ("streamline rank collector", paged_ranks),
-        ("streamline rank publisher", paged_ranks),
+        ("streamline listener", opened_listener),
         ("streamline host 0", async_stream),
     ],
 )
@@ -727,7 +722,6 @@ def test_a_thread_that_an_interrupt_strikes_right_after_its_start_ends(
             struck.append(name)
             raise KeyboardInterrupt
 
-    monkeypatch.setenv("STREAMLINE_KEY", "k" * 32)
     monkeypatch.setattr(threading.Thread, "start", start_and_strike)
     with pytest.raises(KeyboardInterrupt):
         act()

@@ -201,7 +201,7 @@ def test_one_large_item_among_small_ones_shortens_lists_for_a_while(run: Run) ->
         for _ in range(lists):
             found.append(sender.wanted(sender.room_at_once)[0])
             await sender.send(Chunk([1] * found[-1], CountedStates("items", found[-1])))
-            sender.freed(sender.held, sender.held_bytes)
+            sender.freed(sender.capacity.held, sender.capacity.held_bytes)
         return found
 
     async def test() -> None:

@@ -35,14 +35,14 @@ class Counting:
     def open_worker(self, site: Site, state: Tree | None, feed: Inbox[Any] | None = None) -> Inbox[Any]:
         self.opened.append(site.shard)
         inbox = self._inline.open_worker(site, state, feed)
-        starter = inbox.starter
-        assert starter is not None
+        feeder = inbox._channel.feeder
+        start = feeder.start
 
-        def start() -> Any:
+        def noted() -> None:
             self.started.append(site.shard)
-            return starter()
+            start()
 
-        inbox.starter = start
+        feeder.start = noted  # type: ignore[method-assign]
         return inbox
 
 
@@ -105,7 +105,8 @@ def test_batches_after_the_merge_end_where_they_ended_with_all_workers_open() ->
     class Told(Counting):
         def open_worker(self, site: Site, state: Tree | None, feed: Inbox[Any] | None = None) -> Inbox[Any]:
             inbox = super().open_worker(site, state, feed)
-            inbox.on_flush_points = lambda: told.setdefault(site.shard, inbox._channel.flush_points)
+            points = lambda: told.setdefault(site.shard, inbox._channel.flush_points)  # noqa: E731
+            inbox._channel.feeder.on_flush_points = points  # type: ignore[method-assign]
             return inbox
 
     shards, size = 2 * FIRST_WORKERS + 1, 32

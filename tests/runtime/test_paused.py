@@ -55,7 +55,7 @@ def counts(made: list[Channel[Any]]) -> list[tuple[int, int, bool]]:
     found = []
     for each in made:
         packets = {id(packet): packet for packet in (each.open, each.inbox._packet) if packet is not None}
-        found.append((each.held, sum(len(packet.items) for packet in packets.values()), each.finished))
+        found.append((each.capacity.held, sum(len(packet.items) for packet in packets.values()), each.finished))
     return found
 
 
@@ -73,7 +73,7 @@ def loop_turns(stream: sl.SyncStream[Any], turns: int = 20) -> None:
     """Let the event loop of a plain stream turn so often."""
     for _ in range(turns):
         turned = threading.Event()
-        if not stream._loop_thread.far._call(turned.set):
+        if not stream._loop_thread.remote_gate._call(turned.set):
             return
         assert turned.wait(200)
 
@@ -616,7 +616,7 @@ def test_ctrl_c_while_a_plain_stream_is_paused_leaves_it_running() -> None:
         thread.join()
         loop_turns(stream)
         assert stream._session.gate.phase is Phase.RUNNING
-        stream._loop_thread.far._call(calls.open.set)
+        stream._loop_thread.remote_gate._call(calls.open.set)
         assert [first, *stream] == list(range(40))
 
 

@@ -61,7 +61,7 @@ def _joined(path: Path) -> tuple[socket.socket, int] | None:
 
 def _started(path: Path, program: Callable[[int], list[str]]) -> tuple[socket.socket, int]:
     path.unlink(missing_ok=True)
-    port = _free_port()
+    port = free_port()
     user, other = socket.socketpair()
     with other:
         command = [sys.executable, "-S", keeper.__file__, os.fspath(path), str(port), *program(port)]
@@ -71,7 +71,7 @@ def _started(path: Path, program: Callable[[int], list[str]]) -> tuple[socket.so
     return user, port
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])

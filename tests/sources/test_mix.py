@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.core.flow import LIST_ITEMS, Chunk, Flow, Site
+from streamline.core.capacity import LIST_ITEMS
+from streamline.core.flow import Chunk, Flow, Site
 from streamline.core.tasks import Tasks
 from streamline.errors import PlanError, PlanTypeError, ResumeError
 from streamline.pipeline import Pipeline

@@ -170,7 +170,7 @@ def test_names_of_stages_and_components_that_are_files_names(path: str) -> None:
     check(Path("trace.json").read_bytes().decode())
     check(stats)
     check(progress.lines(stats, None, 0, 200).plain)
-    check(page.shown(stats, stats, page.StreamFacts(), {}))
+    check(page.stream_update(stats, stats, page.StreamFacts(), {}))
     check(exporters.exposition([({"stream": path, "rank": "0"}, exporters.Reading(stats, stats))]))
     check(list(sl.metrics.scalars(stats)))
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import closing
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,6 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 
 import streamline as sl
-from tests.page_kit import updates
 from tests.trainers.kit import ITEMS, uneven
 
 counted = uneven()
@@ -82,24 +78,6 @@ def skipped(mesh: Any, folder: Path) -> list[int]:
         return list(stream)
 
 
-def on_page(**options: Any) -> list[str] | None:
-    """Return the processes that a page of this one shows, once all are there; None: another process has the page."""
-    with counted.open(ends="allow", page=True, **options) as stream:
-        next(stream)
-        found = None if stream.page is None else whole_map(stream.page)
-        dist.barrier()
-        return found
-
-
-def whole_map(page: str) -> list[str]:
-    with closing(updates(page)) as found:  # type: ignore[type-var]
-        for text in found:
-            for one in json.loads(text)["ranks"]["maps"]:
-                if all(row["cells"] for row in one["rows"]):
-                    return [row["who"] for row in one["rows"]]
-    raise AssertionError("the page has closed")
-
-
 def work(process: int, folder: str, ports: SimpleQueue[int]) -> None:
     store = dist.TCPStore("127.0.0.1", 0 if process == 0 else ports.get(), is_master=process == 0)
     for _ in range(3 if process == 0 else 0):
@@ -117,9 +95,6 @@ def work(process: int, folder: str, ports: SimpleQueue[int]) -> None:
         "choosers alone": refused(best_effort, everyone),
         "skipped": skipped(mesh, Path(folder)),
         "resumed": saved_and_resumed(mesh, Path(folder, "ckpt")),
-        "who": f"{socket.gethostname()}, pid {os.getpid()}",
-        "page": on_page(mesh=mesh),
-        "page of all": on_page(),
         "checkpointed": checkpointed(mesh, Path(folder, "dcp")),
     }
     Path(folder, f"{process}.json").write_text(json.dumps(found))

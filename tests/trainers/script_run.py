@@ -34,15 +34,14 @@ class Embedding(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = torch.nn.Embedding(len(WORDS), 2)
-        self.scripted = torch.jit.script(torch.nn.Linear(2, 2))
+        self.linear = torch.nn.Linear(2, 2)
         self.lock = threading.Lock()
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         with self.lock:
-            return self.scripted(self.table(ids))
+            return self.linear(self.table(ids))
 
 
-@torch.jit.script
 def normed(x: torch.Tensor) -> torch.Tensor:
     return x / x.norm()
 

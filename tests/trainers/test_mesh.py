@@ -41,12 +41,6 @@ def test_processes_of_one_rank_are_given_the_same_and_ranks_together_everything_
     assert sorted(whole[0] + whole[2]) == list(range(ITEMS))
 
 
-def test_ranks_that_divide_the_data_find_their_page_over_torch_s_store(found: list[Any]) -> None:
-    who = [one["who"] for one in found]
-    assert [one["page"] for one in found] == [[who[0], who[2]], [who[1], who[3]], None, None]
-    assert [one["page of all"] for one in found] == [who, None, None, None]
-
-
 @pytest.mark.parametrize(
     ("name", "agreed", "counts"), [("counted", "beforehand", (10, 16)), ("found out", "on the way", (5, 6))]
 )

@@ -79,7 +79,7 @@ def test_ranks_regenerate_at_the_same_step() -> None:
 
 
 def test_nothing_of_the_next_cycle_is_drawn_before_the_last_item_was_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamline.core.channel.QUICK_ITEM_S", 0.0)  # else the channel after it may hold them all
+    monkeypatch.setattr("streamline.core.capacity.QUICK_ITEM_S", 0.0)  # else the channel after it may hold them all
     drawn: list[int] = []
 
     def draw(item: int) -> int:

@@ -1,20 +1,19 @@
 """A host process, seen from its parent: started, given links, asked for its stacks, killed, waited for.
 
-Success: `start` returns while the child is still importing, and may be followed by `link` at once. Failure: when a
+Success: a `HostProcess` is there while its child is still importing, and may be given a link at once. Failure: when a
 child dies its links close, and `exit` says why. End: `close` lets it finish, then kills it; a `HostProcess` that is
 garbage collected kills its child; when this process dies, the kernel kills the child.
 
 The child is a new interpreter that inherits its descriptors only. Rejected: a fork (this process has threads, and locks
 that they hold), and `multiprocessing`, which imports the user's main module again. Four descriptors join the two: the
-control socket, which passes links; the stdio socket (`streamline.backends.hosts.stdio_relay`); the lifeline, a pipe
-whose other end the parent has; and a file for the child's stacks.
+control connection, which passes links; the stdio connection (`streamline.backends.hosts.stdio_relay`); the lifeline, a
+pipe whose other end the parent has; and a file for the child's stacks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import select
 import signal
 import socket
@@ -25,17 +24,32 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from io import FileIO
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 
 from streamline.backends.hosts.plan_shipping import Shipped, memory_file
-from streamline.backends.hosts.process_env import ProcessEnv, environment, process_env
-from streamline.backends.hosts.process_main import LINK_HEADER, STACKS_SIGNAL
-from streamline.backends.hosts.stdio_relay import Answer, Frames, HostOutput, ParentStdio, Relay
+from streamline.backends.hosts.process_main import STACKS_SIGNAL, ProcessEnv, process_env
+from streamline.backends.hosts.stdio_relay import Answer, Frames, HostOutput, Relay
+from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.core.cleanup import Cleanup
+from streamline.core.forks import disowned_in_copies
 from streamline.core.threads import start_thread, undisturbed
 from streamline.errors import HostError
+
+GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Hidden: a context on a GPU costs half a gigabyte, and loading data needs none."""
+
+LIBRARIES = ("OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "BLIS_NUM", "NUMEXPR_NUM", "VECLIB_MAXIMUM")
+
+THREADS = tuple(f"{library}_THREADS" for library in LIBRARIES)
+"""Set to 1: there are as many processes as cores."""
+
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
+"""glibc's thresholds: by default each array of 128 KiB or more is returned to the system, and the next one faults its
+pages in again: batches of 3 MiB took 1.7 times the CPU."""
 
 
 def start(number: int, env: Mapping[str, str], entry_point: str, fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
@@ -50,7 +64,7 @@ def start(number: int, env: Mapping[str, str], entry_point: str, fds: tuple[int,
         return subprocess.Popen(
             [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", program],  # type: ignore[attr-defined]
             stdin=subprocess.DEVNULL,
-            env=environment(env),
+            env={**ALLOCATOR, **os.environ, **dict.fromkeys(GPUS, ""), **dict.fromkeys(THREADS, "1"), **env},
             pass_fds=fds,
         )
 
@@ -69,64 +83,37 @@ EXIT_S = 5.0
 """Seconds for a process to exit after SIGKILL; one that is stuck in a driver may never."""
 
 
-class ChildProcess:
-    """The parent's part of one child. Its thread refers to this, so that the `HostProcess` can be collected."""
+class _Child:
+    """A child, and the thread that relays its output, which refers to this and not to the `HostProcess`."""
 
     def __init__(self, number: int, env: Mapping[str, str], entry_point: str, output: Frames | None) -> None:
-        self._number = number
         self._owner = os.getpid()
         self.gone = threading.Event()
         self.crash = ""
         self._lock = threading.Lock()
         self._calls: list[Callable[[], object]] = []
-        self._watched: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self.watched: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         with ExitStack() as theirs, ExitStack() as ours:
             self.control, child_control = _pair(ours, theirs)
-            parent_stdio, child_stdio = _pair(ours, theirs)
+            self.stdio, child_stdio = _pair(ours, theirs)
             child_lifeline, self._lifeline = map(FileIO, os.pipe(), ("rb", "wb"))
             theirs.enter_context(child_lifeline)
             ours.enter_context(self._lifeline)
             stacks = ours.enter_context(FileIO(memory_file(f"streamline stacks {number}"), "r+"))
             self.stacks = stacks.fileno()
-            self.stdio = ParentStdio(parent_stdio)
-            self.output = HostOutput(f"[process {number}] ", self.stdio.reply)
+            self.output = HostOutput(f"[process {number}] ", lambda _, reply: self.stdio.send(reply))
             self._frames = output or self.output.frame
             fds = (child_control.fileno(), child_stdio.fileno(), child_lifeline.fileno(), self.stacks)
             self.popen = start(number, env, entry_point, fds)
             ours.callback(_reap, self.popen)
             self._pidfd = _pidfd(self.popen.pid)
-            self._ours: list[socket.socket | FileIO] = [self.control, parent_stdio, self._lifeline, stacks]
+            self._ours: list[socket.socket | FileIO] = [self.control.sock, self.stdio.sock, self._lifeline, stacks]
             if self._pidfd is not None:
                 self._ours.append(ours.enter_context(FileIO(self._pidfd)))
             self._listener = threading.Thread(target=self._listen, name=f"streamline process {number}", daemon=True)
             start_thread(self._listener)
             ours.pop_all()
-        _children.add(self)
-
-    def send_link(
-        self, number: int, watched: socket.socket, host_end: socket.socket, payload: int, *arguments: object
-    ) -> None:
-        """Send the child its end of a link, and its payload; `watched` is shut down when the child has exited.
-
-        Args:
-          arguments: a `ProcessEnv`, and further ones of the entry point.
-        """
-        body = pickle.dumps(arguments)
-        message = memoryview(LINK_HEADER.pack(number, len(body)) + body)
-        try:
-            sent = socket.send_fds(self.control, [message], [host_end.fileno(), payload])
-            if sent < len(message):
-                self.control.sendall(message[sent:])
-        except (BrokenPipeError, ConnectionResetError):
-            return  # it is dead; the consumer's end reads the end of the link
-        except OSError as error:
-            watched.close()
-            closed = self.control.fileno() < 0
-            why = "it was closed" if closed else f"{error.strerror or error}"
-            raise HostError(f"process {self._number} can't be handed another stream: {why}") from error
-        self._watched.add(watched)
-        if self.gone.is_set():
-            self._hang_up()
+        disowned_in_copies(self)
 
     def on_exit(self, call: Callable[[], object]) -> None:
         with self._lock:
@@ -143,7 +130,6 @@ class ChildProcess:
     def abandon(self) -> None:
         """Kill the child and close everything; in a fork of this process, do nothing."""
         if os.getpid() == self._owner:
-            self.popen.kill()
             self.end()
 
     def end(self) -> None:
@@ -155,73 +141,55 @@ class ChildProcess:
             self._listener.join(EXIT_S)
         for each in self._ours:
             each.close()
-        _children.discard(self)
 
-    def forget(self) -> None:
+    def disown(self) -> None:
         """Close what a fork of this process inherited: the lifeline must have one holder."""
-        for fd in (self.control.detach(), self.stdio.sock.detach()):
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        for sock in (self.control.sock, self.stdio.sock):
+            sock.close()
         self._lifeline.close()
 
     def _listen(self) -> None:
         """Relay the child's output until it has exited, then call the `on_exit` callbacks."""
         try:
-            self._until_exit()
+            self._relay()
             self.popen.wait()
-            while self.stdio.read(self._frames, wait=False):  # its last output
-                pass
             self.output.end()
-            self.crash = self._crash()
+            _, fatal, text = self.written(0).rpartition("Fatal Python error")
+            self.crash = fatal + text if fatal else ""  # else stacks that were asked for
         finally:
-            self._hang_up()
+            self.hang_up()
             with self._lock:
                 self.gone.set()
                 calls = list(self._calls)
             for call in calls:
                 call()
 
-    def _until_exit(self) -> None:
-        """Return when the process has exited; without a pidfd, when its stdio socket closes."""
-        if self._pidfd is None:
-            while self.stdio.read(self._frames, wait=True):
-                pass
-            return
+    def _relay(self) -> None:
+        """Return when the process has exited and its output is read; without a pidfd, when its output ends."""
         poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
         poll.register(self.stdio.sock, select.POLLIN)
+        if self._pidfd is not None:
+            poll.register(self._pidfd, select.POLLIN)
         while True:
-            ready = [fd for fd, _ in poll.poll()]
-            if self._pidfd in ready:
+            if self.stdio.sock.fileno() not in [fd for fd, _ in poll.poll()]:
                 return
-            if not self.stdio.read(self._frames, wait=False):
+            try:
+                self._frames(*self.stdio.receive())
+            except EOFError:
+                if self._pidfd is None:
+                    return
                 poll.unregister(self.stdio.sock)
 
-    def _crash(self) -> str:
-        _, fatal, text = self.written(0).rpartition("Fatal Python error")
-        return fatal + text if fatal else ""  # else stacks that were asked for
-
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
         """Close the links of an exited process: a fork of it may hold their other ends."""
-        for sock in list(self._watched):
+        for sock in list(self.watched):
             with contextlib.suppress(OSError):  # closed already
                 sock.shutdown(socket.SHUT_RDWR)
 
 
-_children: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    for child in list(_children):
-        child.forget()
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
-def _pair(ours: ExitStack, theirs: ExitStack) -> tuple[socket.socket, socket.socket]:
-    consumer_end, host_end = socket.socketpair()
-    return ours.enter_context(consumer_end), theirs.enter_context(host_end)
+def _pair(ours: ExitStack, theirs: ExitStack) -> tuple[ControlConnection, socket.socket]:
+    here, there = socket.socketpair()
+    return ControlConnection(ours.enter_context(here)), theirs.enter_context(there)
 
 
 def _pidfd(pid: int) -> int | None:
@@ -244,13 +212,16 @@ STACKS_S = 1.0
 
 
 class HostProcess:
-    """One child process.
+    """One child process, which begins to start. Thread-safe.
 
     Args:
       number: its number in messages.
-      env: environment variables to change.
+      env: environment variables to change. By default it sees no GPU, and BLAS runs one thread.
       entry_point: serves a link there, as "module:function".
       output: given the frames that the child writes; None: they are printed, logged and answered here.
+
+    Raises:
+      HostError: no interpreter, or no room for another process.
     """
 
     def __init__(
@@ -258,115 +229,126 @@ class HostProcess:
         number: int,
         env: Mapping[str, str] = MappingProxyType({}),
         *,
-        entry_point: str = "streamline.backends.hosts.shared_runs:serve_socket",
+        entry_point: str = "streamline.backends.hosts.host_server:serve_socket",
         output: Frames | None = None,
     ) -> None:
         self.number = number
-        self._env = dict(env)
-        self._entry_point = entry_point
-        self._output = output
-        self._lock = threading.Lock()
-        self._child: ChildProcess | None = None
-        self._links = 0
+        self._links = count(1)
+        self._child: _Child
+        try:
+            undisturbed(partial(self._begin, env, entry_point, output))
+        except MemoryError as error:
+            raise HostError(f"process {number} can't be started: out of memory (`ulimit -v`)") from error
+        except OSError as error:
+            raise HostError(_why_not_started(number, error)) from error
+
+    def _begin(self, env: Mapping[str, str], entry_point: str, output: Frames | None) -> None:
+        self._child = child = _Child(self.number, env, entry_point, output)
+        # Not at the interpreter's exit: runs that are still open would log its death; the kernel kills it then.
+        Cleanup(self, _Child.abandon, child).not_at_exit()
 
     def __repr__(self) -> str:
-        if self._child is None:
-            return f"<process {self.number}, not started>"
         return f"<process {self.number}, pid {self.pid}, {self.exit or 'running'}>"
-
-    def start(self) -> None:
-        """Start it, once; doesn't wait. Thread-safe. `HostError`: no interpreter, or no room for another process."""
-        with self._lock:
-            if self._child is not None:
-                raise HostError(f"process {self.number} was started already")
-            try:
-                undisturbed(self._begin)
-            except MemoryError as error:
-                raise HostError(f"process {self.number} can't be started: out of memory (`ulimit -v`)") from error
-            except OSError as error:
-                raise HostError(_why_not_started(self.number, error)) from error
-
-    def _begin(self) -> None:
-        self._child = child = ChildProcess(self.number, self._env, self._entry_point, self._output)
-        # Not at the interpreter's exit: runs that are still open would log its death; the kernel kills it then.
-        Cleanup(self, ChildProcess.abandon, child).not_at_exit()
 
     def link(
         self, shipped: Shipped, answer: Answer | Relay | None = None, env: ProcessEnv | None = None
     ) -> socket.socket:
-        """Pass a new link and its payload; return the consumer's end. Thread-safe. In a dead process, it is closed.
+        """Pass a new link and its payload; return the consumer's end. In a dead process, it is closed.
 
         Args:
           answer: answers the questions of `stdio_relay.asker`, in a thread of its own.
           env: of the consumer; None: this process is.
         """
-        child = self._started()
         consumer_end, host_end = socket.socketpair()
-        with host_end, self._lock:
-            self._links += 1
-            if answer is not None:
-                child.output.answer(self._links, answer)
-            child.send_link(self._links, consumer_end, host_end, shipped.fileno(), env or process_env())
+        number = next(self._links)
+        if answer is not None:
+            self._child.output.answer(number, answer)
+        with host_end:
+            self.link_over(host_end, number, shipped, env or process_env(), watched=consumer_end)
         return consumer_end
 
-    def link_over(self, sock: socket.socket, number: int, shipped: Shipped, env: ProcessEnv, *more: object) -> None:
-        """Pass a connected socket as link `number`, as `link` does. It is shut down when the process has exited.
+    def link_over(
+        self,
+        sock: socket.socket,
+        number: int,
+        shipped: Shipped,
+        env: ProcessEnv,
+        *more: object,
+        watched: socket.socket | None = None,
+    ) -> None:
+        """Pass a connected socket as link `number`, as `link` does.
 
         Args:
           more: arguments of the entry point, which are pickled.
+          watched: shut down when the process has exited; None: `sock` is.
         """
-        self._started().send_link(number, sock, sock, shipped.fileno(), env, *more)
+        watched = watched or sock
+        child = self._child
+        try:
+            child.control.write((number, env, more), sock.fileno(), shipped.fileno())
+        except (BrokenPipeError, ConnectionResetError):
+            return  # it is dead; the consumer's end reads the end of the link
+        except OSError as error:
+            watched.close()
+            why = "it was closed" if child.control.sock.fileno() < 0 else f"{error.strerror or error}"
+            raise HostError(f"process {self.number} can't be handed another stream: {why}") from error
+        child.watched.add(watched)
+        if child.gone.is_set():
+            child.hang_up()
 
-    def reply(self, link: int, reply: bytes) -> None:
-        """Send the reply to a question that went to `output`; `OSError`: the process has exited."""
-        self._started().stdio.reply(link, reply)
+    def reply(self, _: int, reply: bytes) -> None:
+        """Send the reply to a question that went to `output`."""
+        self._child.stdio.send(reply)
 
     @property
     def pid(self) -> int:
         """Of the child, dead or alive."""
-        return self._started().popen.pid
+        return self._child.popen.pid
 
     @property
     def exit(self) -> str | None:
         """ "exit code 3" or "signal 9 (SIGKILL)"; None while it runs."""
-        return _exit_text(self._started().popen.poll())
+        code = self._child.popen.poll()
+        if code is None or code >= 0:
+            return None if code is None else f"exit code {code}"
+        try:
+            return f"signal {-code} ({signal.Signals(-code).name})"
+        except ValueError:  # a realtime signal
+            return f"signal {-code}"
 
     @property
     def crash(self) -> str:
         """What the interpreter wrote when it crashed, such as the stacks of a segmentation fault."""
-        child = self._started()
-        return child.crash if child.gone.is_set() else ""
+        return self._child.crash
 
     def on_exit(self, call: Callable[[], object]) -> None:
         """Call `call` when the process has exited, in another thread; at once if it has already."""
-        self._started().on_exit(call)
+        self._child.on_exit(call)
 
     def kill(self) -> None:
         """Send SIGKILL."""
-        self._started().popen.kill()
+        self._child.popen.kill()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has exited and its output is relayed; return whether it has."""
-        return self._started().gone.wait(timeout)
+        return self._child.gone.wait(timeout)
 
     def leave(self) -> None:
         """Ask it to exit once its runs have ended, without waiting. Idempotent."""
-        if self._child is not None:
-            self._child.control.close()
+        self._child.control.sock.close()
 
     def close(self, timeout: float = 5.0) -> None:
         """Ask it to exit, and kill it after `timeout` seconds. Idempotent."""
-        if self._child is not None:
-            self.leave()
-            self._child.gone.wait(timeout)
-            self._child.end()
+        self.leave()
+        self.wait(timeout)
+        self._child.end()
 
     def stacks(self) -> str:
         """Return the Python stacks of all its threads, also while C code holds the interpreter's lock.
 
         Empty if it has exited, is stopped, or is still starting.
         """
-        child = self._started()
+        child = self._child
         begin = os.fstat(child.stacks).st_size
         if child.popen.poll() is not None:
             return ""
@@ -381,8 +363,7 @@ class HostProcess:
 
     def resident_bytes(self) -> int:
         """Return its resident memory, shared pages included; 0 once it has exited."""
-        child = self._started()
-        if child.popen.poll() is not None:
+        if self._child.popen.poll() is not None:
             return 0
         if sys.platform != "linux":
             output = subprocess.run(["ps", "-o", "rss=", "-p", str(self.pid)], capture_output=True, text=True)
@@ -392,24 +373,10 @@ class HostProcess:
         except (OSError, IndexError):  # it exits just now
             return 0
 
-    def _started(self) -> ChildProcess:
-        if self._child is None:
-            raise HostError(f"process {self.number} has not been started")
-        return self._child
-
 
 def _complete(stacks: str) -> bool:
     """Return whether faulthandler has finished: the main thread comes last, and in it the frame of `-c`."""
     return stacks.endswith(("in <module>\n", "...\n"))
-
-
-def _exit_text(code: int | None) -> str | None:
-    if code is None or code >= 0:
-        return None if code is None else f"exit code {code}"
-    try:
-        return f"signal {-code} ({signal.Signals(-code).name})"
-    except ValueError:  # a realtime signal
-        return f"signal {-code}"
 
 
 def _why_not_started(number: int, error: OSError) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,6 @@ from streamline.backends.ipc.messages import (
 from streamline.core.counters import HostMeter
 from streamline.core.duplicate_check import Beginning
 from streamline.core.gate import Gate, resting
-from streamline.core.limits import HostHolders
 from streamline.core.tasks import Tasks
 from streamline.errors import ClosedError
 
@@ -79,7 +78,7 @@ class HostConnection:
         placement: Placement | None = None,
         share: bytes = b"",
     ) -> None:
-        self.host = host
+        self._hosts = [host]  # and what has taken its place
         self._payload = payload
         self._tasks = tasks
         self._gate = tasks.gate
@@ -96,12 +95,11 @@ class HostConnection:
         )
         self._hang_detector = HangDetector(host, crash_tracking, tasks, self._running_workers)
         self._meters = tasks.session.meters
-        self._meter = _meter_of(host)
+        self._meter = _meter_of(self._hosts)
         self._meters.hosts.append(self._meter)
         self._remote_metrics = RemoteMetrics(self._meters, self._meter)
         self._remote_pause = RemotePause(self._gate, self._busy, self._handle, self._fail_all)
         self._widths = None if host.shared else tasks.session.widths
-        self._permits = HostHolders(tasks.session.limits, tasks.gate, tasks.start, self._permits_issued)
         self._begun = False
         self._leaving = False
         if own:
@@ -115,8 +113,8 @@ class HostConnection:
             WorkerEnded: lambda message: self._forward(message, self._ended),
             LiveCredit: self._live_credit,
             WorkerClosed: self._closed,
-            PermitsWanted: lambda message: self._permits.ask(*message),
-            PermitsReturned: lambda message: self._permits.take_back(*message),
+            PermitsWanted: self._permits_wanted,
+            PermitsReturned: lambda message: tasks.session.limits.take_back(self, *message),
             SkippedItem: self._skipped,
             PauseStatus: self._pause_status,
             Beginning: tasks.session.duplicate_check.compare,
@@ -124,6 +122,11 @@ class HostConnection:
             HostFailed: self._broken,
             TaskStacks: self._hang_detector.on_stacks,
         }
+
+    @property
+    def host(self) -> Host:
+        """The host, or what has taken its place."""
+        return self._hosts[-1]
 
     def add(self, worker: RemoteWorker[Any]) -> None:
         """Add a worker; `start` runs it."""
@@ -283,7 +286,7 @@ class HostConnection:
         await self._gate.passage()  # then all that has arrived is handled
         name = self.host.name
         ended, crash, counts = await self._tasks.threads.run(partial(self.host.exit_reason, link))
-        self._permits.leave()
+        self._tasks.session.limits.leave(self)
         stuck_s, self._hang_detector.ended_for_s = self._hang_detector.ended_for_s, None
         if stuck_s is not None:
             ended = f"{ended}: it was stuck for {stuck_s:.3g} s"
@@ -298,7 +301,8 @@ class HostConnection:
         for worker in self._crash_report.died(lost, stuck=stuck_s is not None) if counts else ():
             worker.apply_verdict(crash_verdict(worker, self.host.number, name, ended))
         if any(worker.restart_policy.track_calls for worker in lost):
-            self.host.isolate()
+            self._hosts.append(self.host.isolated())
+            self._hang_detector.host = self.host
         for worker in lost:
             worker.restart_policy.calls.clear()
             self._release(worker)
@@ -364,7 +368,7 @@ class HostConnection:
         self._disconnected()
         self._remote_pause.close()
         if self._own:
-            await self._tasks.threads.run(self.host.close)
+            await self._tasks.threads.run(self._hosts[0].close)
 
     def _disconnected(self) -> None:
         """Mark the host as gone."""
@@ -381,7 +385,7 @@ class HostConnection:
                 self.host.kill(link)
             link.close()
         if self._own:
-            self.host.close()
+            self._hosts[0].close()
         for worker in self._workers.values():
             worker.gone()  # raises where the event loop is closed and something waits for it
 
@@ -417,9 +421,15 @@ class HostConnection:
         if worker is not None and worker.forwarding is not None:
             worker.forwarding.on_credit(message)
 
-    def _permits_issued(self, number: int, permits: int, share: int) -> None:
+    def _permits_wanted(self, message: PermitsWanted) -> None:
+        tasks, limit = self._tasks, message.limit
+        issuer = tasks.session.limits.issuer(limit, tasks.gate, tasks.start)
+        issuer.join(self, partial(self._permits_issued, limit.key))
+        issuer.ask(self, message.permits)
+
+    def _permits_issued(self, key: str, permits: int, share: int) -> None:
         if self._link is not None:
-            self._link.send(PermitsIssued(number, permits, share))
+            self._link.send(PermitsIssued(key, permits, share))
 
     def _closed(self, message: WorkerClosed) -> None:
         worker = self._workers.get(message.worker)
@@ -472,9 +482,10 @@ class HostConnection:
             self._link.send(Turn(widths))
 
 
-def _meter_of(host: Host) -> HostMeter:
-    pid, node = (lambda: host.pid), (lambda: host.node)
-    return HostMeter(host.number, host.kind, pid, host.resident_bytes, host.stacks, node, shared=host.shared)
+def _meter_of(hosts: Sequence[Host]) -> HostMeter:
+    host, pid, node = hosts[0], (lambda: hosts[-1].pid), (lambda: hosts[-1].node)
+    resident, stacks = (lambda: hosts[-1].resident_bytes()), (lambda: hosts[-1].stacks())
+    return HostMeter(host.number, host.kind, pid, resident, stacks, node, shared=host.shared)
 
 
 AT_ONCE = (PauseStatus, HostFailed, WorkerClosed, MetricsUpdate)

@@ -36,6 +36,7 @@ class HangDetector:
     that came is not stuck. Each is reported once until it gives something again.
 
     Attributes:
+      host: another one where it was replaced.
       link: to the host; None: not connected.
       ended_for_s: seconds that a worker had been stuck when the host was killed for it; None: it wasn't.
     """
@@ -49,7 +50,7 @@ class HangDetector:
     ) -> None:
         self.link: Link | None = None
         self.ended_for_s: float | None = None
-        self._host = host
+        self.host = host
         self._crash_tracking = crash_tracking
         self._tasks = tasks
         self._workers = workers
@@ -59,7 +60,7 @@ class HangDetector:
     def start(self) -> None:
         """Start checking."""
         if (timeout_s := self._crash_tracking.worker_timeout) is not None:
-            self._tasks.start(partial(self._check_workers, timeout_s), f"watch over {self._host.name}", lambda: None)
+            self._tasks.start(partial(self._check_workers, timeout_s), f"watch over {self.host.name}", lambda: None)
 
     def on_stacks(self, message: TaskStacks) -> None:
         """Take the host's answer: what its tasks wait for."""
@@ -78,7 +79,7 @@ class HangDetector:
                 await self._report(worker, spent)
                 if self._crash_tracking.replace_stuck and self.link is not None:
                     self.ended_for_s = spent
-                    self._host.kill(self.link)
+                    self.host.kill(self.link)
 
     def _stuck_s(self, worker: RemoteWorker[object]) -> float:
         """Return the seconds that the consumer has waited for a worker that gave nothing; 0: it doesn't."""
@@ -97,7 +98,7 @@ class HangDetector:
             "the worker of shard %d (%s) has given nothing for %.3g s, while the consumer waits%s. "
             "What runs there:\n%s",
             worker.site.shard,
-            self._host.name,
+            self.host.name,
             spent,
             printable(f"; it stands after {at}") if at else "",
             stacks,
@@ -110,4 +111,4 @@ class HangDetector:
             self.link.send(StacksRequest())
             with anyio.move_on_after(ANSWER_S):
                 await self._replied.wait()
-        return await self._tasks.threads.run(self._host.stacks) + (self._stacks_reply and f"\n{self._stacks_reply}")
+        return await self._tasks.threads.run(self.host.stacks) + (self._stacks_reply and f"\n{self._stacks_reply}")

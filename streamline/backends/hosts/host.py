@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from streamline.backends.hosts.process_env import ProcessEnv, process_env
+from streamline.backends.hosts.process_main import ProcessEnv, process_env
 from streamline.backends.hosts.stdio_relay import Relay
 from streamline.backends.ipc.link import Link
 from streamline.core.counters import HostKind
@@ -85,8 +85,13 @@ class Host(ABC):
     def kill(self, link: Link) -> None:
         """Kill the host of a link; where that can't be done, close the link."""
 
-    def isolate(self) -> None:  # noqa: B027 - most run nothing of others
-        """Be a host of this process alone from the next link on, if that can be: a death must tell who is to blame."""
+    def isolated(self) -> Host:
+        """Return a host of this process alone, if that can be; it is closed with this one.
+
+        For calls that may have ended a host: else what another rank runs may end it again and again, and a call of this
+        process that has nothing to do with it would be blamed.
+        """
+        return self
 
     @abstractmethod
     def stacks(self) -> str:

@@ -2,12 +2,14 @@
 
 Each worker is a chain of stages with a task of its own, driven as everywhere (`streamline.core.driver`); its output
 goes into an `ItemSender` instead of a channel. Items of a live source come in through an `ItemReceiver`: its feed is
-read by the consumer, once for all workers. `serve` is the entry point of a host thread; that of a process is in
-`streamline.backends.hosts.shared_runs`.
+read by the consumer, once for all workers. `serve` is the entry point of a host thread, `serve_socket` that of a
+process, and of one that ranks share, `streamline.backends.hosts.shared_runs.serve_socket`.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,13 +20,14 @@ import anyio
 from streamline.backends.hosts.item_sender import ItemSender
 from streamline.backends.hosts.remote_metrics import MetricsReporter
 from streamline.backends.hosts.stdio_relay import asker
-from streamline.backends.ipc.exceptions import decode_failure, encode_skipped, pickle_skipped
+from streamline.backends.ipc.exceptions import decode_failure, encode_skipped, pickle_exception, pickle_skipped
 from streamline.backends.ipc.link import Link, LinkClosed
 from streamline.backends.ipc.messages import (
     CloseWorker,
     Credit,
     FlushAt,
     Hello,
+    HostFailed,
     HostReady,
     LiveCredit,
     LiveEnd,
@@ -45,8 +48,11 @@ from streamline.backends.ipc.messages import (
     WorkerClosed,
     WorkerOpened,
 )
+from streamline.backends.ipc.pickling import load
+from streamline.backends.ipc.socket_link import SocketLink
 from streamline.backends.ipc.state_codec import ColumnEncoder
-from streamline.core.channel import Channel, Inbox
+from streamline.core.capacity import Capacity
+from streamline.core.channel import Channel, Feeder, Inbox
 from streamline.core.driver import drive
 from streamline.core.error_policy import Decision, Errors, Failure, Policy
 from streamline.core.flow import Chunk, Site
@@ -130,6 +136,43 @@ class Spec:
         )
 
 
+async def serve_socket(sock: socket.socket, payload: int) -> None:
+    """Serve a run in a host process."""
+    await serve_link(SocketLink(sock), payload)
+
+
+async def serve_link(link: SocketLink, payload: int, load: Callable[[int], Spec] = load) -> None:
+    """Serve a run over `link`."""
+    if await first_message(link, payload) is not None and (spec := await loaded(link, payload, load)) is not None:
+        await serve(link, spec)
+
+
+async def first_message(link: SocketLink, payload: int) -> Hello | None:
+    """Return the first message, which is received once more; None: the consumer has hung up, and all is closed."""
+    try:
+        messages = await link.receive()
+    except BaseException as error:
+        os.close(payload)
+        link.close()
+        if isinstance(error, LinkClosed):
+            return None
+        raise
+    link.unread(messages)
+    hello: Any = messages[0]
+    return cast("Hello", hello)
+
+
+async def loaded(link: SocketLink, payload: int, load: Callable[[int], Spec]) -> Spec | None:
+    """Return the plan and close its descriptor; None: it can't be loaded, which the consumer is told."""
+    try:
+        return load(payload)
+    except BaseException as error:  # the import of a user's module may raise anything
+        link.send(HostFailed(pickle_exception(error)))
+        await link.drain()
+        link.close()
+        return None
+
+
 async def serve(link: Link, spec: Spec, answer: Callable[[Any], Any] | None = None) -> None:
     """Run the workers that the consumer asks for until it hangs up, then clean up.
 
@@ -139,9 +182,8 @@ async def serve(link: Link, spec: Spec, answer: Callable[[Any], Any] | None = No
     session = Session(most_ahead=spec.most_ahead, metered=spec.metered, memory=spec.memory)
     session.duplicate_check.report = link.send
     session.limits = CallLimits(
-        spec.plan.limits,
-        ask=lambda number, permits: link.send(PermitsWanted(number, permits)),
-        give_back=lambda number, permits, unused: link.send(PermitsReturned(number, permits, unused)),
+        ask=lambda limit, permits: link.send(PermitsWanted(limit, permits)),
+        give_back=lambda key, permits, unused: link.send(PermitsReturned(key, permits, unused)),
     )
     session.place = spec.place if link.place is None else link.place
     CURRENT_PLACE.set(link.place)
@@ -258,7 +300,7 @@ class _HostedRun:
 
             plan = track_calls(plan, CallLog(link, message.worker, message.crashing_call))
             site = replace(site, tasks=unbuffered(tasks))
-            sender.one_by_one = True
+            sender.capacity.one_by_one = True
         try:
             flow = worker_flow(plan, site, message.state)
         except Exception as failure:
@@ -349,19 +391,17 @@ class _Worker:
         self.job: Job | None = None
 
 
-class ItemReceiver:
+class ItemReceiver(Feeder):
     """The channel in a host that one worker reads a live source from; its state covers `done` items."""
 
     def __init__(self, link: Link, worker: int, name: str, done: int, capacity: int) -> None:
-        self.channel = Channel[Any](At(name, done), capacity)
-        self.channel.on_freed = self._freed
+        self.channel = Channel[Any](At(name, done), Capacity(capacity), self)
         self._link = link
         self._worker = worker
         self._name = name
         self._put = 0
         self._freed_items = 0
         self._closed = False
-        self.channel.inbox.on_closed = self._close
 
     def put(self, message: LiveItems) -> None:
         """Add items; after the worker's end, drop them."""
@@ -385,11 +425,11 @@ class ItemReceiver:
         else:
             self.channel.fail(failure)
 
-    def _close(self) -> None:
+    def on_closed(self) -> None:
         self._closed = True
 
-    def _freed(self) -> None:
-        taken = self._put - self.channel.held - self._freed_items
+    def on_freed(self) -> None:
+        taken = self._put - self.channel.capacity.held - self._freed_items
         if taken:
             self._freed_items += taken
             self._link.send(LiveCredit(self._worker, taken))

@@ -16,15 +16,61 @@ from streamline.backends.ipc.exceptions import encode_failure
 from streamline.backends.ipc.link import InFlightBytes, Link
 from streamline.backends.ipc.messages import ItemsMessage, PackedItems, PackingError, ProgressMessage, WorkerEnded
 from streamline.backends.ipc.state_codec import ColumnEncoder
+from streamline.core.capacity import LIST_ITEMS, Capacity
 from streamline.core.channel import Inbox, Sink
 from streamline.core.counters import label
-from streamline.core.flow import LIST_ITEMS, Chunk
+from streamline.core.flow import Chunk
 from streamline.errors import TransportError
 
 T = TypeVar("T")
 
 MESSAGE_BYTES = 4 * 2**20
 """Bytes of items in one message; larger lists are split."""
+
+
+class CreditCapacity(Capacity):
+    """What one worker may have in flight to the consumer: as many items as its bytes are worth at the size of the last.
+
+    Attributes:
+      one_by_one: each item is sent before the next one is pulled, so that a crash doesn't lose it.
+    """
+
+    def __init__(self, items: int, size: int) -> None:
+        super().__init__(items, size)
+        self.one_by_one = False
+        self._item_bytes = float(size)
+        self._most = 1  # items of the next list
+        self._part = math.inf  # items of a list that was cut short by what was asked for
+
+    @property
+    def room(self) -> int:
+        if self.held:
+            by_size = int((self.size - self.held_bytes) / self._item_bytes)
+        else:
+            by_size = max(1, int(self.size / self._item_bytes))
+        return min(self.items - self.held, by_size, 1 if self.one_by_one else self._most)
+
+    @property
+    def room_at_once(self) -> int:
+        return max(0, self.room)
+
+    def items_of_message(self, most: int, room: int) -> int:
+        """Return how many items fill a message; `most` are about to be pulled, of the `room` that there is."""
+        self._part = most if most < room else math.inf
+        return max(1, int(MESSAGE_BYTES / self._item_bytes))
+
+    def note_pulled(self, items: int) -> None:
+        """Admit twice as many the next time, at the most; a list that was cut short says nothing."""
+        if items:
+            self._most = max(2 * items, self._most if 2 * items >= self._part else self._most // 2)
+        else:
+            self._item_bytes = max(1.0, self._item_bytes / 2)
+            self._most = min(2 * self._most, LIST_ITEMS)
+
+    def add(self, items: int, size: int = 0) -> None:
+        super().add(items, size)
+        least = self._item_bytes if items < self._most // 4 else 1.0  # a short list says little
+        self._item_bytes = max(least, size / items)
 
 
 class ItemSender(Sink[T]):
@@ -36,23 +82,20 @@ class ItemSender(Sink[T]):
       held: items in flight from an earlier host, of `held_bytes` bytes.
 
     Attributes:
-      one_by_one: each item is sent before the next one is pulled, so that a crash doesn't lose it.
       on_edge: called before the first items, and before the end; None: nothing is.
     """
 
     def __init__(
         self, link: Link, states: ColumnEncoder, worker: int, items: int, size: int, held: int = 0, held_bytes: int = 0
     ) -> None:
-        super().__init__(items, size, held, held_bytes)
-        self.one_by_one = False
+        super().__init__(CreditCapacity(items, size))
+        self.capacity: CreditCapacity
+        self.capacity.held, self.capacity.held_bytes = held, held_bytes
         self.on_edge: Callable[[], object] | None = None
         self._begun = False
         self._link = link
         self._states = states
         self._worker = worker
-        self._item_bytes = float(size)
-        self._most = 1
-        self._part = math.inf
         self._over = False
         self._kept: Inbox[T] | None = None
         self._pulled = InFlightBytes()  # from `_kept`, and in flight
@@ -66,23 +109,13 @@ class ItemSender(Sink[T]):
         Returns the items that may be in flight.
         """
         self._kept = inbox
-        self.capacity = min(self.capacity, inbox.keep())
-        return self.capacity
-
-    @property
-    def room(self) -> int:
-        """Items that may be pulled now."""
-        if not self.held:
-            by_size = max(1, int(self.capacity_bytes / self._item_bytes))
-        else:
-            by_size = int((self.capacity_bytes - self.held_bytes) / self._item_bytes)
-        return min(self.capacity - self.held, by_size, 1 if self.one_by_one else self._most)
+        self.capacity.limit_to(inbox.keep())
+        return self.capacity.items
 
     def wanted(self, room: int) -> tuple[int, int]:
         """Likewise; what fills a message is a list: large items are better sent while they are in the cache."""
-        full = max(1, int(MESSAGE_BYTES / self._item_bytes))
         most, need = super().wanted(room)
-        self._part = most if most < room else math.inf
+        full = self.capacity.items_of_message(most, room)
         return min(most, full), min(need, full)
 
     async def send(self, chunk: Chunk[T]) -> None:
@@ -95,7 +128,7 @@ class ItemSender(Sink[T]):
         if not count:
             self._add_progress(chunk)
             return
-        self._most = max(2 * count, self._most if 2 * count >= self._part else self._most // 2)
+        self.capacity.note_pulled(count)
         held: list[Any] = chunk.emptied()
         chunk = Chunk(held, chunk.states, chunk.after)  # of the caller's, nothing is left
         if self._kept is not None:
@@ -159,15 +192,14 @@ class ItemSender(Sink[T]):
 
     def _add_progress(self, chunk: Chunk[T]) -> None:
         """Send progress, or keep it until the last one has arrived."""
-        self._item_bytes = max(1.0, self._item_bytes / 2)
-        self._most = min(2 * self._most, LIST_ITEMS)
+        self.capacity.note_pulled(0)
         self._edge()
         self._progress = None if self._over else chunk
         self._send_progress()
 
     def _send_progress(self) -> None:
         progress = self._progress
-        if progress is None or not (self._progress_acked or self.one_by_one):
+        if progress is None or not (self._progress_acked or self.capacity.one_by_one):
             return
         self._progress_acked, self._progress = False, None
         try:
@@ -195,11 +227,8 @@ class ItemSender(Sink[T]):
 
     def _post(self, chunk: Chunk[T], packed: PackedItems) -> None:
         count = len(chunk.items)
-        self.held += count
         self.sent += count
-        self.held_bytes += packed.nbytes
-        least = self._item_bytes if count < self._most // 4 else 1.0  # a short list says little
-        self._item_bytes = max(least, packed.nbytes / count)
+        self.capacity.add(count, packed.nbytes)
         self._progress = None  # these items' states are later
         self._edge()
         if not self._over:

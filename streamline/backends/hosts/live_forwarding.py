@@ -17,8 +17,8 @@ from streamline.backends.ipc.exceptions import encode_failure
 from streamline.backends.ipc.link import InFlightBytes, Link
 from streamline.backends.ipc.messages import LiveCredit, LiveEnd, LiveItems, PackingError
 from streamline.core.blame import cancellation_requested
+from streamline.core.capacity import LIST_ITEMS
 from streamline.core.channel import Inbox
-from streamline.core.flow import LIST_ITEMS
 from streamline.core.gate import resting
 from streamline.core.state import Tree
 from streamline.core.tasks import Job, Tasks

@@ -28,8 +28,9 @@ from typing import Any, Protocol, TypeAlias
 
 import cloudpickle
 
-from streamline.backends.ipc.by_value import DERIVED, EXACT, RecreatingPickler
+from streamline.backends.ipc.by_value import LOCKS, PRIMITIVES, ValuePickler
 from streamline.backends.ipc.pickling import PickleBuffers, PickledItems, write
+from streamline.backends.ipc.unpicklable import kind_of, pickling_error, unpicklable_part
 from streamline.core.forks import ForkSafeLock
 from streamline.core.lazy_numpy import loaded_np, np
 from streamline.errors import HostError, PlanError, users_level
@@ -129,8 +130,12 @@ def ship(payload: object, *, alike: bool = False) -> Shipped:
       PlanError: it can't be pickled; the message names the part and its stage.
       HostError: no memory or descriptors are left.
     """
-    with _new_file() as fd:
-        nbytes = _write(payload, fd, alike=alike)
+    try:
+        pickled = _pickled(payload, alike=alike)
+    except Exception as error:
+        raise PlanError(_why_unsendable(payload, error)) from error
+    with _new_file() as fd, open(fd, "wb", closefd=False) as file:
+        nbytes = write(pickled, file)
     if nbytes > MOST_BYTES:
         warnings.warn(
             f"this plan holds {nbytes:,} bytes of data, which are sent to every process that runs it: give the source "
@@ -194,34 +199,13 @@ def dumps(payload: object) -> bytes:
     return b"".join(_pickled(payload, lambda _: True).pieces)
 
 
-def sendable(part: object) -> bool:
-    """Return whether something can be sent to a host."""
-    try:
-        dumps(part)
-    except Exception:
-        return False
-    return True
-
-
-def _write(payload: object, fd: int, *, alike: bool) -> int:
-    """Write the payload for `load`; return the bytes written."""
-    try:
-        pickled = _pickled_once(payload, None, _none, alike=True) if alike else _pickled(payload)
-    except Exception as error:
-        raise PlanError(_why_unsendable(payload, error)) from error
-    with open(fd, "wb", closefd=False) as file:
-        return write(pickled, file)
-
-
-def _pickled(payload: object, in_band: InBand | None = None) -> PickledItems:
+def _pickled(payload: object, in_band: InBand | None = None, *, alike: bool = False) -> PickledItems:
     """Return `payload` pickled; the second time, if need be, without cached values that can't be."""
+    if alike:
+        return _pickled_once(payload, in_band, lambda _: False, alike=True)
     with contextlib.suppress(Exception):  # the second try raises
         return _pickled_once(payload, in_band)
-    return _pickled_once(payload, in_band, sendable)
-
-
-def _none(_: object) -> bool:
-    return False
+    return _pickled_once(payload, in_band, lambda value: pickling_error(value, dumps) is None)
 
 
 _named: dict[str, int] = {}
@@ -250,7 +234,7 @@ def _pickled_once(
 ) -> PickledItems:
     output = PickleBuffers()
     with _registering:
-        pickler = _PlanPickler(output, in_band or output.take, keeps, alike=alike)
+        pickler = PlanPickler(output, in_band or output.take, keeps, alike=alike)
         try:
             pickler.dump(payload)
         finally:
@@ -259,7 +243,7 @@ def _pickled_once(
     return output.pickled
 
 
-class _PlanPickler(RecreatingPickler):
+class PlanPickler(ValuePickler):
     """Pickles what the children can't import by value, and memory maps by path.
 
     Args:
@@ -298,7 +282,7 @@ class _PlanPickler(RecreatingPickler):
         if (found := super().home(obj)) is not None:
             return found
         if self._homes is None:
-            self._homes = {id(thing): where for thing, where in _module_objects()}
+            self._homes = _named_locks()
         where = self._homes.get(id(obj))
         return where if where is not None and self.imports(where[0]) else None
 
@@ -317,18 +301,15 @@ class _PlanPickler(RecreatingPickler):
         return self._imported[module]
 
 
-def _module_objects() -> Iterator[tuple[object, tuple[types.ModuleType, str]]]:
-    """Yield recreated objects that are module attributes, and where: to be imported, not recreated."""
-    kinds: dict[type, bool] = {}  # there are many objects, and few types
-    for module in list(sys.modules.values()):
-        if isinstance(module, types.ModuleType) and module.__name__ != "__main__":
-            for name, thing in list(vars(module).items()):
-                kind = type(thing)
-                if kind not in kinds:
-                    derived = any(base in DERIVED for base in kind.__mro__)
-                    kinds[kind] = derived or kind in EXACT or kind is loaded_np.ufunc
-                if kinds[kind]:
-                    yield thing, (module, name)
+def _named_locks() -> dict[int, tuple[types.ModuleType, str]]:
+    """Return where locks that are module attributes are, by `id`: they are imported, as what they guard is."""
+    modules = [it for it in sys.modules.values() if isinstance(it, types.ModuleType) and it.__name__ != "__main__"]
+    return {
+        id(thing): (module, name)
+        for module in modules
+        for name, thing in list(vars(module).items())
+        if type(thing) in (*LOCKS, *PRIMITIVES)
+    }
 
 
 def _cached_values(obj: Any) -> dict[str, Any]:
@@ -391,15 +372,14 @@ def _same(file: str, origin: str) -> bool:
 
 WAY_OUT = (
     "Make it in the process that uses it: a function `@functools.cache def get(): return ...` that makes it, and get() "
-    "in its place. Or run the plan where nothing is sent: backend=Inline() or Threads(n)"
+    "in its place; or in a module, which processes import. Or run the plan where nothing is sent: backend=Inline() or "
+    "Threads(n)"
 )
 
 
 def _why_unsendable(payload: object, error: Exception) -> str:
     """Return the message for a payload that raised `error`."""
-    from streamline.backends.ipc.unpicklable import kind_of, unpicklable_part  # not at the top: hosts start sooner
-
-    path = unpicklable_part(payload, sendable)
+    path = unpicklable_part(payload, dumps)
     labels = dropwhile(lambda label: label.startswith("."), filter(None, (label for label, _ in path)))  # ours
     where = "".join(f"{label}: " for label in labels)
     return (

@@ -143,8 +143,12 @@ class HostingBackend(ABC):
         return type(self).__name__
 
     @abstractmethod
-    def host(self, number: int) -> Host:
-        """Return a new host of this process; it starts at its first link. One that may be shared is a `SocketHost`."""
+    def host(self, number: int, *, shared: bool = False) -> Host:
+        """Return a new host of this process; it starts at its first link.
+
+        Args:
+          shared: ranks may use it; then it is a `SocketHost`.
+        """
 
     @abstractmethod
     def payload(self, plan: Plan, session: Session, hosts: int) -> Any:

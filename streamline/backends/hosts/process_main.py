@@ -9,26 +9,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import gc
 import importlib.util
+import logging
 import math
 import os
-import pickle
-import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-LINK_HEADER = struct.Struct(
-    "<QI"
-)  # the link's number, bytes of what follows, pickled: a `ProcessEnv`, further arguments
+from streamline.core import forks
 
 STACKS_SIGNAL = signal.SIGURG
 """Asks for the stacks: otherwise unused, and ignored by default. Precedent: Go's preemption."""
@@ -37,20 +32,60 @@ EntryPoint: TypeAlias = Callable[..., Awaitable[None]]
 """Serves a link, given its socket, the descriptor of the shipped payload, and what else came; closes both."""
 
 
+class ProcessEnv(NamedTuple):
+    """What a host takes over from the consumer's process, with every run.
+
+    Attributes:
+      path: `sys.path`.
+      directory: the working directory; None: it was deleted.
+      disabled: the argument of `logging.disable`.
+      levels: of the loggers that have one; "" is the root.
+    """
+
+    path: list[str]
+    directory: str | None
+    disabled: int
+    levels: dict[str, int]
+
+    def adopt(self) -> None:
+        """Apply them to this process."""
+        sys.path[:] = self.path
+        if self.directory is not None:
+            with contextlib.suppress(OSError):  # then what needs it says so
+                os.chdir(self.directory)
+        logging.disable(self.disabled)
+        for name, level in self.levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def process_env() -> ProcessEnv:
+    """Return this process's."""
+    try:
+        directory = os.getcwd()  # noqa: PTH109 - a string is what crosses
+    except FileNotFoundError:
+        directory = None
+    levels = {"": logging.root.level}
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger) and logger.level:
+            levels[name] = logger.level
+    path = [entry for entry in sys.path if isinstance(entry, str)]
+    return ProcessEnv(path, directory, logging.root.manager.disable, levels)
+
+
 def main(number: int, entry_point: str, control: int, stdio_fd: int, lifeline: int, stacks: int) -> NoReturn:
     """Run host process `number` over inherited descriptors; `entry_point` is "module:function"."""
     gc.disable()  # imports make little garbage, and collecting takes a tenth of their time
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # blocked by the parent until now
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    _exit_with_parent(lifeline)
+    for fd in (control, stdio_fd, lifeline, stacks):
+        os.set_inheritable(fd, False)
+    if not forks.end_with(lifeline):
+        watch = threading.Thread(target=_await_parent_exit, args=(lifeline,), name="streamline lifeline", daemon=True)
+        watch.start()  # it needs the GIL
     _show_stacks(stacks)
     from streamline.backends.hosts.stdio_relay import ChildStdio
-    from streamline.core import forks
 
-    for fd in (control, stdio_fd, stacks):
-        os.set_inheritable(fd, False)
     stdio = ChildStdio(socket.socket(fileno=stdio_fd), number)
-    stdio.begin()
     forks.adopt()
     code = 0
     try:
@@ -71,24 +106,6 @@ def main(number: int, entry_point: str, control: int, stdio_fd: int, lifeline: i
     os._exit(code)  # don't wait for threads in which user code is stuck
 
 
-def _exit_with_parent(lifeline: int) -> None:
-    """Exit as soon as the other end of this pipe is closed.
-
-    With `F_SETSIG` the kernel sends SIGKILL, which also ends a child that is stopped, or stuck in C holding the GIL.
-    Elsewhere a thread waits, which needs the GIL. Rejected: `PR_SET_PDEATHSIG`, which follows the *thread* that started
-    the child.
-    """
-    os.set_inheritable(lifeline, False)
-    if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | fcntl.FASYNC)
-        if select.select([lifeline], [], [], 0)[0]:  # the parent has died already
-            os._exit(1)
-        return
-    threading.Thread(target=_await_parent_exit, args=(lifeline,), name="streamline lifeline", daemon=True).start()
-
-
 def _await_parent_exit(lifeline: int) -> None:
     os.read(lifeline, 1)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -102,21 +119,26 @@ def _show_stacks(file: int) -> None:
     faulthandler.register(STACKS_SIGNAL, file, all_threads=True)
 
 
-async def _serve_links(control: socket.socket, run: EntryPoint, stdio: Any) -> None:
+async def _serve_links(sock: socket.socket, run: EntryPoint, stdio: Any) -> None:
     """Serve links until the parent hangs up and every run has ended."""
     import asyncio
 
     import anyio
 
+    from streamline.backends.ipc.control_connection import ControlConnection
+
     asyncio.get_running_loop().slow_callback_duration = math.inf  # debug mode would log each slow item
+    control = ControlConnection(sock)
     async with anyio.create_task_group() as runs:
-        with control, contextlib.suppress(EOFError):
+        with sock, contextlib.suppress(EOFError):
             while True:
-                await anyio.wait_readable(control)
-                number, fds, more = _receive_link(control)
+                await anyio.wait_readable(sock)
+                number, env, more = control.receive()
+                env.adopt()
+                fds = control.taken_descriptors()
                 if len(fds) == 2:
-                    sock = socket.socket(fileno=fds[0])
-                    runs.start_soon(_serve_one, partial(run, sock, fds[1], *more), stdio, number, sock)
+                    link = socket.socket(fileno=fds[0])
+                    runs.start_soon(_serve_one, partial(run, link, fds[1], *more), stdio, number, link)
                     continue
                 for fd in fds:
                     os.close(fd)  # the consumer reads the end of its link
@@ -126,31 +148,11 @@ async def _serve_links(control: socket.socket, run: EntryPoint, stdio: Any) -> N
                 )
 
 
-def _receive_link(control: socket.socket) -> tuple[int, list[int], list[Any]]:
-    """Return the number of the next link, which has begun to arrive, its two descriptors, and what else came with it.
-
-    There are no descriptors if none are left in this process.
-
-    Raises:
-      EOFError: the parent has hung up.
-    """
-    try:
-        header, fds, _, _ = socket.recv_fds(control, LINK_HEADER.size, 2, socket.MSG_WAITALL)
-    except ConnectionError as error:
-        raise EOFError from error
-    if len(header) < LINK_HEADER.size:
-        raise EOFError
-    number, size = LINK_HEADER.unpack(header)
-    env, *more = pickle.loads(control.recv(size, socket.MSG_WAITALL))
-    env.adopt()
-    for fd in fds:
-        os.set_inheritable(fd, False)
-    return number, fds, more
-
-
 async def _serve_one(run: Callable[[], Awaitable[None]], stdio: Any, number: int, sock: socket.socket) -> None:
     """Serve one link; its failure doesn't reach the others."""
     import asyncio
+
+    from streamline.backends.hosts.stdio_relay import OVER
 
     stdio.bind_task(number)
     try:
@@ -161,4 +163,4 @@ async def _serve_one(run: Callable[[], Awaitable[None]], stdio: Any, number: int
         traceback.print_exc()
     finally:
         sock.close()
-        stdio.end_questions(number)
+        stdio.send_frame(OVER, b"", number)

@@ -28,7 +28,8 @@ from streamline.backends.ipc.messages import (
     WorkerOpened,
 )
 from streamline.backends.ipc.state_codec import ColumnDecoder
-from streamline.core.channel import Channel, FlushPoints, Inbox
+from streamline.core.capacity import Capacity
+from streamline.core.channel import Channel, Feeder, FlushPoints, Inbox
 from streamline.core.counters import BORDER
 from streamline.core.flow import Chunk, Site
 from streamline.core.state import Reference, Tree
@@ -53,7 +54,7 @@ class WorkerConnection(Protocol[T]):
     def end_host(self) -> None: ...
 
 
-class RemoteWorker(Generic[T]):
+class RemoteWorker(Feeder, Generic[T]):
     """One worker in a host, with this number on the link, opened at `state` or at the start.
 
     Args:
@@ -86,10 +87,10 @@ class RemoteWorker(Generic[T]):
         self.forwarding = (
             None if feed is None else LiveForwarding(number, plan.source.name, feed, self._consumed, site.tasks)
         )
-        self.channel = Channel[T](self._begin, self._capacity)
+        self.channel = Channel[T](self._begin, Capacity(self._capacity), self)
         self.channel.join(site.tasks.session)
-        self._capacity = self.channel.capacity
-        self.channel.on_freed = self._freed
+        self._capacity = self.channel.capacity.items
+        self._start: Callable[[], None] = lambda: None
         self._in_flight = InFlightBytes()  # arrived, not consumed
         self._credit = 0  # items consumed, and not yet credited
         self._credit_bytes = 0
@@ -101,26 +102,19 @@ class RemoteWorker(Generic[T]):
     def connect(self, start: Callable[[], None], filled_by: str) -> Inbox[T]:
         """Return the inbox, which gets the items of the stage `filled_by`; its first pull calls `start`."""
         channel, tasks = self.channel, self.site.tasks
-        inbox, meters = channel.inbox, tasks.session.meters
-        if meters.on:
-            channel.meter = meters.channel(filled_by + BORDER, self.site.shard, channel.capacity)
-
-        def begin() -> RemoteWorker[T]:
-            start()
-            return self
-
-        inbox.starter = begin
-        inbox.stopper = lambda _: self._stopped()
-        inbox.on_flush_points = self._flush_at
-
-        def closed() -> None:
-            tasks.disown(channel.abandon)
-            if self.connection is not None:
-                self.connection.forget(self)
-
-        inbox.on_closed = closed
+        if tasks.session.meters.on:
+            channel.meter = tasks.session.meters.channel(filled_by + BORDER, self.site.shard, channel.capacity.items)
+        self._start = start
         tasks.own(channel.abandon)
-        return inbox
+        return channel.inbox
+
+    def start(self) -> None:
+        self._start()
+
+    def on_closed(self) -> None:
+        self.site.tasks.disown(self.channel.abandon)
+        if self.connection is not None:
+            self.connection.forget(self)
 
     # Messages to the host ---------------------------------------------------------------------------------------------
 
@@ -192,7 +186,7 @@ class RemoteWorker(Generic[T]):
     @property
     def has_room(self) -> bool:
         """Whether it has room to send; once full, it waits until a quarter is free."""
-        return self.channel.held <= self._capacity * 3 // 4 and self._in_flight.size <= self._size * 3 // 4
+        return self.channel.capacity.held <= self._capacity * 3 // 4 and self._in_flight.size <= self._size * 3 // 4
 
     @property
     def movable(self) -> bool:
@@ -221,7 +215,7 @@ class RemoteWorker(Generic[T]):
     @property
     def held(self) -> int:
         """Items that have arrived and are not consumed."""
-        return self.channel.held
+        return self.channel.capacity.held
 
     @property
     def position(self) -> str:
@@ -248,7 +242,7 @@ class RemoteWorker(Generic[T]):
         if self.forwarding is not None:
             self.forwarding.end()
 
-    async def _stopped(self) -> None:
+    async def stop(self) -> None:
         """Close it in its host and wait; if user code doesn't end, kill the host."""
         self.cancel()
         with anyio.move_on_after(self._close_deadline - perf_counter(), shield=True):
@@ -258,13 +252,13 @@ class RemoteWorker(Generic[T]):
             with anyio.CancelScope(shield=True):
                 await self.closed.wait()
 
-    def _freed(self) -> None:
+    def on_freed(self) -> None:
         """Give credit for what was consumed; not for every list."""
-        freed = self._in_flight.items - self.channel.held
+        freed = self._in_flight.items - self.channel.capacity.held
         self._credit += freed
         self._credit_bytes += self._in_flight.take(freed)
         items, size = self._credit, self._credit_bytes
-        if not items or (self.channel.held and items < self._capacity // 4 and size < self._size // 4):
+        if not items or (self.channel.capacity.held and items < self._capacity // 4 and size < self._size // 4):
             return
         self._credit = self._credit_bytes = 0
         if self.link is not None and not self.over:
@@ -276,7 +270,7 @@ class RemoteWorker(Generic[T]):
         points = self.channel.flush_points
         return None if points is None else points._replace(first=points.first - self._opened_after)
 
-    def _flush_at(self) -> None:
+    def on_flush_points(self) -> None:
         if self.link is not None and not self.over and (points := self._flush_points) is not None:
             self.link.send(FlushAt(self.number, points))
 
@@ -285,8 +279,8 @@ class RemoteWorker(Generic[T]):
     def opened(self, message: WorkerOpened) -> None:
         """Take the state that it was opened at."""
         self.heard_at = perf_counter()
-        self.channel.bound(message.items)
-        self._capacity = self.channel.capacity
+        self.channel.capacity.limit_to(message.items)
+        self._capacity = self.channel.capacity.items
         begin = self._states.load_state(message.begin)
         if self._last is None:
             self._begin.actual = begin

@@ -14,8 +14,9 @@ its last item that arrived. A call that ends every host is found so:
    it is opened at the same state, so `WorkerDied` is raised in place of the call with that number, a failure as any
    other. If no single call is known, the worker fails.
 
-Rejected: a word in shared memory for each call, written always. It costs some 80 ns, more than a short call; it doesn't
-tell which of several calls at once is at fault; and there is no shared memory between machines.
+Rejected: a word in shared memory for each call, written always. Writing one before and after each call takes 27 % more
+CPU for a tiny item in a closure, 91 % more in an `Adapter`; a word for each list of calls doesn't tell which of them is
+at fault, nor does any word of several calls at once; and there is no shared memory between machines.
 """
 
 from __future__ import annotations
@@ -116,12 +117,6 @@ class _TrackedFunction(Adapter):
     async def _awaited(self, fn: Callable[..., Any], number: int, args: Any, kwargs: Any) -> Any:
         with self._reported(number):
             return await fn(*args, **kwargs)
-
-    def fresh(self, given: Any) -> Any:
-        return self.fn.fresh(given) if isinstance(self.fn, Adapter) else given
-
-    def item(self, given: Any) -> Any:
-        return self.fn.item(given) if isinstance(self.fn, Adapter) else given
 
     def around(self, fn: Any) -> Any:
         return self.fn.around(fn) if isinstance(self.fn, Adapter) else fn

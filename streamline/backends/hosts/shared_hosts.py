@@ -19,10 +19,9 @@ import socket
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -31,8 +30,8 @@ import anyio
 
 from streamline.backends.hosts.host import Host, HostExit, SocketHost
 from streamline.backends.hosts.job import JobDirectory, remove_dead_jobs
-from streamline.backends.hosts.plan_shipping import HasFileno, Shipped
-from streamline.backends.hosts.process_env import ProcessEnv, process_env
+from streamline.backends.hosts.plan_shipping import Shipped
+from streamline.backends.hosts.process_main import ProcessEnv
 from streamline.backends.hosts.stdio_relay import Answer, Relay, reply_to
 from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.backends.ipc.link import Link
@@ -64,47 +63,35 @@ class Sharing(Protocol):
     def sharing_kind(self) -> str:
         """The same for backends that can share hosts."""
 
-    def host(self, number: int) -> Host: ...
+    def host(self, number: int, *, shared: bool = False) -> Host: ...
 
     def carried(self, shipped: Shipped) -> Any:
         """Return what hosts get of a plan that was shipped."""
 
 
 # What a guest and its owner say to each other -------------------------------------------------------------------------
-class _Reach(NamedTuple):
-    """Ask for a link to a host; the plan's descriptor comes with it."""
+class _GuestRequest(NamedTuple):
+    """What a guest asks for.
 
-    link: int
-    host: int
-    nbytes: int
-    env: ProcessEnv
+    Attributes:
+      what: "reach", a new link with this number to a host, with the plan's descriptor; or of the host of a link:
+        "exit_of", why it has ended, "stacks", "kill".
+    """
 
-
-class _Ask(NamedTuple):
-    """Ask why the host of a link has ended ("exit"), for its stacks ("stacks"), or to kill it ("kill")."""
-
-    link: int
     number: int
     what: str
-
-
-class _Reached(NamedTuple):
-    """The answer to `_Reach`: the link's descriptor comes with it, unless it has failed."""
-
     link: int
-    pid: int
-    node: str
-    failure: HostError | None = None
+    arguments: tuple[Any, ...] = ()
 
 
-class _Told(NamedTuple):
-    """The answer to an `_Ask` of this number."""
+class _OwnerAnswer(NamedTuple):
+    """The answer to the request of this number: to "reach", an error, or pid and node, with the link's descriptor."""
 
     number: int
     result: Any
 
 
-class _Question(NamedTuple):
+class _HostQuestion(NamedTuple):
     """A question of user code, and, the other way, the reply to it."""
 
     link: int
@@ -128,6 +115,9 @@ class _ReachedHost(NamedTuple):
     process: Any
     pid: Callable[[], int]
     node: str
+
+    def kill(self) -> None:
+        self.of.kill(self.process)
 
 
 # The owner ------------------------------------------------------------------------------------------------------------
@@ -163,7 +153,7 @@ class HostOwner:
             if self._closed:
                 raise _OwnerGone
             if (host := self._hosts.get(number)) is None:
-                made = self.sharing.host(number)
+                made = self.sharing.host(number, shared=True)
                 assert isinstance(made, SocketHost)
                 host = self._hosts[number] = made
                 host.start()
@@ -202,20 +192,18 @@ class HostOwner:
     def close_if_unused(self) -> bool:
         """End the hosts, and leave nothing in the job's directory, unless there are guests; return whether it ended.
 
-        Blocks.
+        Blocks. What it is cut off in, the next call does.
         """
-        with self._job.locked():
-            with self._lock:
-                if self.guests or self._closed:
-                    return self._closed
-                self._closed = True
-                hosts = list(self._hosts.values())
-            self._listener.close()  # one that has just connected reads the end, and tries again
-            self._job.remove()
-            self._cleanup.detach()
-        for host in hosts:
+        with self._job.locked(), self._lock:
+            if self.guests and not self._closed:
+                return False
+            self._closed = True
+        self._listener.close()  # one that has just connected reads the end, and tries again
+        self._job.remove_if_dead()  # else another process owns new hosts by now
+        self._cleanup.detach()
+        for host in self._hosts.values():
             host.leave()
-        for host in hosts:
+        for host in self._hosts.values():
             host.close()
         return True
 
@@ -268,13 +256,11 @@ class _GuestSession:
         try:
             while True:
                 message = self._connection.receive()
-                if isinstance(message, _Reach):
-                    shipped = Shipped(self._connection.descriptors.popleft(), message.nbytes)
-                    self._apart(partial(self._reach, message, shipped))
-                elif isinstance(message, _Ask):
-                    self._apart(partial(self._tell, message))
-                else:
-                    self._reply(message)
+                if isinstance(message, _HostQuestion):
+                    self._relays[message.link].reply(message.body)
+                    continue
+                answer = partial(self._answer, message, self._connection.taken_descriptors())
+                start_thread(threading.Thread(target=answer, name=self._name, daemon=True))
         except EOFError:
             logger.debug("%s has left", self._name)
         finally:
@@ -282,39 +268,31 @@ class _GuestSession:
             self._connection.close()
             self._owner.left(self)
 
-    def _apart(self, work: Callable[[], object]) -> None:
-        start_thread(threading.Thread(target=work, name=self._name, daemon=True))
+    def _answer(self, request: _GuestRequest, descriptors: Sequence[int]) -> None:
+        if request.what == "reach":
+            self._reach(request, *descriptors)
+            return
+        place = self._places.get(request.link)
+        result = None if place is None else getattr(self._owner, request.what)(place.process)
+        self._connection.send(_OwnerAnswer(request.number, result))
 
-    def _reach(self, message: _Reach, shipped: Shipped) -> None:
-        payload = self._owner.sharing.carried(shipped)
-        relay = Relay(partial(self._ask, message.link), payload.close)
-        self._relays[message.link] = relay
-        reach = self._owner.reach
+    def _reach(self, request: _GuestRequest, descriptor: int) -> None:
+        link, owner, connection = request.link, self._owner, self._connection
+        host, nbytes, env = request.arguments
+        payload = owner.sharing.carried(Shipped(descriptor, nbytes))
+        relay = Relay(lambda question: connection.send(_HostQuestion(link, question)), payload.close)
+        self._relays[link] = relay
         try:
-            sock, place = anyio.run(reach, message.host, payload, relay, message.env)
+            sock, place = anyio.run(owner.reach, host, payload, relay, env)
         except _OwnerGone:
-            self._connection.hang_up()
+            connection.hang_up()
         except Exception as error:
             failure = error if isinstance(error, HostError) else HostError(f"{type(error).__name__}: {error}")
-            self._connection.send(_Reached(message.link, 0, "", failure))
+            connection.send(_OwnerAnswer(request.number, failure))
         else:
             with sock:
-                self._places[message.link] = place
-                self._connection.send(_Reached(message.link, place.pid(), place.node), sock.fileno())
-
-    def _tell(self, message: _Ask) -> None:
-        owner, result = self._owner, None
-        if (place := self._places.get(message.link)) is not None:
-            ask: Any = {"exit": owner.exit_of, "kill": owner.kill, "stacks": owner.stacks}[message.what]
-            result = ask(place.process)
-        self._connection.send(_Told(message.number, result))
-
-    def _ask(self, link: int, body: bytes) -> None:
-        self._connection.send(_Question(link, body))
-
-    def _reply(self, message: _Question) -> None:
-        with suppress(OSError):  # the host has died meanwhile
-            self._relays[message.link].reply(message.body)
+                self._places[link] = place
+                connection.send(_OwnerAnswer(request.number, (place.pid(), place.node)), sock.fileno())
 
 
 # A guest --------------------------------------------------------------------------------------------------------------
@@ -327,8 +305,7 @@ class HostGuest:
         self._connection = ControlConnection(sock)
         self._lock = threading.Lock()
         self._numbers = count(1)
-        self._reached: dict[int, Future[tuple[socket.socket, _Reached]]] = {}
-        self._told: dict[int, Future[Any]] = {}
+        self._requested: dict[int, Future[Any]] = {}
         self._answers: dict[int, Answer | None] = {}
         self._thread = threading.Thread(target=self._listen, name="streamline guest", daemon=True)
         disowned_in_copies(self)
@@ -344,31 +321,30 @@ class HostGuest:
     ) -> tuple[socket.socket, _ReachedHost]:
         """Return the consumer's end of a new link to one of the owner's hosts."""
         assert not isinstance(answer, Relay)
-        link, future = next(self._numbers), Future[tuple[socket.socket, _Reached]]()
+        link = next(self._numbers)
         self._answers[link] = answer
-        self._expect(self._reached, link, future)
-        self._connection.send(_Reach(link, number, payload.nbytes, env), payload.fileno())
+        future = self._request("reach", link, (number, payload.nbytes, env), payload.fileno())
         try:
-            sock, reached = await brought(future)
+            sock, pid, node = await brought(future)
         except BaseException:
             if not bring(future, _OwnerGone()) and future.exception() is None:
                 future.result()[0].close()
             raise
-        return sock, _ReachedHost(self, link, lambda: reached.pid, reached.node)
+        return sock, _ReachedHost(self, link, lambda: int(pid), node)
 
     def exit_of(self, process: Any) -> HostExit:
         """Return how a host has ended; blocks."""
         with suppress(_OwnerGone, TimeoutError):
-            if isinstance(told := self._asked(process, "exit"), HostExit):
-                return told
+            if isinstance(how := self._request("exit_of", process).result(ANSWER_S), HostExit):
+                return how
         return HostExit(f"the end of {self._owner}", counts=False)
 
     def kill(self, process: Any) -> None:
-        self._connection.send(_Ask(process, next(self._numbers), "kill"))
+        self._request("kill", process)
 
     def stacks(self, process: Any) -> str:
         with suppress(_OwnerGone, TimeoutError):
-            return self._asked(process, "stacks") or ""
+            return self._request("stacks", process).result(ANSWER_S) or ""
         return ""
 
     def resident_bytes(self, number: int) -> int:
@@ -381,18 +357,16 @@ class HostGuest:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _asked(self, link: int, what: str) -> Any:
+    def _request(self, what: str, link: int, arguments: tuple[Any, ...] = (), *descriptors: int) -> Future[Any]:
+        """Return what brings the answer, or `_OwnerGone`."""
         number, future = next(self._numbers), Future[Any]()
-        self._expect(self._told, number, future)
-        self._connection.send(_Ask(link, number, what))
-        return future.result(ANSWER_S)
-
-    def _expect(self, futures: dict[int, Future[Any]], number: int, future: Future[Any]) -> None:
         with self._lock:
-            if not self.gone:
-                futures[number] = future
-                return
-        bring(future, _OwnerGone())
+            self._requested[number] = future
+            gone = self.gone
+        if gone:
+            bring(future, _OwnerGone())
+        self._connection.send(_GuestRequest(number, what, link, arguments), *descriptors)
+        return future
 
     def _listen(self) -> None:
         try:
@@ -401,38 +375,33 @@ class HostGuest:
         except EOFError:
             with self._lock:
                 self.gone = True
-                waiting = [*self._reached.values(), *self._told.values()]
+                waiting = list(self._requested.values())
             for future in waiting:
                 bring(future, _OwnerGone())
             self._connection.close()
 
     def _take(self, message: Any) -> None:
-        if isinstance(message, _Reached):
-            future = self._reached.pop(message.link)
-            if message.failure is not None:
-                bring(future, message.failure)
-                return
-            sock = socket.socket(fileno=self._connection.descriptors.popleft())
-            if not bring(future, (sock, message)):  # it waits no more
-                sock.close()
-        elif isinstance(message, _Told):
-            if (told := self._told.pop(message.number, None)) is not None:
-                bring(told, message.result)
-        else:
+        if isinstance(message, _HostQuestion):
             answering = partial(self._answer, message)
             start_thread(threading.Thread(target=answering, name="streamline answer", daemon=True))
+            return
+        future, result = self._requested.pop(message.number), message.result
+        link = [socket.socket(fileno=descriptor) for descriptor in self._connection.taken_descriptors()]
+        if not bring(future, (*link, *result) if link else result):  # it waits no more
+            for sock in link:
+                sock.close()
 
-    def _answer(self, question: _Question) -> None:
+    def _answer(self, question: _HostQuestion) -> None:
         reply = reply_to(self._answers.get(question.link), question.body)
-        self._connection.send(_Question(question.link, reply))
+        self._connection.send(_HostQuestion(question.link, reply))
 
 
 # Both -----------------------------------------------------------------------------------------------------------------
-class _Node:
+class _JobHosts:
     """The shared hosts of a job, as this process sees them."""
 
     def __init__(self, sharing: Sharing) -> None:
-        self.users = 0
+        self.users: set[SharedHost] = set()
         self._sharing = sharing
         self._job = JobDirectory(f"{sharing.sharing_kind}, {_program()}", os.environ)
         self._lock = ForkSafeLock()
@@ -466,18 +435,18 @@ class _Node:
         return self._role
 
     def release(self) -> None:
-        """Leave, if there is no user here; an owner stays for its guests. Blocks."""
+        """Leave, if there is no user here; an owner stays for its guests. Blocks. Idempotent."""
         with self._lock:
             role = self._role
             if self.users or role is None:
                 return
             if isinstance(role, HostOwner):
-                if role.close_if_unused():
-                    self._role = None
-                return
-            self._role = None
-            role.close()
-            self._job.remove_if_dead()
+                if not role.close_if_unused():
+                    return
+            else:
+                role.close()
+                self._job.remove_if_dead()
+            self._role = None  # not before: what Ctrl-C cuts off, the next close does
 
     def _joined(self) -> HostOwner | HostGuest:
         job = self._job
@@ -504,74 +473,53 @@ def _peer_pid(sock: socket.socket) -> int:
     return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), "little")
 
 
-_nodes: dict[tuple[int, str, str | None], _Node] = {}
+_nodes: dict[tuple[int, str, str | None], _JobHosts] = {}
 
 _joining = ForkSafeLock()
 
 os.register_at_fork(after_in_child=_nodes.clear)  # those are the parent's
 
 
-@contextmanager
-def _node_of(sharing: Sharing) -> Iterator[_Node]:
-    """Use the hosts of this process's job; they end with their last user, here or elsewhere."""
+def _node_of(sharing: Sharing, user: SharedHost) -> _JobHosts:
+    """Return the hosts of this process's job; they end with their last user, here or elsewhere."""
     where = os.getpid(), sharing.sharing_kind, os.environ.get("STREAMLINE_JOB")
     with _joining:
-        node = _nodes.get(where) or _nodes.setdefault(where, _Node(sharing))
-        node.users += 1
-    try:
-        yield node
-    finally:
-        with _joining:
-            node.users -= 1
-        node.release()
+        node = _nodes.get(where) or _nodes.setdefault(where, _JobHosts(sharing))
+        node.users.add(user)
+        return node
 
 
-class SharedHost(Host):
-    """One of the shared hosts, for the runs of this process.
-
-    Where calls of user code are tracked, since hosts have died, it is one of this process alone: else what another rank
-    runs may end it again and again, and a call of this one that has nothing to do with it would be blamed.
-    """
+class SharedHost(SocketHost[_ReachedHost]):
+    """One of the shared hosts, for the runs of this process."""
 
     kind: ClassVar[HostKind] = "process"
     shared = True
 
     def __init__(self, number: int, sharing: Sharing) -> None:
-        self.number = number
-        self.closed = False
+        super().__init__(number)
         self._sharing = sharing
         own = sharing.host(number)
         assert isinstance(own, SocketHost)
-        self._own: SocketHost[Any] = own  # not started, unless this is isolated
-        self._isolated = False
-        self._using = ExitStack()
-        self._node = self._using.enter_context(_node_of(sharing))
-        self._lock = threading.RLock()  # reentrant: a finaliser may close it in this thread
+        self._own: SocketHost[Any] = own  # not started, unless a run needs it
+        self._node = _node_of(sharing, self)
         self._joined: Future[HostOwner | HostGuest] | None = None
         self._place: _ReachedHost | None = None
-        self._place_of: weakref.WeakKeyDictionary[Link, _ReachedHost] = weakref.WeakKeyDictionary()
 
     @property
     def name(self) -> str:
-        return host_label(self.number, self.kind, self.pid, self.node, shared=not self._isolated)
+        return host_label(self.number, self.kind, self.pid, self.node, shared=True)
 
     @property
     def pid(self) -> int | None:
-        if self._isolated:
-            return self._own.pid
         place = self._place
         return None if place is None else place.pid() or None
 
     @property
     def node(self) -> str:
-        if self._isolated:
-            return self._own.node
         place = self._place
         return "" if place is None else place.node
 
     def resident_bytes(self) -> int:
-        if self._isolated:
-            return self._own.resident_bytes()
         place = self._place
         return 0 if place is None else place.of.resident_bytes(self.number)
 
@@ -600,58 +548,44 @@ class SharedHost(Host):
         else:
             bring(joined, role)
 
-    def isolate(self) -> None:
-        self._isolated = self._sharing.isolates
+    def isolated(self) -> Host:
+        return self._own if self._sharing.isolates else self
 
-    async def connect(self, payload: HasFileno, answer: Callable[[Any], Any] | None = None) -> Link:
-        if self._isolated:
-            return await self._own.connect(payload, answer)
+    async def reach(
+        self, payload: Any, answer: Answer | Relay | None, env: ProcessEnv
+    ) -> tuple[socket.socket, _ReachedHost]:
         while True:
             with self._lock:
                 joined = self._join()
             role = await brought(joined)
-            try:
-                sock, place = await role.reach(self.number, payload, answer, process_env())
-            except _OwnerGone:
-                continue
-            link = self._own.link_over(sock)
-            with self._lock:
-                self._place = self._place_of[link] = place
-                if self.closed:
-                    link.close()
-            return link
+            with suppress(_OwnerGone):
+                sock, place = await role.reach(self.number, payload, answer, env)
+                self._place = place
+                return sock, place
 
-    def exit_reason(self, link: Link) -> HostExit:
-        if (place := self._place_of.get(link)) is None:
-            return self._own.exit_reason(link)
-        return place.of.exit_of(place.process)
+    def link_over(self, sock: socket.socket) -> Link:
+        return self._own.link_over(sock)
 
-    def kill(self, link: Link) -> None:
-        if (place := self._place_of.get(link)) is None:
-            self._own.kill(link)
-        else:
-            place.of.kill(place.process)
+    def exit_of(self, process: _ReachedHost) -> HostExit:
+        return process.of.exit_of(process.process)
 
     def stacks(self) -> str:
-        if self._isolated:
-            return self._own.stacks()
         place = self._place
         return ("" if place is None else place.of.stacks(place.process)) or "it doesn't answer, or is just starting"
 
     def leave(self) -> None:
         with self._lock:
             self.closed = True
-            links = list(self._place_of)
-        for link in links:
+        for link in list(self._process_of):
             link.close()
         self._own.leave()
 
     def close(self) -> None:
         self.leave()
         self._own.close()
-        with self._lock:
-            using, self._using = self._using, ExitStack()
-            joined = self._joined
+        joined = self._joined
         if joined is not None and not joined.done():
             joined.exception()  # it is about to join
-        using.close()
+        with _joining:
+            self._node.users.discard(self)
+        self._node.release()

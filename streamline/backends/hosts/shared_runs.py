@@ -32,8 +32,7 @@ from typing import Any, ClassVar, NamedTuple
 import anyio
 from anyio.abc import TaskGroup
 
-from streamline.backends.hosts.host_server import Spec, serve
-from streamline.backends.ipc.exceptions import pickle_exception
+from streamline.backends.hosts.host_server import Spec, first_message, loaded, serve
 from streamline.backends.ipc.link import Link, LinkClosed
 from streamline.backends.ipc.messages import (
     CallProgress,
@@ -41,7 +40,6 @@ from streamline.backends.ipc.messages import (
     Credit,
     FlushAt,
     Hello,
-    HostFailed,
     HostReady,
     ItemsMessage,
     Message,
@@ -75,36 +73,25 @@ the same time, and the stages after the merge take some items before the loop wa
 
 
 async def serve_socket(sock: socket.socket, payload: int) -> None:
-    """Serve a run in a host process."""
+    """Serve a run in a host process that ranks share."""
     await serve_link(SocketLink(sock), payload)
 
 
 async def serve_link(link: SocketLink, payload: int, load: Callable[[int], Spec] = load) -> None:
-    """Serve a run over `link`, as a peer of others if it says so; if its plan can't be loaded, send the reason."""
-    try:
-        messages = await link.receive()
-    except BaseException as error:
-        os.close(payload)
-        link.close()
-        if isinstance(error, LinkClosed):
-            return
-        raise
-    link.unread(messages)
-    hello: Any = messages[0]
-    share = hello.share
-    try:
-        spec = _plans[share].spec if share in _plans else load(payload)
-    except BaseException as error:  # the import of a user's module may raise anything
-        link.send(HostFailed(pickle_exception(error)))
-        await link.drain()
-        link.close()
+    """Serve a run over `link`, as a peer of others if it says so."""
+    if (hello := await first_message(link, payload)) is None:
         return
-    if share in _plans:
+    plan = _plans.get(hello.share)
+    if plan is not None:
         os.close(payload)
-    if share:
-        await _plans.setdefault(share, SharedPlan(share, spec)).serve(link)
+    elif (spec := await loaded(link, payload, load)) is None:
+        return
+    elif hello.share:
+        plan = _plans[hello.share] = SharedPlan(hello.share, spec)
     else:
         await serve(link, spec)
+        return
+    await plan.serve(link)
 
 
 class SharedPlan:
@@ -155,6 +142,19 @@ class SharedRun:
         self._paused: set[RunPeer] = set()
         self._pauses = 0
         self._holding = False
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            WorkerOpened: self._of_worker,
+            ItemsMessage: self._of_worker,
+            ProgressMessage: self._of_worker,
+            WorkerEnded: self._of_worker,
+            WorkerClosed: self._closed,
+            SkippedItem: lambda message: self._of_shard(message.key[0], message),
+            Beginning: lambda message: self._of_shard(message.shard, message),
+            PauseStatus: self._pause_status,
+            TaskStacks: self._stacks,
+            MetricsUpdate: self._metrics,
+            CallProgress: lambda message: self.workers[message.worker].pass_on(message),
+        }
         self.post(Hello(hello.host, None, hello.observed, None))
 
     async def serve(self) -> None:
@@ -252,28 +252,30 @@ class SharedRun:
 
     def said(self, message: Any) -> None:
         """Pass a message of the run on to the peers that it is for. In its event loop's thread, but for some kinds."""
-        if isinstance(message, MetricsUpdate):
-            self._metrics(message)
-        elif isinstance(message, CallProgress):
-            self.workers[message.worker].pass_on(message)
-        elif isinstance(message, SkippedItem | Beginning):
-            shard = message.key[0] if isinstance(message, SkippedItem) else message.shard
-            if (worker := self.worker_of(shard)) is not None:
-                worker.put(message)
-        elif isinstance(message, PauseStatus):
-            if message.number == self._pauses and self._holding:
-                for peer in self._paused:
-                    peer.at_work(self, message.names)
-        elif isinstance(message, TaskStacks):
-            for peer in self.peers:
-                peer.link.send(message)
-        elif (worker := self.workers.get(message.worker)) is None:
-            return  # it was over, and another one is in its place
-        elif not isinstance(message, WorkerClosed):
+        self._handlers[type(message)](message)
+
+    def _of_shard(self, shard: int, message: Message) -> None:
+        if (worker := self.worker_of(shard)) is not None:
+            worker.put(message)
+
+    def _of_worker(self, message: Any) -> None:
+        if (worker := self.workers.get(message.worker)) is not None:  # else it was over, and another is in its place
             worker.put(self._once(message))
-        elif not worker.over:
+
+    def _closed(self, message: WorkerClosed) -> None:
+        worker = self.workers.get(message.worker)
+        if worker is not None and not worker.over:
             del self.workers[message.worker]
             worker.closed()
+
+    def _pause_status(self, message: PauseStatus) -> None:
+        if message.number == self._pauses and self._holding:
+            for peer in self._paused:
+                peer.at_work(self, message.names)
+
+    def _stacks(self, message: TaskStacks) -> None:
+        for peer in self.peers:
+            peer.link.send(message)
 
     def push(self) -> None:
         """Write what peers' links have queued; from any thread."""

@@ -1,8 +1,9 @@
-"""Prints, logging records and questions of a host process, relayed to its parent over one socket.
+"""Prints, logging records and questions of a host process, relayed to its parent over one connection.
 
-Each is one frame; frames keep their order. The child writes from any thread, and waits until it is written: so what was
-written before a crash arrives. The parent reads in a thread per process, never in an event loop: a busy loop would
-keep the child waiting.
+Each is a frame: its kind, the number of the link that it belongs to, its body. Frames keep their order. The child
+writes from any thread, and waits until it is written: so what was written before a crash arrives. The parent reads in a
+thread per process, never in an event loop: a busy loop would keep the child waiting. Questions have no other way: the
+thread that asks and waits may be the one of the event loop, which reads the links.
 """
 
 from __future__ import annotations
@@ -10,10 +11,8 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import os
 import pickle
 import socket
-import struct
 import sys
 import threading
 import traceback
@@ -22,17 +21,16 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeAlias
 
+from streamline.backends.ipc.control_connection import ControlConnection
+from streamline.core.forks import disowned_in_copies
+
 Answer: TypeAlias = Callable[[Any], Any]
 """Answers a run's questions, in the thread of its process; what it raises is raised at the question."""
 
 Frames: TypeAlias = Callable[[int, int, bytes], object]
-"""Is given each frame: its kind, the link that it belongs to, its body."""
-
-HEADER = struct.Struct("<BQI")  # kind, the link it belongs to, bytes that follow
+"""Is given each frame."""
 
 STDOUT, STDERR, RECORD, QUESTION, OVER = range(5)
-
-READ_BYTES = 1 << 16
 
 
 # In the child ---------------------------------------------------------------------------------------------------------
@@ -48,24 +46,16 @@ def asker() -> Answer | None:
 
 
 class ChildStdio:
-    """The child's end."""
+    """The child's end, in place of `sys.stdout`, `sys.stderr` and the root logger's handlers."""
 
     def __init__(self, sock: socket.socket, number: int) -> None:
-        self._sock = sock
-        self._number = number
-        self._sending = threading.Lock()
+        self._connection = ControlConnection(sock)
         self._asking = threading.Lock()
-        self._streams: tuple[Any, Any] | None = None
-        self._handler: logging.Handler | None = None
-        sock.set_inheritable(False)
-
-    def begin(self) -> None:
-        """Replace `sys.stdout`, `sys.stderr` and the root logger's handlers."""
-        self._streams = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = self._stream(STDOUT), self._stream(STDERR)
-        self._handler = _Handler(self, self._number)
+        self._inherited = sys.stdout, sys.stderr
+        self._handler = _Handler(self, number)
+        sys.stdout, sys.stderr = _text(self, STDOUT), _text(self, STDERR)
         logging.root.handlers[:] = [self._handler]
-        os.register_at_fork(after_in_child=self._forked)
+        disowned_in_copies(self)
 
     def bind_task(self, link: int) -> None:
         """Let `asker()` in the calling task, and those that it starts, ask the run of this link."""
@@ -73,12 +63,7 @@ class ChildStdio:
 
     def send_frame(self, kind: int, body: bytes, link: int = 0) -> None:
         """Send a frame; drop it if the parent has exited."""
-        with contextlib.suppress(OSError), self._sending:
-            self._sock.sendall(HEADER.pack(kind, link, len(body)) + body)
-
-    def end_questions(self, link: int) -> None:
-        """Say that a run asks nothing any more."""
-        self.send_frame(OVER, b"", link)
+        self._connection.send((kind, link, body))
 
     def ask(self, link: int, question: object) -> Any:
         from streamline.backends.ipc.by_value import dumps  # not at the top: few ask
@@ -86,8 +71,10 @@ class ChildStdio:
         body = dumps(question)
         with self._asking:  # one at a time, so the next answer is this one's
             self.send_frame(QUESTION, body, link)
-            _, _, size = HEADER.unpack(self._receive(HEADER.size))
-            answer, error = pickle.loads(self._receive(size))
+            try:
+                answer, error = pickle.loads(self._connection.receive())
+            except EOFError:
+                raise ConnectionError("the parent process has hung up") from None
         if error is not None:
             raise error
         return answer
@@ -98,23 +85,16 @@ class ChildStdio:
             with contextlib.suppress(Exception):  # user code has closed it, or put another in its place
                 stream.flush()
 
-    def _stream(self, kind: int) -> io.TextIOWrapper:
-        buffer = io.BufferedWriter(_Raw(self, kind))
-        return io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    def disown(self) -> None:
+        """Leave the connection to the parent of this fork: two writers would mix frames."""
+        sys.stdout, sys.stderr = self._inherited
+        logging.root.removeHandler(self._handler)
+        self._connection.close()
 
-    def _receive(self, size: int) -> bytes:
-        data = self._sock.recv(size, socket.MSG_WAITALL)
-        if len(data) < size:
-            raise ConnectionError("the parent process has hung up")
-        return data
 
-    def _forked(self) -> None:
-        """Leave the socket to the parent of this fork: two writers would mix frames."""
-        if self._streams is not None:
-            sys.stdout, sys.stderr = self._streams
-        if self._handler is not None:
-            logging.root.removeHandler(self._handler)
-        self._sock.close()
+def _text(stdio: ChildStdio, kind: int) -> io.TextIOWrapper:
+    buffer = io.BufferedWriter(_Raw(stdio, kind))
+    return io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 class _Raw(io.RawIOBase):
@@ -136,34 +116,27 @@ class _Raw(io.RawIOBase):
 
 
 class _Handler(logging.Handler):
-    """Sends records as `logging.handlers.QueueHandler` does, with the traceback's text beside the message."""
+    """Sends records as `logging.handlers.SocketHandler` does; extras that can't be pickled, as their repr."""
 
     def __init__(self, stdio: ChildStdio, number: int) -> None:
         super().__init__()
         self._stdio = stdio
         self._process = f"streamline process {number}"
-        self._formatter = logging.Formatter()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            fields = {**record.__dict__, "msg": record.getMessage(), "args": None, "exc_info": None}
+            fields = {**vars(record), "msg": record.getMessage(), "args": None, "exc_info": None}
             fields["processName"] = self._process
             if record.exc_info and not record.exc_text:
-                fields["exc_text"] = self._formatter.formatException(record.exc_info)
-            self._stdio.send_frame(RECORD, _plain(fields))
+                fields["exc_text"] = logging.Formatter().formatException(record.exc_info)
+            self._stdio.send_frame(RECORD, pickle.dumps({name: _picklable(value) for name, value in fields.items()}))
         except Exception:  # a message that doesn't fit its arguments, say
             self.handleError(record)
 
 
-def _plain(fields: dict[str, object]) -> bytes:
-    """Pickle a record's fields; those that can't be, as their repr."""
-    try:
-        return pickle.dumps(fields)
-    except Exception:
-        return pickle.dumps({name: _picklable(value) for name, value in fields.items()})
-
-
 def _picklable(value: object) -> object:
+    if value is None or type(value) in (str, int, float):
+        return value
     try:
         pickle.dumps(value)
     except Exception:
@@ -180,7 +153,7 @@ class Relay:
       over: called when the run has ended, or the host.
 
     Attributes:
-      reply: takes the reply to a question; may raise `OSError`.
+      reply: takes the reply to a question.
     """
 
     def __init__(self, ask: Callable[[bytes], object], over: Callable[[], object]) -> None:
@@ -194,7 +167,7 @@ class HostOutput:
 
     Args:
       mark: begins each line that is printed.
-      reply: called with a link and the reply to its question; may raise `OSError`.
+      reply: called with a link and the reply to its question.
     """
 
     def __init__(self, mark: str, reply: Callable[[int, bytes], object]) -> None:
@@ -214,16 +187,13 @@ class HostOutput:
         if kind in self._lines:
             self._print(kind, body)
         elif kind == RECORD:
-            _handle(body)
-        elif kind == QUESTION:
-            by = self._answers.get(link)
-            if isinstance(by, Relay):
-                by.ask(body)
-                return
-            with contextlib.suppress(OSError):  # it has died meanwhile
-                self._reply(link, reply_to(by, body))
+            _log(body)
         elif kind == OVER:
             self._over(link)
+        elif isinstance(by := self._answers.get(link), Relay):
+            by.ask(body)
+        else:
+            self._reply(link, reply_to(by, body))
 
     def end(self) -> None:
         """Print unterminated lines; nothing is asked any more."""
@@ -251,37 +221,7 @@ class HostOutput:
             stream.write(marked)
 
 
-class ParentStdio:
-    """The parent's end of the socket. `read` is called in one thread, `reply` in any."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self._waiting = bytearray()
-
-    def reply(self, link: int, reply: bytes) -> None:
-        """Send the reply to a question; `OSError`: the child has exited."""
-        self.sock.sendall(HEADER.pack(QUESTION, link, len(reply)) + reply)
-
-    def read(self, to: Frames, *, wait: bool) -> bool:
-        """Read once, and pass the complete frames on; False: nothing is there, or the child has hung up."""
-        try:
-            data = self.sock.recv(READ_BYTES, 0 if wait else socket.MSG_DONTWAIT)
-        except (BlockingIOError, ConnectionError):
-            return False
-        self._waiting += data
-        at = 0
-        while len(self._waiting) - at >= HEADER.size:
-            kind, link, size = HEADER.unpack_from(self._waiting, at)
-            if len(self._waiting) - at < HEADER.size + size:
-                break
-            at += HEADER.size
-            to(kind, link, bytes(self._waiting[at : at + size]))
-            at += size
-        del self._waiting[:at]
-        return bool(data)
-
-
-def _handle(body: bytes) -> None:
+def _log(body: bytes) -> None:
     """Pass a record to the logger of its name."""
     try:
         record = logging.makeLogRecord(pickle.loads(body))
@@ -307,5 +247,5 @@ def reply_to(by: Answer | None, body: bytes) -> bytes:
     try:
         return dumps((answer, error))
     except Exception as cause:
-        error_reply = RuntimeError(f"the answer can't be sent to the process that asked: {error or answer!r} ({cause})")
-        return dumps((None, error_reply))
+        failure = RuntimeError(f"the answer can't be sent to the process that asked: {error or answer!r} ({cause})")
+        return dumps((None, failure))

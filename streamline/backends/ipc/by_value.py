@@ -1,40 +1,34 @@
 """Pickling by value: what another process can't import, or what pickle can't copy but the other end can make again.
 
 Classes that the other end can't import (of a script, a notebook, a function's body): cloudpickle sends such a class
-with every pickle, and overwrites the attributes of the class that the other end already has. So here a class is sent
-once per link, as a definition (`SentClasses`), and referred to by cloudpickle's identity for it. An end that knows the
-identity uses its own class. On the way back from a host (`ValuePickler`), classes and functions go by name, and by
-value only where nothing has that name.
+with every pickle, and overwrites the attributes of the class that the other end already has. In a plan, which is sent
+once, it may. In items, failures and states (`ItemPickler`) a class goes by cloudpickle's identity for it, and an end
+that knows the identity uses its own class; its definition is sent once a link (`SentClasses`), or with what refers to
+it. Functions go by name, and by value only where nothing has that name.
 
-Recreated: wrappers of functions, locks, and their like (`RecreatingPickler`): a cache starts empty, a lock is free, a
-`threading.local` holds nothing. Refused, since a copy would mislead: what ties threads or processes together (queues,
-threads, executors, child processes), and what stands for something outside (open files, sockets, connections).
+Recreated, in a plan: caches of functions, which start empty, locks, which are free, and a `threading.local`, which
+holds nothing. Refused, since a copy would mislead: what ties threads or processes together (queues, threads, executors,
+child processes), and what stands for something outside (open files, sockets, connections).
 """
 
 from __future__ import annotations
 
-import ast
-import asyncio
 import concurrent.futures
-import contextvars
 import copyreg
 import functools
 import gc
 import inspect
 import io
-import itertools
 import operator
 import pickle
 import queue
+import struct
 import subprocess
 import sys
 import threading
 import types
 import typing
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from json import decoder, scanner
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -44,9 +38,10 @@ import cloudpickle
 import msgspec
 from cloudpickle import cloudpickle as inner
 
-from streamline.core.lazy_numpy import loaded_np, np
-
 Callback = Callable[[Any], Any]
+
+_definitions: dict[str, bytes] = {}
+"""Of classes that other processes have defined for this one, by identity; loaded when needed."""
 
 
 class SentClasses:
@@ -73,7 +68,7 @@ class SentClasses:
             self._known.add(identity)
             try:
                 file = io.BytesIO()
-                ByValue(file, self, copyreg.dispatch_table, None, whole=cls).dump(cls)
+                ItemPickler(file, sent=self, whole=cls).dump(cls)
             except BaseException:
                 self._known.discard(identity)
                 raise
@@ -81,10 +76,23 @@ class SentClasses:
         return identity
 
 
-class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+define = _definitions.update
+"""Called with the definitions that another process has sent."""
+
+
+def class_of(identity: str, definitions: Mapping[str, bytes] = types.MappingProxyType({})) -> type:
+    """Return the class of this identity: this process's own, else as the other end has defined it."""
+    known: type | None = inner._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
+    if known is not None:
+        return known
+    define(definitions)
+    return cloudpickle.loads(_definitions[identity])  # type: ignore[no-any-return]
+
+
+class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     """cloudpickle's pickler, which also recreates the types named here."""
 
-    definitions_only = False  # recreate what `def` and `class` statements make, not locks and their like
+    with_locks = True
 
     def __init__(self, file: Any, protocol: int = 5, buffer_callback: Callable[[Any], Any] | None = None) -> None:
         super().__init__(file, protocol, buffer_callback)
@@ -92,9 +100,9 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
-        if kind is types.FunctionType:
-            if obj.__code__ is DISPATCHER.__code__ and not self.has_name(obj):
-                return _dispatcher, (obj.__name__,), _dispatched(obj), None, None, _dispatch
+        if kind is FunctionType:
+            if is_dispatcher(obj) and not self.has_name(obj):
+                raise pickle.PicklingError("a singledispatch function is found by its name alone, in a module")
             return super().reducer_override(obj)
         if obj is sys.stdout or obj is sys.stderr:
             return getattr, (sys, "stdout" if obj is sys.stdout else "stderr")
@@ -102,7 +110,7 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
             recreate = self._kinds[kind]
         except KeyError:
             recreate = self._kinds[kind] = self._recreate(kind)
-        if recreate is None or (self.definitions_only and recreate not in DEFINITIONS):
+        if recreate is None or (recreate in OF_THREADS and not self.with_locks):
             reduced = super().reducer_override(obj)
             if isinstance(reduced, tuple) and reduced[0] is inner._make_skeleton_class and "__slots__" in vars(obj):
                 return (_struct if isinstance(obj, msgspec.StructMeta) else _slotted)(obj, *reduced)
@@ -138,14 +146,8 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
         """Return how objects of a type are recreated; None: by pickle."""
         if (found := EXACT.get(kind)) is not None:
             return found
-        if kind is loaded_np.ufunc:
-            return _ufunc
-        if _qualified(kind) in KEYWORDS:
-            return _compiled
         if has_refused_name(kind):
             return _refused
-        if "torch.jit" in sys.modules and _is_scripted(kind):
-            return _scripted
         if kind in self.dispatch_table or issubclass(kind, type):
             return DERIVED.get(kind)
         own = kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__
@@ -161,101 +163,60 @@ class RecreatingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no
         return name if module is not None and self.imports(module) else self.unnamed(obj, where, name)
 
 
-class ByValue(RecreatingPickler):
-    """Pickles anything; classes by identity, but for `whole`. `table` says how to reduce other types."""
+class ItemPickler(ValuePickler):
+    """Pickles items, failures, states: classes by identity, functions by name, each with what defines it.
+
+    Args:
+      sent: what the other end has been sent of classes; None: definitions go into this pickle.
+      table: how to reduce other types.
+      whole: the class that is being defined.
+    """
 
     def __init__(
         self,
         file: Any,
-        sent: SentClasses,
-        table: Mapping[Any, Any],
-        callback: Callback | None,
+        callback: Callback | None = None,
+        table: Mapping[Any, Any] | None = None,
+        sent: SentClasses | None = None,
         whole: type | None = None,
     ) -> None:
-        self.dispatch_table = {**self._dispatch_table, **table}  # before __init__, which looks for it
+        # before __init__, which looks for it
+        self.dispatch_table = {**self._dispatch_table, **copyreg.dispatch_table, **(table or {})}
         super().__init__(file, 5, callback)
-        self.definitions_only = whole is None  # a lock in an item is its user's mistake
+        self.with_locks = whole is not None
         self._sent = sent
         self._whole = whole
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and obj is not self._whole:
-            identity = self._sent.mention(obj)
+            sent = self._sent or SentClasses()
+            identity = sent.mention(obj)
             if identity is not None:
-                return class_of, (identity,)
+                return class_of, (identity,) if self._sent else (identity, sent.fresh())
+        elif isinstance(obj, FunctionType) and self._whole is None and "<locals>" not in obj.__qualname__:
+            module, name = obj.__module__, obj.__qualname__
+            if isinstance(module, str) and _named(module, name) is not obj:
+                return _own_function, (module, name, obj.__code__.co_code, dumps(obj))
         return super().reducer_override(obj)
 
 
-class _Received(threading.local):
-    now: tuple[Mapping[str, bytes], dict[str, type]] = {}, {}
-
-
-_received = _Received()
-
-
-@contextmanager
-def class_definitions(definitions: Mapping[str, bytes], keep: dict[str, type]) -> Iterator[None]:
-    """Unpickle with these definitions; classes made of them are kept in `keep`."""
-    before, _received.now = _received.now, (definitions, keep)
-    try:
-        yield
-    finally:
-        _received.now = before
-
-
-def class_of(identity: str) -> type:
-    """Return the class of this identity: this process's own, else as defined by the other end."""
-    known: type | None = inner._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
-    if known is not None:
-        return known
-    definitions, keep = _received.now
-    made: type = cloudpickle.loads(definitions[identity])
-    keep[identity] = made
-    return made
-
-
-class ValuePickler(RecreatingPickler):
-    """Pickles whatever cloudpickle can; by name where this process has another object of that name, for its origin."""
-
-    definitions_only = True
-
-    def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, type | FunctionType):
-            module, name = thing.__module__, thing.__qualname__
-            if isinstance(module, str) and "<locals>" not in name and _named(module, name) is not thing:
-                return _original, (module, name, _code(thing), dumps(thing))
-        return super().reducer_override(thing)
-
-
-def _original(module: str, qualname: str, code: bytes | None, value: bytes) -> Any:
+def _own_function(module: str, qualname: str, code: bytes, value: bytes) -> Any:
+    """Return this process's function of that name, if its code is the same."""
     found = _named(module, qualname)
-    if isinstance(found, type | FunctionType) and _code(found) == code:
-        return found
-    return pickle.loads(value)
-
-
-def _code(thing: type | FunctionType) -> bytes | None:
-    """Return a function's bytecode, to compare functions of one name; None: it is a class."""
-    return thing.__code__.co_code if isinstance(thing, FunctionType) else None
+    return found if isinstance(found, FunctionType) and found.__code__.co_code == code else pickle.loads(value)
 
 
 Recreate = Callable[[Any], Any]
 """Returns what `__reduce__` would."""
 
-DISPATCHER: Any = functools.singledispatch(lambda _: None)
-"""A `singledispatch` function: all share its code object."""
-
-_LRU: type = functools._lru_cache_wrapper
-
-_scans: Any = scanner.make_scanner
-
-_SCANNER: type = type(_scans(decoder.JSONDecoder()))
+DISPATCHER_CODE = functools.singledispatch(lambda _: None).__code__  # type: ignore[attr-defined]
+"""The code of all functions that `singledispatch` makes."""
 
 
 def dumps(obj: object) -> bytes:
     """Return an object pickled, buffers included."""
     file = io.BytesIO()
-    RecreatingPickler(file).dump(obj)
+    ValuePickler(file).dump(obj)
     return file.getvalue()
 
 
@@ -313,13 +274,14 @@ def _new_struct(kind: Any, options: Any, fields: Any, name: str, bases: Any, nam
 
 # Wrappers of functions ------------------------------------------------------------------------------------------------
 def _cached(wrapper: Any) -> Any:
-    """An lru_cache. What it calls need not be its `__wrapped__`: a decorator may have set that to something else."""
-    own = {id(_LRU), id(type(wrapper.cache_info()))}
-    called = [it for it in gc.get_referents(wrapper) if callable(it) and id(it) not in own]
-    function = next(it for it in called if getattr(it, "__name__", "") != "_lru_list_elem")
-    parameters: dict[str, Any] = getattr(wrapper, "cache_parameters", dict)()
+    """An lru_cache, over the function that it says it wraps."""
+    if not any(it is wrapper.__wrapped__ for it in gc.get_referents(wrapper)):
+        raise pickle.PicklingError(
+            "a cache that functools.wraps has made look like another function doesn't tell its own"
+        )
+    maxsize, typed = wrapper.cache_parameters().values()
     attributes = {name: value for name, value in vars(wrapper).items() if name != "cache_parameters"}
-    return _lru_cache, (function, wrapper.cache_info().maxsize, parameters.get("typed", False)), attributes
+    return _lru_cache, (wrapper.__wrapped__, maxsize, typed), attributes
 
 
 def _lru_cache(function: Any, maxsize: int | None, typed: bool) -> Any:
@@ -337,77 +299,12 @@ def _partial_method(method: Any) -> Any:
     return functools.partial(functools.partialmethod, method.func, *method.args, **method.keywords), ()
 
 
-def _dispatched(dispatcher: Any) -> Any:
-    own = vars(DISPATCHER).keys() - {"__wrapped__"}
-    names = {name: getattr(dispatcher, name) for name in functools.WRAPPER_ASSIGNMENTS if hasattr(dispatcher, name)}
-    attributes = {name: value for name, value in vars(dispatcher).items() if name not in own}
-    return list(dispatcher.registry.items()), names, attributes
-
-
-def _dispatcher(name: str) -> Any:
-    def base(_: object) -> None:
-        """Replaced when what is registered arrives, which may refer to the dispatcher."""
-
-    base.__name__ = name  # its messages name it
-    return functools.singledispatch(base)
-
-
-def _dispatch(dispatcher: Any, state: Any) -> None:
-    registered, names, attributes = state
-    for kind, function in registered:
-        dispatcher.register(kind, function)
-    for name, value in names.items():
-        setattr(dispatcher, name, value)
-    vars(dispatcher).update(attributes)
-
-
-def _ufunc(ufunc: Any) -> Any:
-    """A ufunc of `np.frompyfunc`; those in C are found by their names."""
-    function = next((it for it in gc.get_referents(ufunc) if callable(it)), None)
-    if function is None:
-        return copyreg.dispatch_table[np.ufunc](ufunc) if np.ufunc in copyreg.dispatch_table else ufunc.__reduce__()
-    identity = {} if ufunc.identity is None else {"identity": ufunc.identity}
-    return functools.partial(np.frompyfunc, **identity), (function, ufunc.nin, ufunc.nout)
-
-
-def _is_scripted(kind: type) -> bool:
-    import torch
-
-    return issubclass(kind, torch.jit.ScriptFunction | torch.jit.ScriptModule)
-
-
-def _scripted(scripted: Any) -> Any:
-    """A function or module of torch's JIT."""
-    import torch
-
-    buffer = io.BytesIO()
-    torch.jit.save(scripted, buffer)
-    return torch.jit.load, (io.BytesIO(buffer.getvalue()),)
-
-
-def _compiled(thing: Any) -> Any:
-    """An object whose attributes are its constructor's keywords."""
-    kind: Any = type(thing)
-    return functools.partial(kind, **{name: getattr(thing, name) for name in KEYWORDS[_qualified(kind)]}), ()
+def _binary_format(compiled: struct.Struct) -> Any:
+    return struct.Struct, (compiled.format,)
 
 
 def _qualified(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _count(counter: Any) -> Any:
-    """A counter, where it stands; Python 3.12 warns of pickling one, and 3.14 doesn't."""
-    return itertools.count, ast.literal_eval(f"({repr(counter).removeprefix('count(')[:-1]},)")
-
-
-def _scanner(scans: Any) -> Any:
-    """What a `json.JSONDecoder` scans with."""
-    names = ("strict", "object_hook", "object_pairs_hook", "parse_float", "parse_int", "parse_constant")
-    return _make_scanner, ({name: getattr(scans, name) for name in names},)
-
-
-def _make_scanner(options: dict[str, Any]) -> Any:
-    return _scans(types.SimpleNamespace(memo={}, **options))
 
 
 def _type_parameter(parameter: Any) -> Any:
@@ -423,25 +320,8 @@ def _lock(lock: Any) -> Any:
     return threading.RLock if hasattr(lock, "_is_owned") else threading.Lock, ()
 
 
-def _primitive(primitive: Any) -> Any:
-    """A primitive written in Python: without waiters, bound to no event loop."""
-    state = {name: value for name, value in vars(primitive).items() if name != "_loop"}
-    if state.get("_waiters"):
-        state["_waiters"] = type(state["_waiters"])()
-    if "_locked" in state:
-        state["_locked"] = False
-    return copyreg.__newobj__, (type(primitive),), state  # type: ignore[attr-defined]
-
-
-def _anyio_event(event: anyio.Event) -> Any:
-    return _set_event, (event.is_set(),)
-
-
-def _set_event(is_set: bool) -> anyio.Event:
-    event = anyio.Event()
-    if is_set:
-        event.set()
-    return event
+def _as_pickled(primitive: Any) -> Any:
+    return primitive.__reduce_ex__(5)
 
 
 def _local(local: Any) -> Any:
@@ -453,32 +333,20 @@ def _local(local: Any) -> Any:
     return type(local), ()
 
 
-def _context_variable(variable: contextvars.ContextVar[Any]) -> Any:
-    default = {}
-    with suppress(LookupError):
-        default["default"] = contextvars.Context().run(variable.get)
-    return functools.partial(contextvars.ContextVar, variable.name, **default), ()
-
-
-def _weak_reference(reference: Any) -> Any:
-    target = reference()
-    if target is None:
-        return _dead, ()
-    return type(reference), (target,) if reference.__callback__ is None else (target, reference.__callback__)
-
-
-def _dead() -> Any:
-    return weakref.ref(type("Gone", (), {})())
-
-
-def _weak_mapping(mapping: Any) -> Any:
-    return type(mapping), (), None, None, iter(list(mapping.items()))
-
-
 # Not to be copied -----------------------------------------------------------------------------------------------------
+def is_refused(obj: object) -> bool:
+    """Return whether an object is refused for what it is, whatever its parts are."""
+    return isinstance(obj, REFUSED) or has_refused_name(type(obj)) or is_dispatcher(obj)
+
+
 def has_refused_name(kind: type) -> bool:
     """Tell whether a type is one of those that are refused by name, or derived from one."""
     return any(_qualified(base) in REFUSED_NAMES for base in kind.__mro__)
+
+
+def is_dispatcher(obj: object) -> bool:
+    """Return whether `functools.singledispatch` has made a function."""
+    return isinstance(obj, FunctionType) and obj.__code__ is DISPATCHER_CODE
 
 
 def _refused(obj: Any) -> Any:
@@ -500,32 +368,24 @@ def _own_reduce(obj: Any) -> Any:
     """Marks types with a `__reduce__` of their own, which may name what the other end can't import."""
 
 
-KEYWORDS = {
-    "_struct.Struct": ("format",),
-    "msgspec.json.Decoder": ("type", "strict", "dec_hook", "float_hook"),
-    "msgspec.msgpack.Decoder": ("type", "strict", "dec_hook", "ext_hook"),
-    **dict.fromkeys(["msgspec.json.Encoder", "msgspec.msgpack.Encoder"], ("enc_hook", "decimal_format", "order")),
-}
-"""By type name: the packages need not be installed."""
+OF_THREADS = frozenset({_lock, _as_pickled, _local})
+"""Recreated in a plan alone: in an item, a lock is its user's mistake."""
 
-DEFINITIONS = frozenset[Recreate](
-    {_cached, _cached_property, _partial_method, _ufunc, _scripted, _compiled, _scanner, _count}
-    | {_type_parameter, _type_alias, _code_object, _own_reduce, _refused}
-)
-"""Recreated within items, too."""
+LOCKS = (type(threading.Lock()), type(threading.RLock()))
+
+PRIMITIVES = (threading.Condition, threading.Semaphore, threading.BoundedSemaphore, threading.Event, threading.Barrier)
+"""Written in Python, over locks."""
 
 EXACT: dict[type, Recreate] = {
     types.CodeType: _code_object,
-    _LRU: _cached,
+    struct.Struct: _binary_format,
+    functools._lru_cache_wrapper: _cached,
     functools.cached_property: _cached_property,
     functools.partialmethod: _partial_method,
-    itertools.count: _count,
-    _SCANNER: _scanner,
     typing.ParamSpec: _type_parameter,
     typing.TypeVarTuple: _type_parameter,
-    type(threading.Lock()): _lock,
-    type(threading.RLock()): _lock,
-    contextvars.ContextVar: _context_variable,
+    **dict.fromkeys(LOCKS, _lock),
+    **dict.fromkeys(PRIMITIVES, _as_pickled),
 }
 """By type."""
 
@@ -533,11 +393,6 @@ EXACT: dict[type, Recreate] = {
 if hasattr(typing, "TypeAliasType"):
     EXACT[typing.TypeAliasType] = _type_alias
 
-
-PRIMITIVES = (
-    *(threading.Condition, threading.Semaphore, threading.Event, threading.Barrier),
-    *(asyncio.Lock, asyncio.Event, asyncio.Condition, asyncio.Semaphore, asyncio.Barrier),
-)
 
 REFUSED = (
     *(threading.Thread, queue.Queue, queue.SimpleQueue, subprocess.Popen),
@@ -548,16 +403,9 @@ REFUSED_NAMES = {"IPython.core.interactiveshell.InteractiveShell"}
 """By the names of types: `get_ipython` is a method of one, which refers to the kernel, its sockets and the history."""
 
 DERIVED: dict[type, Recreate] = {
-    **dict.fromkeys(PRIMITIVES, _primitive),
-    anyio.Lock: lambda _: (anyio.Lock, ()),
-    anyio.Event: _anyio_event,
-    anyio.Semaphore: lambda it: (functools.partial(anyio.Semaphore, max_value=it.max_value), (it.value,)),
-    anyio.Condition: lambda it: (anyio.Condition, (it._lock,)),
-    anyio.CapacityLimiter: lambda it: (anyio.CapacityLimiter, (it.total_tokens,)),
     threading.local: _local,
-    weakref.ref: _weak_reference,
-    weakref.WeakKeyDictionary: _weak_mapping,
-    weakref.WeakValueDictionary: _weak_mapping,
+    anyio.Semaphore: lambda it: (functools.partial(anyio.Semaphore, max_value=it.max_value), (it.value,)),
+    anyio.CapacityLimiter: lambda it: (anyio.CapacityLimiter, (it.total_tokens,)),
     **dict.fromkeys(REFUSED, _refused),
 }
 """By type, of classes that are derived from it, too, unless they say themselves how they are pickled."""

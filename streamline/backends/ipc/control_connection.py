@@ -20,6 +20,9 @@ SIZES = struct.Struct("<QQ")
 PIECE = 1 << 20
 """Bytes that the other end must take within the socket's timeout: a plan may be large, and a network slow."""
 
+MOST_DESCRIPTORS = 2
+"""With one message."""
+
 
 class ControlConnection:
     """One end: `send` in any thread, `receive` in one.
@@ -34,32 +37,41 @@ class ControlConnection:
         self._sending = threading.Lock()
         self._passes = sock.family == socket.AF_UNIX
 
-    def send(self, message: Any, descriptor: int | None = None) -> None:
+    def send(self, message: Any, *descriptors: int) -> None:
         """Send a message; drop it if the other end is gone. Blocks while it is slow.
 
         Args:
-          descriptor: sent with it, over a Unix socket; the caller may close it then.
+          descriptors: sent with it, over a Unix socket; the caller may close them then.
         """
+        try:
+            self.write(message, *descriptors)
+        except OSError:
+            self.hang_up()  # a part of it may have left
+
+    def write(self, message: Any, *descriptors: int) -> None:
+        """Send a message; raises `OSError`. A short one goes in one call: no interrupt leaves a part of it."""
         buffers: list[pickle.PickleBuffer] = []
-        data = memoryview(pickle.dumps(message, 5, buffer_callback=buffers.append))
+        data = pickle.dumps(message, 5, buffer_callback=buffers.append)
         body = buffers[0].raw() if buffers else memoryview(b"")
+        first = memoryview(SIZES.pack(len(data), len(body)) + data)
         with self._sending:
-            try:
-                sizes = SIZES.pack(len(data), len(body))
-                if descriptor is not None:
-                    sizes = sizes[socket.send_fds(self.sock, [sizes], [descriptor]) :]
-                self.sock.sendall(sizes)
-                for part in (data, body):
-                    for begin in range(0, len(part), PIECE):
-                        self.sock.sendall(part[begin : begin + PIECE])
-            except OSError:
-                self.hang_up()  # a part of it may have left
+            if descriptors:
+                first = first[socket.send_fds(self.sock, [first], descriptors) :]
+            for part in (first, body):
+                for begin in range(0, len(part), PIECE):
+                    self.sock.sendall(part[begin : begin + PIECE])
 
     def receive(self) -> Any:
         """Return the next message; `EOFError`: the other end is gone, or silent for longer than it may be."""
         size, body = SIZES.unpack(self._exactly(SIZES.size))
         data = self._exactly(size)
         return pickle.loads(data, buffers=[self._exactly(body)] if body else None)
+
+    def taken_descriptors(self) -> list[int]:
+        """Return the descriptors that have arrived, which the caller closes."""
+        taken = list(self.descriptors)
+        self.descriptors.clear()
+        return taken
 
     def hang_up(self) -> None:
         """Wake the thread that receives. Idempotent."""
@@ -88,7 +100,7 @@ class ControlConnection:
     def _receive_into(self, view: memoryview) -> int:
         if not self._passes:
             return self.sock.recv_into(view)
-        data, descriptors, _, _ = socket.recv_fds(self.sock, len(view), 1)
+        data, descriptors, _, _ = socket.recv_fds(self.sock, len(view), MOST_DESCRIPTORS)
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
         self.descriptors.extend(descriptors)

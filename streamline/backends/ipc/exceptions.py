@@ -1,24 +1,23 @@
 """Failures as bytes: exceptions arrive as they were raised, with causes and groups, and their traceback as a note.
 
 Most can be pickled. One that can't, or isn't the same when loaded, goes as its class, arguments and attributes, and is
-made without its `__init__`; parts that can't be pickled are omitted and named in a note. If its class can't be sent, a
-`StageError` stands for it. The sender loads all that it sends, to know in time what can't be loaded.
+made without its `__init__`: without the attributes if one of them can't be pickled, and with its text in the place of
+arguments that can't be. If its class can't be sent, a `StageError` stands for it. The sender loads all that it sends,
+to know in time what can't be loaded.
 """
 
 from __future__ import annotations
 
-import inspect
 import io
 import linecache
 import os
 import pickle
 import re
 import traceback
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
 
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import Encoded
@@ -60,35 +59,31 @@ MOST_TEXT = 1 << 16
 MOST_BYTES = 1 << 20
 """Bytes of a failed item that are sent with its failure, for people to look at."""
 
-CONSTRUCTED = ("args", "message", "exceptions")
-"""Attributes that are arguments; the last two of a group."""
-
 BARE = re.compile(r'^  File "(.+)", line (\d+), in .*\n(?!    )', re.MULTILINE)
 """A frame of a traceback without its line of source."""
 
 
-class _ExceptionRecord(NamedTuple):
+@dataclass
+class _ExceptionRecord:
     """One exception.
 
     Attributes:
       name: of its class, for messages.
       message: its text; of a group, without its members.
-      notes: as they are.
-      pickled: the exception, or its class, arguments and attributes; None: its class can't be sent.
+      pickled: the exception, or (class, arguments, attributes); None: its class can't be sent.
       call: for `replay`; None: it has none; empty: it can't be sent.
-      members: of a group, the numbers of its members.
-      cause, context: their numbers; None: there is none.
+      members: of a group; None: it is none.
       suppressed: whether the context isn't shown.
     """
 
     name: str
     message: str
-    notes: list[str]
+    notes: list[str] = field(default_factory=list)
     pickled: bytes | None = None
     call: bytes | None = None
-    members: list[int] | None = None
-    cause: int | None = None
-    context: int | None = None
+    members: list[_ExceptionRecord] | None = None
+    cause: _ExceptionRecord | None = None
+    context: _ExceptionRecord | None = None
     suppressed: bool = True
 
 
@@ -107,7 +102,7 @@ def pickle_exception(error: BaseException, host: str = "", *, trace: bool = True
     try:
         return pickle.dumps((_records(error, where), note), 5)
     except BaseException:
-        return pickle.dumps(([_ExceptionRecord(type(error).__qualname__, _message(error), [])], note), 5)
+        return pickle.dumps(([_ExceptionRecord(type(error).__qualname__, _message(error))], note), 5)
 
 
 def unpickle_exception(data: bytes) -> BaseException:
@@ -116,14 +111,13 @@ def unpickle_exception(data: bytes) -> BaseException:
     if note is not None:
         records[0].notes.append(BARE.sub(_with_source, note))
     errors: dict[int, BaseException] = {}
-    for at in range(len(records)):
-        _make(at, records, errors)
-    for at, record in enumerate(records):  # past what a class may do about it: it may be frozen
-        cause = None if record.cause is None else errors[record.cause]
-        context = None if record.context is None else errors[record.context]
+    for record in records:
+        _make(record, errors)
+    for record in records:  # past what a class may do about it: it may be frozen
+        cause, context = (None if it is None else errors[id(it)] for it in (record.cause, record.context))
         for name, value in (("cause", cause), ("context", context), ("suppress_context", record.suppressed)):
-            vars(BaseException)[f"__{name}__"].__set__(errors[at], value)
-    return errors[0]
+            vars(BaseException)[f"__{name}__"].__set__(errors[id(record)], value)
+    return errors[id(records[0])]
 
 
 def pickle_or_none(thing: Any, *, bounded: bool = True) -> bytes | None:
@@ -132,12 +126,12 @@ def pickle_or_none(thing: Any, *, bounded: bool = True) -> bytes | None:
     Args:
       bounded: also None if it is larger than `MOST_BYTES`.
     """
-    from streamline.backends.ipc.by_value import ValuePickler  # not at the top: hosts start sooner
+    from streamline.backends.ipc.by_value import ItemPickler  # not at the top: hosts start sooner
 
-    for pickler in (pickle.Pickler, ValuePickler):
+    for pickler in (partial(pickle.Pickler, protocol=5), ItemPickler):
         buffer = _Bounded() if bounded else io.BytesIO()
         try:
-            pickler(buffer, 5).dump(thing)
+            pickler(buffer).dump(thing)
             pickle.loads(buffer.getvalue())
         except OverflowError:
             return None
@@ -159,35 +153,28 @@ class _Bounded(io.BytesIO):
 # Pickling -------------------------------------------------------------------------------------------------------------
 def _records(error: BaseException, where: str) -> list[_ExceptionRecord]:
     """Return an exception's record, followed by those that it refers to."""
-    errors, numbers = [error], {id(error): 0}
+    errors, records = [error], {id(error): _record(error, where)}
 
-    def number(of: BaseException | None) -> int | None:
-        if of is None or (id(of) not in numbers and len(errors) >= MOST_ERRORS):
-            return None
-        if id(of) not in numbers:
-            numbers[id(of)] = len(errors)
-            errors.append(of)
-        return numbers[id(of)]
+    def record_of(other: BaseException | None) -> _ExceptionRecord | None:
+        if other is not None and id(other) not in records and len(errors) < MOST_ERRORS:
+            records[id(other)] = _record(other, where)
+            errors.append(other)
+        return records.get(id(other))
 
-    found = []
-    for record in errors:  # it grows meanwhile
-        members = None
-        if isinstance(record, BaseExceptionGroup):
-            numbered = [number(member) for member in record.exceptions]
-            members = [member for member in numbered if member is not None]
-        found.append(_record(record, members, number(record.__cause__), number(record.__context__), where))
-    return found
+    for one in errors:  # it grows meanwhile
+        record = records[id(one)]
+        record.cause, record.context = record_of(one.__cause__), record_of(one.__context__)
+        if isinstance(one, BaseExceptionGroup):
+            record.members = [it for it in map(record_of, one.exceptions) if it is not None]
+    return list(records.values())
 
 
-def _record(
-    error: BaseException, members: list[int] | None, cause: int | None, context: int | None, where: str
-) -> _ExceptionRecord:
+def _record(error: BaseException, where: str) -> _ExceptionRecord:
+    """Return the record of one exception by itself."""
     notes = [note for note in getattr(error, "__notes__", None) or () if isinstance(note, str)]
-    pickled = _whole(error) if members is None else None
-    if pickled is None:
-        pickled, omitted = _in_parts(error)
-        if omitted:
-            notes.append(f"left in {where}, since it can't be pickled: {', '.join(omitted)}")
+    pickled, left_out = _pickled(error)
+    if left_out:
+        notes.append(f"left in {where}, since it can't be pickled: {left_out}")
     call = vars(error).get(KEY)
     sent = pickle_or_none((call.fn, call.given, call.outputs)) if isinstance(call, FailedCall) else None
     return _ExceptionRecord(
@@ -196,11 +183,29 @@ def _record(
         notes=notes,
         pickled=pickled,
         call=(sent or b"") if KEY in vars(error) else None,
-        members=members,
-        cause=cause,
-        context=context,
         suppressed=error.__suppress_context__,
     )
+
+
+def _pickled(error: BaseException) -> tuple[bytes | None, str]:
+    """Return an exception as it is pickled for a record, and what is left out of it, in words."""
+    members = [*error.exceptions] if isinstance(error, BaseExceptionGroup) else None
+    whole = _whole(error) if members is None else None
+    if whole is not None:
+        return whole, ""
+    with suppress(BaseException):  # methods of the user's
+        args, attributes = _parts(error)
+        names = ", ".join(attributes)
+        for parts, left_out in (
+            ((args, attributes), ""),
+            ((args, {}), f"its attributes {names}"),
+            (((_message(error),), {}), f"its arguments, its attributes {names}"),
+        ):
+            pickled = pickle_or_none((type(error), *parts), bounded=False)
+            if pickled is not None:
+                _rebuilt(pickle.loads(pickled), "", members)
+                return pickled, left_out
+    return None, ""
 
 
 def _whole(error: BaseException) -> bytes | None:
@@ -214,43 +219,18 @@ def _whole(error: BaseException) -> bytes | None:
         return None
 
 
-def _in_parts(error: BaseException) -> tuple[bytes | None, list[str]]:
-    """Return an exception's class, arguments and attributes, pickled together, and what was omitted."""
-    members = [*error.exceptions] if isinstance(error, BaseExceptionGroup) else None
-    args: list[Any] = []
-    attributes: dict[str, Any] = {}
-    omitted = []
-    try:
-        for at, argument in enumerate(error.args if members is None else ()):
-            sendable = pickle_or_none(argument, bounded=False) is not None
-            args.append(argument if sendable else f"<{_described(argument)}>")
-            omitted += [] if sendable else [f"args[{at}] ({_described(argument)})"]
-        for name, value in _attributes(error):
-            if pickle_or_none(value, bounded=False) is not None:
-                attributes[name] = value
-            else:
-                omitted.append(f"{name} ({_described(value)})")
-        pickled = pickle_or_none((type(error), args, attributes), bounded=False)
-        if pickled is not None:
-            _rebuilt(pickle.loads(pickled), "", members)
-    except BaseException:  # methods of the user's
-        return None, omitted
-    return pickled, omitted
+def _parts(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what to make an exception of: arguments of the built-in class that it is derived from, and attributes."""
+    _, args, *more = _built_in(type(error)).__reduce__(error)  # the name of an OSError's file is among them
+    state = object.__getstate__(error)  # slots are in a tuple's second part
+    slots = state[1] if isinstance(state, tuple) else {}
+    attributes = {**vars(error), **(more[0] if more else {}), **slots}
+    args = () if isinstance(error, BaseExceptionGroup) else args
+    return args, {name: it for name, it in attributes.items() if name not in (KEY, "__notes__")}
 
 
-def _attributes(error: BaseException) -> Iterator[tuple[str, Any]]:
-    """Yield attributes: also slots, and those that built-in exceptions keep in C; not the notes and the call."""
-    yield from ((name, value) for name, value in vars(error).items() if name not in (KEY, "__notes__"))
-    for name, found in inspect.getmembers_static(type(error)):
-        if isinstance(found, MemberDescriptorType | GetSetDescriptorType) and not name.startswith("__"):
-            with suppress(AttributeError, TypeError):  # not set
-                if name not in CONSTRUCTED and (value := getattr(error, name)) is not None:
-                    yield name, value
-
-
-def _described(thing: object) -> str:
-    """Return a thing's type for messages: "a socket"."""
-    return f"a {type(thing).__qualname__}" if not isinstance(thing, FunctionType) else "a function"
+def _built_in(cls: type[BaseException]) -> Any:
+    return next(kind for kind in cls.__mro__ if kind.__module__ == "builtins")
 
 
 def _message(error: BaseException) -> str:
@@ -286,12 +266,11 @@ def _with_source(frame: re.Match[str]) -> str:
     return f"{frame[0]}    {line}\n" if line else frame[0]
 
 
-def _make(at: int, records: list[_ExceptionRecord], errors: dict[int, BaseException]) -> BaseException:
-    """Return exception number `at`; of a group, its members are made first."""
-    if at in errors:
-        return errors[at]
-    record = records[at]
-    members = None if record.members is None else [_make(member, records, errors) for member in record.members]
+def _make(record: _ExceptionRecord, errors: dict[int, BaseException]) -> BaseException:
+    """Return the exception of a record; of a group, its members are made first."""
+    if id(record) in errors:
+        return errors[id(record)]
+    members = None if record.members is None else [_make(member, errors) for member in record.members]
     error = _loaded(record, members)
     if error is None:
         what = "" if members is None else f", a group of {len(members)}"
@@ -301,7 +280,7 @@ def _make(at: int, records: list[_ExceptionRecord], errors: dict[int, BaseExcept
         vars(error)["__notes__"] = record.notes
     if record.call is not None:
         vars(error)[KEY] = _call(record.call)
-    errors[at] = error
+    errors[id(record)] = error
     return error
 
 
@@ -318,7 +297,7 @@ def _loaded(record: _ExceptionRecord, members: list[BaseException] | None) -> Ba
 def _rebuilt(parts: Any, message: str, members: list[BaseException] | None) -> BaseException:
     """Return an exception made without its `__init__`; a group, of these members."""
     cls, args, attributes = parts
-    base = next(kind for kind in cls.__mro__ if kind.__module__ == "builtins")
+    base = _built_in(cls)
     args = args if members is None else [message, members]
     error: BaseException = base.__new__(cls, *args)
     try:

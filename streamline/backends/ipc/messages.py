@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from streamline.core.channel import FlushPoints
 from streamline.core.counters import Doing, StageCounts
+from streamline.core.limits import Limit
 from streamline.core.state import SkipCounts, Tree
 from streamline.errors import WorkerDied
 
@@ -134,9 +135,9 @@ class LiveEnd(NamedTuple):
 
 
 class PermitsIssued(NamedTuple):
-    """Permits of limit `number` of the plan, for calls; `share` of them may go from one call to the next."""
+    """Permits of the limit with this key, for calls; `share` of them may go from one call to the next."""
 
-    number: int
+    key: str
     permits: int
     share: int
 
@@ -221,16 +222,16 @@ class LiveCredit(NamedTuple):
 
 
 class PermitsWanted(NamedTuple):
-    """Calls wait for permits of limit `number` of the plan."""
+    """Calls wait for permits of a limit."""
 
-    number: int
+    limit: Limit
     permits: int
 
 
 class PermitsReturned(NamedTuple):
-    """Calls are over; `unused`: they have never begun."""
+    """Calls under the limit with this key are over; `unused`: they have never begun."""
 
-    number: int
+    key: str
     permits: int
     unused: bool
 

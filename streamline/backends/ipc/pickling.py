@@ -54,12 +54,10 @@ class PickledItems(NamedTuple):
 
 
 class Pickling:
-    """Packs the items of one end of a link, and unpacks those of the other."""
+    """Packs the items of one end of a link; `pickle.loads` unpacks them, with arrays that are views of the buffers."""
 
     def __init__(self) -> None:
         self._sent_classes: SentClasses | None = None  # once cloudpickle is needed
-        self._definitions: dict[str, bytes] = {}
-        self._classes: dict[str, type] = {}
 
     def dumps(self, items: Sequence[Any]) -> PickledItems:
         """Return the pickle, and the buffers beside it; raise `PackingError` if an item can't be pickled."""
@@ -76,51 +74,31 @@ class Pickling:
             self._blame(items)
             raise PackingError(0, type(items).__name__) from error
 
-    def loads(self, data: bytes | memoryview, buffers: Sequence[memoryview]) -> list[Any]:
-        """Return the items; arrays are views of the buffers. Raises what unpickling raises."""
-        items: list[Any]
-        if not self._definitions:
-            items = pickle.loads(data, buffers=buffers)
-            return items
-        from streamline.backends.ipc.by_value import class_definitions
-
-        with class_definitions(self._definitions, self._classes):
-            items = pickle.loads(data, buffers=buffers)
-        return items
-
     def fresh(self) -> Mapping[str, bytes]:
         """Return the definitions of classes to send before what was pickled since the last call."""
         return self._sent_classes.fresh() if self._sent_classes is not None else {}
 
-    def define(self, definitions: Mapping[str, bytes]) -> None:
-        """Add the other end's definitions; loaded when needed."""
-        self._definitions.update(definitions)
-
     def _by_value(self, items: Sequence[Any]) -> PickledItems:
-        from streamline.backends.ipc.by_value import ByValue, SentClasses
+        from streamline.backends.ipc.by_value import ItemPickler, SentClasses
 
         sent = self._sent_classes or SentClasses()
         output = PickleBuffers()
-        ByValue(output, sent, reducers(), output.take).dump(items)
+        ItemPickler(output, output.take, reducers(), sent).dump(items)
         self._sent_classes = sent
         return output.pickled
 
     def _blame(self, items: Sequence[Any]) -> None:
         """Raise for the first item that can't be pickled."""
+        from streamline.backends.ipc.unpicklable import pickling_error, unpicklable_part
+
         for index, item in enumerate(items):
-            if self._failure(item) is not None:
-                from streamline.backends.ipc.unpicklable import unpicklable_part
-
-                path = unpicklable_part(item, lambda part: self._failure(part) is None)
+            if pickling_error(item, self._dump_one) is not None:
+                path = unpicklable_part(item, self._dump_one)
                 part = path[-1][1] if path else item
-                raise PackingError(index, type(part).__name__) from self._failure(part)
+                raise PackingError(index, type(part).__name__) from pickling_error(part, self._dump_one)
 
-    def _failure(self, thing: Any) -> Exception | None:
-        try:
-            self._by_value([thing])
-        except Exception as error:
-            return error
-        return None
+    def _dump_one(self, item: Any) -> None:
+        self._by_value([item])
 
 
 class PickleBuffers:

@@ -266,7 +266,8 @@ class SocketLink(Link):
 
     def unpack(self, packed: PackedItems) -> list[Any]:
         assert isinstance(packed, ReceivedItems)
-        return self._pickling.loads(packed.parts[0], packed.parts[1:])
+        items: list[Any] = pickle.loads(packed.parts[0], buffers=packed.parts[1:])
+        return items
 
     # Sending
 
@@ -488,7 +489,10 @@ class SocketLink(Link):
     def _take(self, frame: Frame, messages: list[Message]) -> None:
         message = pickle.loads(frame.message)
         if isinstance(message, _Between):
-            self._pickling.define(message.classes)
+            if message.classes:
+                from streamline.backends.ipc.by_value import define  # not at the top: few need it
+
+                define(message.classes)
             for number in message.dropped:
                 self._leases.pop(number, None)
             if frame.slab is not None:

@@ -12,10 +12,10 @@ branches of those that this state is in.
 
 from __future__ import annotations
 
+import copyreg
 import pickle
 import weakref
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping
 from io import BytesIO
 from itertools import count
 from typing import Any, cast
@@ -196,18 +196,15 @@ class ColumnEncoder:
         try:
             return self._pickled(body)
         except Exception as error:
-            if _picklable(body):
+            refusal = _refusal(body)
+            if refusal is None:
                 raise
-            raise PlanTypeError(_why_unpicklable(body)) from error
+            raise refusal from error
 
     def _pickled(self, body: Body | State) -> bytes:
         if self._log is not None:
-            return self._log.dump(
-                body, partial(_state_value_pickler() if self._by_value else _StatePickler, protocol=5)
-            )
-        if not self._by_value:
-            return pickle.dumps(body, 5)
-        return _pickled_by_value(body)
+            return self._log.dump(body, _item_pickler if self._by_value else _plain_pickler)
+        return _dumps_by_value(body) if self._by_value else pickle.dumps(body, 5)
 
 
 class _SentSegment(weakref.ref[LogSegment]):
@@ -244,15 +241,14 @@ class _SentLogs:
         self._in_message: list[LogSegment] = []
         self._keys = count()
 
-    def dump(self, body: Body | State, kind: Callable[[BytesIO], _StatePickler]) -> bytes:
-        """Return `body`, and the news of the segments in it."""
+    def dump(self, body: Body | State, kind: Callable[[BytesIO, Mapping[type, Any]], Any]) -> bytes:
+        """Return `body`, and the news of the segments in it; `kind` makes a pickler with such a table of reducers."""
         buffer = BytesIO()
         self._in_message = []
         try:
             for last in list(self._last.values()):
                 self._follow(last)
-            pickler = kind(buffer)
-            pickler.key_of = self.key_of
+            pickler = kind(buffer, dict.fromkeys(_kinds_of(LogSegment), self._by_key))
             pickler.dump(body)
             sent = [self._dump_news(pickler, segment) for segment in self._in_message]  # which may grow meanwhile
             pickler.dump(self._forgotten())
@@ -263,9 +259,9 @@ class _SentLogs:
             entry.sent, entry.linked = news, linked
         return buffer.getvalue()
 
-    def key_of(self, segment: LogSegment) -> int:
-        """Return the number of a segment, and include it in the message."""
-        return self._include(segment, None).key
+    def _by_key(self, segment: LogSegment) -> Any:
+        """Reduce a segment to its number, and include it in the message."""
+        return segment_by_key, (type(segment), self._include(segment, None).key)
 
     def _follow(self, segment: LogSegment) -> None:
         """Include all segments from one on: marks in the consumer may lead to them."""
@@ -287,7 +283,7 @@ class _SentLogs:
             self._in_message.append(segment)
         return entry
 
-    def _dump_news(self, pickler: _StatePickler, segment: LogSegment) -> tuple[_SentSegment, Any, bool]:
+    def _dump_news(self, pickler: Any, segment: LogSegment) -> tuple[_SentSegment, Any, bool]:
         entry = self._entries[id(segment)]
         if not entry.linked:
             self._follow(segment)
@@ -314,58 +310,42 @@ def segment_by_key(kind: type[LogSegment], key: int) -> LogSegment:
     raise LookupError(f"a {kind.__name__} outside of its message: {key}")
 
 
-class _StatePickler(pickle.Pickler):
-    """Pickles segments as their numbers."""
-
-    key_of: Callable[[LogSegment], int]
-
-    def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, LogSegment):
-            return segment_by_key, (type(thing), self.key_of(thing))
-        return NotImplemented
+def _kinds_of(kind: type[Any]) -> Iterator[type[Any]]:
+    """Yield the classes that are derived from one."""
+    for derived in kind.__subclasses__():
+        yield derived
+        yield from _kinds_of(derived)
 
 
-def _pickled_by_value(thing: Any) -> bytes:
+def _plain_pickler(buffer: BytesIO, table: Mapping[type, Any]) -> Any:
+    pickler = pickle.Pickler(buffer, 5)
+    pickler.dispatch_table = {**copyreg.dispatch_table, **table}
+    return pickler
+
+
+def _item_pickler(buffer: BytesIO, table: Mapping[type, Any]) -> Any:
+    from streamline.backends.ipc.by_value import ItemPickler  # not at the top: hosts start sooner
+
+    return ItemPickler(buffer, table=table)
+
+
+def _dumps_by_value(thing: Any) -> bytes:
     """Return something pickled, with what the consumer can't import by value."""
-    from streamline.backends.ipc.by_value import ValuePickler  # not at the top: hosts start sooner
-
     buffer = BytesIO()
-    ValuePickler(buffer, 5).dump(thing)
+    _item_pickler(buffer, {}).dump(thing)
     return buffer.getvalue()
 
 
-@cache
-def _state_value_pickler() -> Any:
-    """Return the class that does both."""
-    from streamline.backends.ipc.by_value import ValuePickler
+def _refusal(body: Any) -> PlanTypeError | None:
+    """Return an error that names the state that can't be pickled; None: each can."""
+    from streamline.backends.ipc.unpicklable import kind_of, pickling_error, unpicklable_part
 
-    class StateValuePickler(ValuePickler):
-        key_of: Callable[[LogSegment], int]
-
-        def reducer_override(self, thing: Any) -> Any:
-            if isinstance(thing, LogSegment):
-                return segment_by_key, (type(thing), self.key_of(thing))
-            return super().reducer_override(thing)
-
-    return StateValuePickler
-
-
-def _why_unpicklable(body: Any) -> str:
-    """Return the message that names the state that can't be pickled."""
-    from streamline.backends.ipc.unpicklable import kind_of, unpicklable_part
-
-    path = [body, *(part for _, part in unpicklable_part(body, _picklable))]
+    if pickling_error(body, _dumps_by_value) is None:
+        return None
+    path = [body, *(part for _, part in unpicklable_part(body, _dumps_by_value))]
     names = [name for part in path if isinstance(name := getattr(part, "name", getattr(part, "_name", None)), str)]
     whose = f"the state of {names[-1]!r}" if names else "a state"
-    return (
+    return PlanTypeError(
         f"{whose} can't be sent to another process: expected something that pickles, got a {kind_of(path[-1])}. Give "
         "it a __getstate__ that leaves out what doesn't, or run its workers inline"
     )
-
-
-def _picklable(thing: Any) -> bool:
-    try:
-        _pickled_by_value(thing)
-    except Exception:
-        return False
-    return True

@@ -10,7 +10,7 @@ from typing import Any
 
 import cloudpickle
 
-from streamline.backends.ipc.by_value import REFUSED, has_refused_name
+from streamline.backends.ipc.by_value import is_refused
 
 MOST_TRIED = 300
 """Parts that are pickled in search of the one that can't be."""
@@ -19,7 +19,16 @@ Step = tuple[str, object]
 """A label, "" where there is none, and the part that it leads to."""
 
 
-def unpicklable_part(whole: object, picklable: Callable[[object], bool]) -> list[Step]:
+def pickling_error(thing: object, dumps: Callable[[object], object]) -> Exception | None:
+    """Return what `dumps` raises; None: the thing can be pickled."""
+    try:
+        dumps(thing)
+    except Exception as error:
+        return error
+    return None
+
+
+def unpicklable_part(whole: object, dumps: Callable[[object], object]) -> list[Step]:
     """Return the shortest path to a part that can't be pickled though its own parts can; empty: that is `whole`.
 
     Breadth first, each object once, at most `MOST_TRIED`; `whole` if only cycles can't be pickled.
@@ -32,7 +41,7 @@ def unpicklable_part(whole: object, picklable: Callable[[object], bool]) -> list
             tried += 1
             if tried > MOST_TRIED:
                 return path
-            if picklable(part):
+            if pickling_error(part, dumps) is None:
                 continue
             innermost = innermost and part is found
             if id(part) not in seen:
@@ -51,7 +60,7 @@ def kind_of(part: object) -> str:
 
 def _parts(whole: Any) -> Iterator[tuple[str, object]]:
     """Yield what is pickled along with `whole`, each with a label."""
-    if isinstance(whole, REFUSED) or has_refused_name(type(whole)):
+    if is_refused(whole):
         return
     if isinstance(whole, types.FunctionType):
         yield from _parts_of_function(whole)
@@ -78,7 +87,9 @@ def _parts(whole: Any) -> Iterator[tuple[str, object]]:
             (_name(part) or f".{name}", part) for name in names if (part := getattr(whole, name, None)) is not None
         )
     else:
-        yield from ((_name(part) or f".{name}", part) for name, part in getattr(whole, "__dict__", {}).items())
+        for name, part in getattr(whole, "__dict__", {}).items():
+            if not isinstance(part, types.GetSetDescriptorType | types.MemberDescriptorType):  # of each class anew
+                yield _name(part) or f".{name}", part
         if not isinstance(whole, type):
             slots = (slot for kind in type(whole).__mro__ for slot in vars(kind).get("__slots__", ()))
             yield from ((f".{slot}", getattr(whole, slot, None)) for slot in slots)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from streamline.backends.hosts.child_process import HostProcess
 from streamline.backends.hosts.plan_shipping import Shipped, keep
-from streamline.backends.hosts.process_env import ProcessEnv
+from streamline.backends.hosts.process_main import ProcessEnv
 from streamline.backends.hosts.stdio_relay import OVER
 from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.backends.remote.control import (
@@ -72,6 +72,8 @@ to count, `REDIAL_S`, and the end of an interpreter. The kernel sends again afte
 the default 10 s no attempt is lost."""
 
 ENTRY_POINT = "streamline.backends.remote.network_link:serve_network"
+
+SHARED_ENTRY_POINT = "streamline.backends.remote.shared_network:serve_network"
 
 
 class _Hosted:
@@ -201,9 +203,9 @@ class Agent:
 
     def _start(self, message: StartHost) -> None:
         output = partial(self._frame, message.host)
-        process = HostProcess(message.number, message.env, entry_point=ENTRY_POINT, output=output)
+        entry_point = SHARED_ENTRY_POINT if message.shared else ENTRY_POINT
         try:
-            process.start()
+            process = HostProcess(message.number, message.env, entry_point=entry_point, output=output)
         except HostError as error:
             self._control.send(HostStarted(message.host, 0, str(error)))
             return
@@ -257,10 +259,7 @@ class Agent:
     def _known(self, host: int, work: Callable[[_Hosted], object]) -> None:
         """Do something with a host, unless it has exited."""
         if (hosted := self._hosts.get(host)) is not None:
-            try:
-                work(hosted)
-            except OSError:
-                logger.debug("host %d exits just now", host)
+            work(hosted)
 
     # What hosts do ----------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 from streamline.backends.hosts.host import HostExit
 from streamline.backends.hosts.plan_shipping import Shipped
-from streamline.backends.hosts.process_env import ProcessEnv
+from streamline.backends.hosts.process_main import ProcessEnv
 from streamline.backends.hosts.stdio_relay import OVER, QUESTION, Answer, HostOutput, Relay
 from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.backends.remote.control import (
@@ -356,10 +356,11 @@ class AttachedAgent:
 class _Wanted:
     """A host that waits for a place, at an agent with this ticket."""
 
-    def __init__(self, number: int, env: Mapping[str, str], ticket: str) -> None:
+    def __init__(self, number: int, env: Mapping[str, str], ticket: str, *, shared: bool) -> None:
         self.number = number
         self.env = env
         self.ticket = ticket
+        self.shared = shared
         self.process: Future[RemoteProcess] = Future()
 
 
@@ -383,9 +384,11 @@ class Agents:
         """Where it listens."""
         return self._listener.port
 
-    def place(self, number: int, env: Mapping[str, str], ticket: str = "") -> Future[RemoteProcess]:
+    def place(
+        self, number: int, env: Mapping[str, str], ticket: str = "", *, shared: bool = False
+    ) -> Future[RemoteProcess]:
         """Return what brings a host, once an agent has a place for it. Cancel it, or fail it, to stop waiting."""
-        wanted = _Wanted(number, env, ticket)
+        wanted = _Wanted(number, env, ticket, shared=shared)
         with self._lock:
             self._wanted.setdefault(ticket, deque()).append(wanted)
         self._fill()
@@ -481,7 +484,7 @@ class Agents:
                     return
                 wanted = self._wanted[agent.ticket].popleft()
                 process = agent.start(wanted.number, wanted.env)
-            agent.send(StartHost(process.host, wanted.number, wanted.env))
+            agent.send(StartHost(process.host, wanted.number, wanted.env, wanted.shared))
             if not bring(wanted.process, process):  # it waits no more
                 agent.send(EndHost(process.host, 0.0))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from streamline.backends.hosts.process_env import ProcessEnv
+from streamline.backends.hosts.process_main import ProcessEnv
 
 DYING_S = 0.3
 """Seconds from the end of a link to the exit of its process: well under a millisecond if it died."""
@@ -23,11 +23,12 @@ class Attach(NamedTuple):
 
 
 class StartHost(NamedTuple):
-    """Start a host process, which messages call `number`."""
+    """Start a host process, which messages call `number`; `shared`: ranks share it."""
 
     host: int
     number: int
     env: Mapping[str, str]
+    shared: bool = False
 
 
 class Payload(NamedTuple):

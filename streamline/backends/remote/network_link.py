@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from streamline.backends.hosts.shared_runs import serve_link
+from streamline.backends.hosts.host_server import serve_link
 from streamline.backends.ipc.frames import LARGE, Frames, head, padded
 from streamline.backends.ipc.messages import Message
 from streamline.backends.ipc.pickling import PickledItems, load
@@ -167,9 +167,14 @@ async def serve_network(sock: socket.socket, payload: int, introduction: Introdu
     Args:
       introduction: of a socket that isn't connected yet; None: of one whose handshake is done.
     """
+    await serve_link(await network_link(sock, introduction), payload, load_here)
+
+
+async def network_link(sock: socket.socket, introduction: Introduction | None) -> NetworkLink:
+    """Return a host's end of a link; as in `serve_network`."""
     if introduction is not None:
         sock = await anyio.to_thread.run_sync(introduction.dial, sock)
-    await serve_link(NetworkLink(sock), payload, load_here)
+    return NetworkLink(sock)
 
 
 # What a run needs of this machine -------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from streamline.backends.hosts.host_server import Spec
 from streamline.backends.hosts.placement import Elasticity
 from streamline.backends.hosts.plan_shipping import Shipped, ship
 from streamline.backends.hosts.pool import HostingBackend, check_shared
-from streamline.backends.hosts.process_env import ProcessEnv
+from streamline.backends.hosts.process_main import ProcessEnv
 from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.hosts.stdio_relay import Relay
 from streamline.backends.ipc.link import Link
@@ -162,8 +162,8 @@ class Remote(AgentsBackend):
     def sharing_kind(self) -> str:
         return f"{super().sharing_kind}, {self.listen}, {self.key_file and os.fspath(self.key_file)}"
 
-    def host(self, number: int) -> RemoteHost:
-        return RemoteHost(number, self)
+    def host(self, number: int, *, shared: bool = False) -> RemoteHost:
+        return RemoteHost(number, self, shared_by_ranks=shared)
 
     def listening(self) -> AbstractContextManager[Agents]:
         address, key, tls = parse_address("listen", self.listen), read_key(self.key_file), Certificates.of(self.tls)
@@ -198,9 +198,10 @@ class RemoteHost(SocketHost[RemoteProcess]):
 
     kind: ClassVar[HostKind] = "process"
 
-    def __init__(self, number: int, backend: AgentsBackend) -> None:
+    def __init__(self, number: int, backend: AgentsBackend, *, shared_by_ranks: bool = False) -> None:
         super().__init__(number)
         self._backend = backend
+        self._shared_by_ranks = shared_by_ranks
         self._using = ExitStack()
         self._trouble = ""  # why it could not be started or reached, the last time
         self._agents: Agents | None = None
@@ -244,7 +245,7 @@ class RemoteHost(SocketHost[RemoteProcess]):
 
     def _place(self, agents: Agents) -> Future[RemoteProcess]:
         """Ask for another process; under the lock."""
-        return agents.place(self.number, self._backend.env)
+        return agents.place(self.number, self._backend.env, shared=self._shared_by_ranks)
 
     async def reach(
         self, payload: CarriedPlan, answer: Callable[[Any], Any] | Relay | None, env: ProcessEnv

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 from streamline.errors import DataError, StreamlineError
 from streamline.io.fetch.file import File
+from streamline.io.formats.base import InThread
 from streamline.io.formats.columnar import Unchanged
-from streamline.io.formats.rows import BLOCK_BYTES, BLOCK_ROWS, InThread, RowFormat
+from streamline.io.formats.rows import BLOCK_BYTES, BLOCK_ROWS, RowFormat, RowTable
 
 OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 """As array_record advises for random access: threads of its own gain nothing for blocks of whole groups."""
@@ -27,14 +28,13 @@ class ArrayRecordFormat(RowFormat):
     kind: ClassVar[str] = "read_array_record"
     reread: ClassVar[str] = "reads its group of records again"
 
-    async def table(self, file: File, in_thread: InThread) -> RecordTable:
+    async def table(self, file: File, in_thread: InThread[Any]) -> RecordTable:
         def opened() -> RecordTable:
             unchanged = Unchanged(file.path, file.part.found.size)
             reader = _opened(file.path)
             group = GROUP.search(reader.writer_options_string())
-            return RecordTable(
-                file.path, [reader], unchanged, in_thread, reader.num_records(), int(group[1]) if group else 1
-            )
+            size = int(group[1]) if group else 1
+            return RecordTable(file.path, [reader], unchanged, in_thread, size, rows=reader.num_records())
 
         table: RecordTable = await in_thread(opened)
         return table
@@ -50,8 +50,8 @@ def _opened(path: str) -> Any:
 
 
 @dataclass(frozen=True)
-class RecordTable:
-    """The records of a file.
+class RecordTable(RowTable):
+    """The records of a file. array_record opens none that was cut short.
 
     Attributes:
       readers: array_record's, one; it closes the file when it is dropped. None where it has to be opened again.
@@ -61,13 +61,8 @@ class RecordTable:
     path: str
     readers: list[Any]
     unchanged: Unchanged
-    in_thread: InThread
-    rows: int
+    in_thread: InThread[Any]
     group: int
-
-    @property
-    def good(self) -> int:
-        return self.rows  # array_record opens no file that was cut short
 
     async def blocks(self, start: int, stop: int) -> AsyncGenerator[Sequence[Sequence[Any]], None]:
         groups = 1
@@ -111,6 +106,3 @@ class RecordTable:
 
     def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
         return list(block[0])
-
-    def cut_short(self) -> str:
-        raise AssertionError("all records are there")

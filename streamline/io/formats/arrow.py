@@ -22,7 +22,7 @@ from streamline.io.formats.arrow_messages import (
     Message,
     blocks,
 )
-from streamline.io.formats.base import Place
+from streamline.io.formats.base import InThread, Place
 from streamline.io.formats.columnar import (
     FOOTER_BYTES,
     Columnar,
@@ -31,12 +31,13 @@ from streamline.io.formats.columnar import (
     RowGroup,
     check_schema,
     footer_of,
-    watched,
 )
 from streamline.io.formats.sparse_file import from_start
 
 MOST_METADATA_BYTES = 256 * 1024 * 1024
 """A message's metadata beyond this are damaged: a schema of a million columns takes 100 MB."""
+
+SIZE_NEED = "reading a file from its end"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,27 +46,15 @@ class ArrowFormat(Columnar):
 
     kind: ClassVar[str] = "read_arrow"
     reread: ClassVar[str] = "reads its record batch again (a stream: all that is before it)"
-    same_columns: ClassVar[bool] = True
     unit: ClassVar[str] = "record batch"
 
-    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
-        with Working(demand.meter):
-            unchanged = await watched(file, demand)
-            size = await file.size("reading a file from its end")
-            if not size:
-                raise DataError(f"{file.path} is not an Arrow file: it is empty")
-            tail = await file.read(max(0, size - FOOTER_BYTES), size)
-            table = await self._opened(file, size, tail, begin, demand) if tail.endswith(MAGIC) else None
-        if table is None:
-            read = self._stream(file, size, begin, after, name, demand)
-        else:
-            read = self.read(file, table, unchanged, begin, after, name, demand)
-        async with aclosing(read) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    async def _opened(self, file: File, size: int, data: bytes, begin: Place, demand: Demand) -> GroupedTable:
-        """Return the file, opened; `data`: its end."""
+    async def opened(self, file: File, first: int, in_thread: InThread[Any]) -> GroupedTable | None:
+        size = await file.size(SIZE_NEED)
+        if not size:
+            raise DataError(f"{file.path} is not an Arrow file: it is empty")
+        data = await file.read(max(0, size - FOOTER_BYTES), size)
+        if not data.endswith(MAGIC):
+            return None
         data, length = await footer_of(file, size, data, MAGIC)
         try:
             dictionaries, batches = blocks(data[len(data) - length : -4 - len(MAGIC)])
@@ -86,12 +75,13 @@ class ArrowFormat(Columnar):
         def open_() -> GroupedTable:
             from streamline.io.formats.arrow_table import FileTable  # imports pyarrow
 
-            return FileTable(self, file, size, data, held, batches, begin["group"])
+            return FileTable(self, file, size, data, held, batches, first)
 
-        return await demand.site.tasks.threads.run(open_, file.path)
+        table: GroupedTable = await in_thread(open_)
+        return table
 
-    async def _stream(self, file: File, size: int, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
-        """Yield the items of a stream. One batch is kept back, to know whether it is the last."""
+    async def stream(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
+        """One batch is kept back, to know whether it is the last."""
         if file.part.num_shards > 1:
             raise PlanError(
                 f"{file.path} is an Arrow stream, which can only be read from its start, so it can't be split into "
@@ -99,6 +89,7 @@ class ArrowFormat(Columnar):
             )
         pending: tuple[GroupedTable, RowGroup, list[bytes]] | None = None
         failure: StreamlineError | None = None
+        size = await file.size(SIZE_NEED)
         async with aclosing(self._batches(file, size, begin, demand)) as batches:
             more = True
             while more:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
@@ -14,15 +14,19 @@ from streamline.core.flow import Demand, Lists
 from streamline.core.state import At, Json, State, States
 from streamline.core.state_types import Count
 from streamline.errors import PlanError
-from streamline.io.fetch.file import File, FilePart
+from streamline.io.formats.compression import named, not_splittable
 
 if TYPE_CHECKING:
     from streamline.io.fetch.fetcher import Fetcher
+    from streamline.io.fetch.file import File, FilePart
 
 T = TypeVar("T")
 
 AHEAD_BYTES = 16 * 2**20
 """Large items that wait for the next stage: more of them would only leave the cache; one is always admitted."""
+
+InThread: TypeAlias = Callable[[Callable[[], T]], Awaitable[T]]
+"""Runs what does I/O, or takes long."""
 
 Place: TypeAlias = "dict[str, Json]"
 """Where a reader stands: {"file": path, ...}; what else is in it is the format's. A file of None: nothing is left."""
@@ -37,21 +41,25 @@ class Format(ABC, Generic[T]):
       reread: what a resume does to get back to its place, for a printed plan.
       same_columns: whether the records of all files must have the same keys.
       sequential: whether a file is read from its place on as one stream, so that the next files can be fetched ahead.
+      counts: what a place has besides its file: all 0 before a file's first item.
+      splits: whether shards can share a file that isn't compressed.
     """
 
     kind: ClassVar[str]
     reread: ClassVar[str]
     same_columns: ClassVar[bool] = False
     sequential: ClassVar[bool] = True
+    counts: ClassVar[tuple[str, ...]] = ()
+    splits: ClassVar[bool] = False
 
     @property
     def ahead_bytes(self) -> int | None:
         """Bytes that items may hold while they wait for the next stage, where items may be large; None: not counted."""
         return None
 
-    @abstractmethod
     def begin(self, path: str | None) -> Place:
         """Return the place before the first item of a file; of None: nothing is left."""
+        return {"file": path, **dict.fromkeys(self.counts, 0)}
 
     async def lists(
         self, fetcher: Fetcher, parts: Sequence[FilePart], place: Place, name: str, demand: Demand
@@ -83,6 +91,9 @@ class Format(ABC, Generic[T]):
 
     def not_splittable(self, path: str, num_shards: int) -> PlanError | None:
         """Return why a file can't be shared by several shards, as far as its name says; None: it can."""
+        if self.splits:
+            kind = named(path)
+            return None if kind is None else not_splittable(path, num_shards, kind)
         return PlanError(
             f"{path} can't be split into {num_shards} shards ({self.kind}): split it into several files, or write "
             f'.shard({num_shards}, mode="replicated"): each shard reads all of it'
@@ -91,8 +102,7 @@ class Format(ABC, Generic[T]):
     @property
     def place_type(self) -> Any:
         """What a place is in a saved state, as `msgspec.convert` takes it: its file, and counts."""
-        counts = [(key, Count) for key in self.begin(None) if key != "file"]
-        return msgspec.defstruct("Place", [("file", str | None), *counts])
+        return msgspec.defstruct("Place", [("file", str | None), *((key, Count) for key in self.counts)])
 
     def grows(self, path: str) -> bool:
         """Whether a file that has grown since a snapshot can be read on from its place."""

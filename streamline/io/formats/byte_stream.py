@@ -1,17 +1,23 @@
-"""A file's content as a stream of bytes, whether it is compressed or not, from any byte on."""
+"""A file's content as a stream of bytes, compressed or not, from any byte on, and formats that cut items out of it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from streamline.core.counters import HoldTimer, Working
+from streamline.core.flow import Chunk, Demand, Lists
 from streamline.core.pace import Pace
+from streamline.core.state import At
 from streamline.core.threads import OneThread
-from streamline.errors import DataError
+from streamline.errors import DataError, ReadError
 from streamline.io.fetch.file import File
+from streamline.io.formats.base import Format, IndexedStates, Place
 from streamline.io.formats.compression import (
     HEAD_BYTES,
     Compression,
@@ -23,6 +29,8 @@ from streamline.io.formats.compression import (
     undecided,
 )
 from streamline.io.storage.base import too_short
+
+T = TypeVar("T")
 
 Marked: TypeAlias = tuple[bytes, bool]
 """Some bytes, and whether they are known to be the last."""
@@ -127,3 +135,140 @@ async def _unpacked(
     finally:
         if thread is not None:
             thread.shutdown()
+
+
+# Formats --------------------------------------------------------------------------------------------------------------
+
+
+class BadItem(NamedTuple):
+    """An item that can be left out: its error, what is known of it, the byte of the next one; None: none follows."""
+
+    error: DataError
+    item: Any
+    end: int | None
+
+
+@dataclass(slots=True)
+class CutItems:
+    """Items that were cut out of a file.
+
+    Attributes:
+      ends: for each, the byte at which the next one begins.
+      wrong: the item after them, if that is bad and can be left out.
+      failure: what is wrong with the file after them; None: nothing.
+      more: whether there may be more in what was fed.
+    """
+
+    items: list[Any] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    wrong: BadItem | None = None
+    failure: DataError | None = None
+    more: bool = False
+
+
+class Cutter(ABC):
+    """Is fed the blocks of a file, and cuts them into items. No I/O.
+
+    Attributes:
+      begin: the byte at which the first block begins, and an item.
+      over: whether all of this part of the file has been cut.
+    """
+
+    begin: int
+    over: bool = False
+
+    @abstractmethod
+    def feed(self, block: bytes, last: bool) -> None:
+        """Take the next block; `last`: it is known to be the file's last."""
+
+    @abstractmethod
+    def cut(self, most: int) -> CutItems:
+        """Return some items, up to `most` where they may be many; fewer if it has taken long, or the next is bad."""
+
+    @abstractmethod
+    def finish(self) -> CutItems:
+        """Return what is left at the end of the file; all of it has been fed."""
+
+    def rest(self) -> CutItems:
+        """Return what is left where the file can't be read any further."""
+        return CutItems()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutFormat(Format[T]):
+    """Files whose items are cut out of their bytes. A place counts bytes and items: those before the next one."""
+
+    @abstractmethod
+    async def cutter(self, file: File, begin: Place, demand: Demand) -> tuple[Cutter, int] | None:
+        """Return what cuts from `begin` on, and how many items are before it; None: nothing of this part is left."""
+
+    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[T]:
+        meter, pace = demand.meter, Pace()
+        with Working(meter):
+            opened = await self.cutter(file, begin, demand)
+        if opened is None:
+            yield Chunk((), (), At(name, dict(after)))
+            return
+        cutter, number = opened
+        chunks = _CutChunks(cutter, number, self.counts[1], file.path, after, name, demand)
+        async with aclosing(pieces(file, cutter.begin)) as blocks:
+            while True:
+                failure: Exception | None = None
+                with Working(meter):
+                    try:
+                        block = await anext(blocks, None)
+                    except (DataError, ReadError) as error:
+                        failure = error
+                if failure is not None:
+                    for chunk in chunks.of(cutter.rest()):
+                        yield chunk
+                    raise failure
+                if block is None:
+                    break
+                cutter.feed(*block)
+                more = True
+                while more:
+                    with HoldTimer(meter):
+                        found = cutter.cut(demand.want)
+                    for chunk in chunks.of(found):
+                        yield chunk
+                    if cutter.over:
+                        return
+                    more = found.more
+                    await pace.breathe()
+        with HoldTimer(meter):
+            found = cutter.finish()
+        for chunk in chunks.of(found, final=True):
+            yield chunk
+
+
+@dataclass
+class _CutChunks:
+    """Makes chunks of the items of one file, of which `number` are before the next one."""
+
+    cutter: Cutter
+    number: int
+    count: str
+    path: str
+    after: Place
+    name: str
+    demand: Demand
+
+    def of(self, found: CutItems, *, final: bool = False) -> Iterator[Chunk[Any]]:
+        """Yield the items of a cut; after one that is left out, only the place."""
+        last = (self.cutter.over or final) and found.wrong is None and found.failure is None
+        if found.items:
+            first, self.number = self.number + 1, self.number + len(found.items)
+            columns = {"byte": found.ends, self.count: range(first, self.number + 1)}
+            states = IndexedStates(self.name, {"file": self.path}, columns, self.after if last else None)
+            yield Chunk(found.items, states)
+        elif last:
+            yield Chunk((), (), At(self.name, dict(self.after)))
+        if found.failure is not None:
+            raise found.failure
+        if found.wrong is not None:
+            self.number += 1
+            end = found.wrong.end
+            place = dict(self.after) if end is None else {"file": self.path, "byte": end, self.count: self.number}
+            self.demand.judge(found.wrong.error, found.wrong.item, At(self.name, place))
+            yield Chunk((), (), At(self.name, place))

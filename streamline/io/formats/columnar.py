@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import os
 import pickle
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar, Protocol
 
+from streamline.core.capacity import LIST_ITEMS
 from streamline.core.counters import HoldTimer, Working
-from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
+from streamline.core.flow import Chunk, Demand, Lists
 from streamline.core.pace import SLICE_S
 from streamline.core.state import At
 from streamline.errors import DataError, PlanError, ReadError, StreamlineError
 from streamline.io.fetch.file import File
-from streamline.io.formats.base import AHEAD_BYTES, Format, IndexedStates, Place
+from streamline.io.formats.base import AHEAD_BYTES, Format, IndexedStates, InThread, Place
 from streamline.io.formats.sparse_file import Span
 
 
@@ -36,6 +39,11 @@ class Columnar(Format[Any]):
     """
 
     sequential: ClassVar[bool] = False
+    counts: ClassVar[tuple[str, ...]] = ("group", "row")
+    same_columns: ClassVar[bool] = True
+    may_change: ClassVar[bool] = True
+    """Whether a local file must be watched while it is read."""
+
     unit: ClassVar[str]
     """What a group is called in messages: "row group"."""
 
@@ -47,9 +55,6 @@ class Columnar(Format[Any]):
     def ahead_bytes(self) -> int | None:
         return None if self.batch_rows is None else AHEAD_BYTES  # counting rows takes longer than making them
 
-    def begin(self, path: str | None) -> Place:
-        return {"file": path, "group": 0, "row": 0}
-
     def not_splittable(self, path: str, num_shards: int) -> PlanError | None:
         return None
 
@@ -60,7 +65,30 @@ class Columnar(Format[Any]):
             "batch_rows": self.batch_rows,
         }
 
-    async def read(
+    @abstractmethod
+    async def opened(self, file: File, first: int, in_thread: InThread[Any]) -> GroupedTable | None:
+        """Open a file, of which the groups from number `first` on are wanted; None: it is read as a stream."""
+
+    def stream(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
+        """Yield the items of a file that can only be read from its start. As `chunks`."""
+        raise NotImplementedError
+
+    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
+        with Working(demand.meter):
+            in_thread = partial(demand.site.tasks.threads.run, what=file.path)
+            unchanged = None
+            if file.local and self.may_change:  # remote ones have an ETag
+                unchanged = await in_thread(lambda: Unchanged(file.path, file.part.found.size))
+            table = await self.opened(file, begin["group"], in_thread)
+        if table is None:
+            read = self.stream(file, begin, after, name, demand)
+        else:
+            read = self._read(file, table, unchanged, begin, after, name, demand)
+        async with aclosing(read) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _read(
         self,
         file: File,
         table: GroupedTable,
@@ -70,7 +98,6 @@ class Columnar(Format[Any]):
         name: str,
         demand: Demand,
     ) -> Lists[Any]:
-        """Yield the items of a file that has been opened, as `chunks`; `table` is closed then."""
         with closing(table):
             groups = table.groups
             if groups:  # a writer that had no rows may not have known their types
@@ -96,14 +123,6 @@ class Columnar(Format[Any]):
                             yield chunk
             if not groups:
                 yield Chunk((), (), At(name, after))
-
-
-async def watched(file: File, demand: Demand) -> Unchanged | None:
-    """Return what checks that a local file doesn't change; remote ones have an ETag."""
-    if not file.local:
-        return None
-    size = file.part.found.size
-    return await demand.site.tasks.threads.run(lambda: Unchanged(file.path, size), file.path)
 
 
 def check_schema(path: str, schema: Any, demand: Demand) -> None:

@@ -143,11 +143,11 @@ class Decompressor:
         return f"{what}, or damaged"
 
 
-class _Inflate:
-    """One gzip member, as `bz2.BZ2Decompressor` has a stream."""
+class Inflate:
+    """One stream of zlib's, a gzip member unless `bits` say otherwise, as `bz2.BZ2Decompressor` has one."""
 
-    def __init__(self) -> None:
-        self._inflating = zlib.decompressobj(GZIP_BITS)
+    def __init__(self, bits: int = GZIP_BITS) -> None:
+        self._inflating = zlib.decompressobj(bits)
         self._full = False
 
     @property
@@ -197,7 +197,7 @@ def _to_zstd() -> Compressor:
 
 KINDS = (
     Compression(
-        "gzip", "member", (".gz", ".gzip", ".tgz"), (b"\x1f\x8b",), _Inflate, partial(zlib.compressobj, wbits=GZIP_BITS)
+        "gzip", "member", (".gz", ".gzip", ".tgz"), (b"\x1f\x8b",), Inflate, partial(zlib.compressobj, wbits=GZIP_BITS)
     ),
     Compression(
         "zstd",

@@ -360,7 +360,7 @@ class _NpyRows(Encoder):
                 "it is of Python objects, masked or of another class, or of fields that overlap or aren't in order, "
                 "which npy files can't hold: .map it to numbers, .filled(…), or np.lib.recfunctions.repack_fields(…)"
             )
-        common = {"descr": _listed(descr), "shape": list(row.shape)}
+        common = {"descr": descr, "shape": list(row.shape)}
         self.common = self.common or common
         if common != self.common:
             raise UnwritableItemError(f"expected {_said(self.common)}, as all rows are, got {_said(common)}")
@@ -396,10 +396,6 @@ class _NpyRows(Encoder):
         except UnicodeEncodeError as error:
             raise UnwritableItemError(f"the names of its fields are more than Latin letters: {error}") from error
         return made.getvalue()
-
-
-def _listed(descr: Any) -> Json:
-    return [_listed(part) for part in descr] if isinstance(descr, list | tuple) else descr
 
 
 def _said(common: Json) -> str:

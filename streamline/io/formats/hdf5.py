@@ -22,8 +22,9 @@ from typing import Any, ClassVar, TypeVar
 from streamline.core.threads import CALL_S, finish_calls
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
+from streamline.io.formats.base import InThread
 from streamline.io.formats.columnar import Unchanged
-from streamline.io.formats.rows import BLOCK_BYTES, BLOCK_ROWS, InThread, RowFormat
+from streamline.io.formats.rows import BLOCK_BYTES, BLOCK_ROWS, RowFormat, RowTable, dicts
 from streamline.io.formats.sparse_file import AbsentError, Span, SparseFile, coalesced
 
 T = TypeVar("T")
@@ -57,17 +58,17 @@ class Hdf5Format(RowFormat):
     def options(self) -> dict[str, Any]:
         return {} if self.datasets is None else {"datasets": list(self.datasets)}
 
-    async def table(self, file: File, in_thread: InThread) -> Hdf5Table:
+    async def table(self, file: File, in_thread: InThread[Any]) -> Hdf5Table:
         size = await file.size("reading an HDF5 file")
         unchanged = await in_thread(lambda: Unchanged(file.path, size)) if file.local else None
         opened = Hdf5File(file, size, unchanged, in_thread)
         names, rows, chunk, step = await opened.asked(lambda h5: _layout(h5, self.datasets, size))
-        return Hdf5Table(opened, names, rows, chunk, step)
+        return Hdf5Table(opened, names, chunk, step, rows=rows)
 
 
 @dataclass(frozen=True)
-class Hdf5Table:
-    """Data sets of one length.
+class Hdf5Table(RowTable):
+    """Data sets of one length. h5py opens no file that was cut short.
 
     Attributes:
       names: of the data sets.
@@ -77,13 +78,8 @@ class Hdf5Table:
 
     opened: Hdf5File
     names: tuple[str, ...]
-    rows: int
     chunk: int
     step: int
-
-    @property
-    def good(self) -> int:
-        return self.rows  # h5py opens no file that was cut short
 
     async def blocks(self, start: int, stop: int) -> AsyncGenerator[Sequence[Sequence[Any]], None]:
         async with aclosing(self._fetched(start, stop)) as fetched:
@@ -133,10 +129,7 @@ class Hdf5Table:
         return (row // self.chunk + 1) * self.chunk
 
     def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
-        return [dict(zip(self.names, row, strict=True)) for row in zip(*block, strict=True)]
-
-    def cut_short(self) -> str:
-        raise AssertionError("all rows are there")
+        return dicts(self.names, block)
 
 
 @dataclass
@@ -151,7 +144,7 @@ class Hdf5File:
     file: File
     size: int
     unchanged: Unchanged | None
-    in_thread: InThread
+    in_thread: InThread[Any]
     metadata: list[tuple[int, bytes]] = field(default_factory=list)
 
     async def asked(self, question: Callable[[Any], T], data: list[tuple[int, bytes]] | None = None) -> T:

@@ -10,16 +10,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from streamline.core.counters import Working
-from streamline.core.flow import Demand, Lists
 from streamline.errors import ReadError
 from streamline.io.fetch.file import File, FilePart
-from streamline.io.formats.base import Place
-from streamline.io.formats.columnar import STEP_BYTES, Columnar, DecodedRows, RowGroup
+from streamline.io.formats.base import InThread
+from streamline.io.formats.columnar import STEP_BYTES, Columnar, DecodedRows, GroupedTable, RowGroup
 from streamline.io.storage.base import FoundObject
 from streamline.sharding.split import contiguous
 
@@ -58,7 +56,7 @@ class LanceFormat(Columnar):
 
     kind: ClassVar[str] = "read_lance"
     reread: ClassVar[str] = "seeks to its row"
-    same_columns: ClassVar[bool] = True
+    may_change: ClassVar[bool] = False
     unit: ClassVar[str] = "fragment"
 
     version: int | str | None = None
@@ -76,13 +74,10 @@ class LanceFormat(Columnar):
         """
         return FoundObject(path, etag=_version(self._opened(path, self.version)))
 
-    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
-        with Working(demand.meter), calling():
-            threads = demand.site.tasks.threads
-            table = await threads.run(lambda: LanceTable(self, file.part, begin["group"]), file.path)
-        async with aclosing(self.read(file, table, None, begin, after, name, demand)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+    async def opened(self, file: File, first: int, in_thread: InThread[Any]) -> GroupedTable:
+        with calling():
+            table: GroupedTable = await in_thread(lambda: LanceTable(self, file.part, first))
+        return table
 
     @calling()
     def pinned(self, found: FoundObject) -> Any:

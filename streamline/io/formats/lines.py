@@ -15,14 +15,15 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, ClassVar, Generic, TypeVar
 
+from streamline.core.capacity import LIST_ITEMS
 from streamline.core.counters import HoldTimer, Working
-from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
+from streamline.core.flow import Chunk, Demand, Lists
 from streamline.core.state import State, States, Tally, Tree
-from streamline.errors import DataError, PlanError
+from streamline.errors import DataError
 from streamline.io.fetch.file import File, FilePart
 from streamline.io.formats.base import Format, Place
 from streamline.io.formats.byte_stream import pieces
-from streamline.io.formats.compression import named, not_splittable
+from streamline.io.formats.compression import named
 from streamline.io.formats.line_decoding import (
     BOM,
     MAX_LINE_BYTES,
@@ -98,8 +99,7 @@ async def slices(
 class TextFormat(Format[T]):
     """Lines, or records of lines."""
 
-    def begin(self, path: str | None) -> Place:
-        return {"file": path, "line": 0, "byte": 0}
+    counts: ClassVar[tuple[str, ...]] = ("line", "byte")
 
     def grows(self, path: str) -> bool:
         return named(path) is None
@@ -303,6 +303,7 @@ class LineFormat(TextFormat[T]):
     """
 
     reread: ClassVar[str] = "seeks to its line (compressed: unpacks up to it)"
+    splits: ClassVar[bool] = True
 
     made_by: str
     decode: Decode[T] = field(repr=False)
@@ -311,10 +312,6 @@ class LineFormat(TextFormat[T]):
     @property
     def kind(self) -> str:  # type: ignore[override]
         return self.made_by
-
-    def not_splittable(self, path: str, num_shards: int) -> PlanError | None:
-        kind = named(path)
-        return None if kind is None else not_splittable(path, num_shards, kind)
 
     async def cursor(self, file: File, begin: Place, after: Place, name: str) -> _LineCursor[T]:
         """Return a cursor at `begin`; the beginning of a share of a file is where its first line is."""

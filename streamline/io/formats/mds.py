@@ -24,8 +24,9 @@ from streamline.core.item_codec import decoded
 from streamline.core.lazy_numpy import np
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
+from streamline.io.formats.base import InThread
 from streamline.io.formats.byte_stream import pieces
-from streamline.io.formats.rows import BLOCK_BYTES, BLOCK_ROWS, InThread, RowFormat
+from streamline.io.formats.rows import BLOCK_BYTES, BLOCK_ROWS, RowFormat, RowTable
 
 SUFFIX = ".mds"
 
@@ -85,7 +86,7 @@ class MdsFormat(RowFormat):
     max_shard_bytes: int = MAX_SHARD_BYTES
     hashes: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False, repr=False)
 
-    async def table(self, file: File, in_thread: InThread) -> MdsTable:
+    async def table(self, file: File, in_thread: InThread[Any]) -> MdsTable:
         packed = None
         if self.check_hashes or not file.path.partition("?")[0].endswith(SUFFIX):
             packed = whole = await _unpacked(file, self.max_shard_bytes)
@@ -110,7 +111,8 @@ class MdsFormat(RowFormat):
         named = decoded(text, _columns, lambda why: DataError(f"what it says of its columns can't be read: {why}"))
         good = int(np.searchsorted(starts[1:], size, side="right"))
         sizes = struct.Struct(f"<{sum(not fixed for _, _, fixed in named)}I")
-        return MdsTable(file, packed, starts, named, sizes, good)
+        rows = len(starts) - 1
+        return MdsTable(file, packed, starts, named, sizes, rows=rows, missing=rows - good)
 
 
 def check_hash(content: bytes | bytearray, expected: Mapping[str, str], *, needed: bool) -> None:
@@ -139,7 +141,7 @@ async def _unpacked(file: File, most: int) -> bytearray:
 
 
 @dataclass(frozen=True)
-class MdsTable:
+class MdsTable(RowTable):
     """The samples of a shard.
 
     Attributes:
@@ -147,7 +149,6 @@ class MdsTable:
       starts: the byte at which each sample begins, and the last one ends.
       columns: name, decoder, and size where it is fixed.
       sizes: the others, as a sample begins with them.
-      good: samples that are there.
     """
 
     file: File
@@ -155,11 +156,6 @@ class MdsTable:
     starts: np.ndarray[Any, np.dtype[np.int64]]
     columns: list[tuple[str, Callable[[bytes], Any], int | None]]
     sizes: struct.Struct
-    good: int
-
-    @property
-    def rows(self) -> int:
-        return len(self.starts) - 1
 
     async def blocks(self, start: int, stop: int) -> AsyncGenerator[Sequence[Sequence[Any]], None]:
         cuts, starts = list(self._cuts(start, stop)), self.starts
@@ -184,9 +180,6 @@ class MdsTable:
         ends, view = (self.starts[first : last + 1] - begin).tolist(), memoryview(data)
         return [view[at:end] for at, end in pairwise(ends)]
 
-    def following(self, row: int) -> int:
-        return self.rows
-
     def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
         return [self._sample(data) for data in block[0]]
 
@@ -203,9 +196,6 @@ class MdsTable:
         if at != len(data):
             raise DataError(f"a sample is damaged: its columns have {at:,} bytes, expected {len(data):,}")
         return sample
-
-    def cut_short(self) -> str:
-        return f"the shard is truncated: it says that it has {self.rows:,} samples, and {self.good:,} are there"
 
 
 def _columns(said: Any) -> list[tuple[str, Callable[[bytes], Any], int | None]]:

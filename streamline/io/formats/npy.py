@@ -22,12 +22,13 @@ from typing import Any, ClassVar, TypeAlias
 from streamline.core.lazy_numpy import np
 from streamline.errors import DataError, ReadError
 from streamline.io.fetch.file import File
+from streamline.io.formats.base import InThread
 from streamline.io.formats.npz import MAGICS, ArchivedArray, inflated, members
-from streamline.io.formats.rows import BLOCK_BYTES, BLOCK_ROWS, InThread, RowFormat
+from streamline.io.formats.rows import BLOCK_BYTES, BLOCK_ROWS, RowFormat, RowTable, dicts
 
 
 @dataclass(frozen=True)
-class ArrayTable:
+class ArrayTable(RowTable):
     """Columns of one length.
 
     Attributes:
@@ -38,15 +39,10 @@ class ArrayTable:
     columns: tuple[ArrayColumn, ...]
     archive: bool
 
-    @property
-    def rows(self) -> int:
-        """As the headers say."""
-        return self.columns[0].layout.rows if self.columns else 0
-
-    @property
-    def good(self) -> int:
-        """Rows that are there in every column."""
-        return min((column.good for column in self.columns), default=0)
+    @classmethod
+    def of(cls, columns: Sequence[ArrayColumn], archive: bool) -> ArrayTable:
+        rows = columns[0].layout.rows
+        return cls(tuple(columns), archive, rows=rows, missing=rows - min(column.good for column in columns))
 
     def spans(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Yield the rows from `start` to `stop` in blocks, the same for all columns."""
@@ -66,14 +62,10 @@ class ArrayTable:
                 block: list[Any] = [await anext(column) for column in columns]
                 yield block
 
-    def following(self, row: int) -> int:
-        return self.rows
-
     def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
         if not self.archive:
             return list(block[0])
-        names = [column.name for column in self.columns]
-        return [dict(zip(names, row, strict=True)) for row in zip(*block, strict=True)]
+        return dicts([column.name for column in self.columns], block)
 
     def cut_short(self) -> str:
         short: ArrayColumn = min(self.columns, key=lambda column: column.good)
@@ -97,10 +89,10 @@ class NpyFormat(RowFormat):
     def options(self) -> dict[str, Any]:
         return {} if self.arrays is None else {"arrays": list(self.arrays)}
 
-    async def table(self, file: File, in_thread: InThread) -> ArrayTable:
+    async def table(self, file: File, in_thread: InThread[Any]) -> ArrayTable:
         head = await _gathered(file.blocks(0, HEAD_BYTES))  # nearly always all of the header, if it is an npy file
         if not head.startswith(MAGICS):
-            return ArrayTable((await column_of(file, None, head, in_thread),), archive=False)
+            return ArrayTable.of([await column_of(file, None, head, in_thread)], archive=False)
         found = {member.name: member for member in await members(file)}
         names = found if self.arrays is None else self.arrays
         missing = [name for name in names if name not in found]
@@ -118,7 +110,7 @@ class NpyFormat(RowFormat):
             raise DataError(
                 f"expected arrays with as many rows, got {lengths}: name those that belong together, arrays=[...]"
             )
-        return ArrayTable(tuple(columns), archive=True)
+        return ArrayTable.of(columns, archive=True)
 
 
 HEAD_BYTES = 4096
@@ -235,7 +227,7 @@ class DeflatedColumn(ArrayColumn):
                 yield layout.array(data, stop - start)
 
 
-async def column_of(file: File, member: ArchivedArray | None, head: bytes, in_thread: InThread) -> ArrayColumn:
+async def column_of(file: File, member: ArchivedArray | None, head: bytes, in_thread: InThread[Any]) -> ArrayColumn:
     """Return what has the rows of a file, or of a member of an archive.
 
     Args:

@@ -10,12 +10,14 @@ import zlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import BinaryIO, cast
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from streamline.core.pace import Pace
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
+from streamline.io.formats.compression import Compression, Decompressor, Inflate
 from streamline.io.formats.sparse_file import AbsentError, SparseFile
 
 MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
@@ -51,10 +53,7 @@ IN_EXTRA = 0xFFFFFFFF
 
 ZIP64 = 1
 
-STEP_BYTES = 64 * 1024
-
-PIECE_BYTES = 256 * 1024
-"""Inflated at once at the most: about a millisecond."""
+DEFLATE = Compression("deflate", "stream", (), (), partial(Inflate, -zlib.MAX_WBITS), padded=False)
 
 
 @dataclass(frozen=True)
@@ -180,28 +179,25 @@ async def inflated(file: File, member: ArchivedArray) -> AsyncGenerator[bytes, N
     Raises:
       DataError: damaged; the last piece is kept back until the checksum has shown that it isn't. It says no place.
     """
-    decoder, pace = zlib.decompressobj(-zlib.MAX_WBITS), Pace()
-    crc, size, held = 0, 0, b""
-    async with aclosing(file.blocks(member.start, member.start + member.stored)) as blocks:
-        async for block in blocks:
-            for at in range(0, len(block), STEP_BYTES):
-                data, full = block[at : at + STEP_BYTES], False
-                while (data or full) and not decoder.eof and size <= member.size:
-                    try:
-                        piece = decoder.decompress(data, PIECE_BYTES)
-                    except zlib.error as error:
-                        raise DataError(f"array {member.name!r} is damaged: {error}") from error
-                    data = decoder.unconsumed_tail
-                    full = len(piece) == PIECE_BYTES  # there may be more, although all input is used
+    decoder, pace, crc, size, held = Decompressor(DEFLATE), Pace(), 0, 0, b""
+    try:
+        async with aclosing(file.blocks(member.start, member.start + member.stored)) as blocks:
+            async for block in blocks:
+                for piece in decoder.feed(block):
                     crc, size = zlib.crc32(piece, crc), size + len(piece)
+                    if size > member.size:
+                        raise DataError("its length is not what the archive's directory says")
                     if piece:
                         if held:
                             yield held
                         held = piece
                     await pace.breathe()
-    if not decoder.eof or size != member.size or crc != member.crc:
-        what = "its checksum (CRC-32)" if decoder.eof and size == member.size else "its length"
-        raise DataError(f"array {member.name!r} is damaged: {what} is not what the archive's directory says")
+        decoder.check_end()
+        if size != member.size or crc != member.crc:
+            what = "its checksum (CRC-32)" if size == member.size else "its length"
+            raise DataError(f"{what} is not what the archive's directory says")
+    except DataError as error:
+        raise DataError(f"array {member.name!r} is damaged: {error}") from error
     if held:
         yield held
 

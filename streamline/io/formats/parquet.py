@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from streamline.core.counters import Working
-from streamline.core.flow import Demand, Lists
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
-from streamline.io.formats.base import Place
-from streamline.io.formats.columnar import FOOTER_BYTES, Columnar, GroupedTable, footer_of, watched
+from streamline.io.formats.base import InThread
+from streamline.io.formats.columnar import FOOTER_BYTES, Columnar, GroupedTable, footer_of
 
 MAGIC, ENCRYPTED = b"PAR1", b"PARE"
 """How a file ends, after the length of its footer (parquet-format, "File format")."""
@@ -23,23 +20,18 @@ class ParquetFormat(Columnar):
 
     kind: ClassVar[str] = "read_parquet"
     reread: ClassVar[str] = "reads its row group again"
-    same_columns: ClassVar[bool] = True
     unit: ClassVar[str] = "row group"
 
-    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
-        def opened() -> GroupedTable:
+    async def opened(self, file: File, first: int, in_thread: InThread[Any]) -> GroupedTable:
+        def open_() -> GroupedTable:
             from streamline.io.formats.parquet_table import ParquetTable  # imports pyarrow
 
-            return ParquetTable(self, file, size, footer, begin["group"])
+            return ParquetTable(self, file, size, footer, first)
 
-        with Working(demand.meter):
-            unchanged = await watched(file, demand)
-            size = await file.size("reading a file from its end")
-            footer = await _footer(file, size)
-            table = await demand.site.tasks.threads.run(opened, file.path)
-        async with aclosing(self.read(file, table, unchanged, begin, after, name, demand)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        size = await file.size("reading a file from its end")
+        footer = await _footer(file, size)
+        table: GroupedTable = await in_thread(open_)
+        return table
 
 
 async def _footer(file: File, size: int) -> bytes:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
+from streamline.core.capacity import LIST_ITEMS
 from streamline.core.counters import HoldTimer, Working
-from streamline.core.flow import LIST_ITEMS, Chunk, Demand, Lists
+from streamline.core.flow import Chunk, Demand, Lists
 from streamline.core.state import At
 from streamline.errors import DataError, PlanError, ResumeError
 from streamline.io.fetch.file import File
-from streamline.io.formats.base import Format, IndexedStates, Place
+from streamline.io.formats.base import Format, IndexedStates, InThread, Place
 from streamline.sharding.split import contiguous
-
-InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
-
 
 BLOCK_BYTES = 4 * 2**20
 """Rows that are fetched or unpacked at once, unless one row is larger; each of them keeps its block in memory. Of a
@@ -28,17 +26,19 @@ BLOCK_ROWS = 1 << 16
 """Rows in a block at the most: tiny ones are yielded in lists of 256, and this many take some 10 ms."""
 
 
-class RowTable(Protocol):
-    """A file that has been opened. It keeps nothing open that has to be closed."""
+@dataclass(frozen=True, kw_only=True)
+class RowTable(ABC):
+    """A file that has been opened. It keeps nothing open that has to be closed.
 
-    @property
-    def rows(self) -> int:
-        """As the file says."""
+    Attributes:
+      rows: as the file says.
+      missing: how many of them, the last ones, are not there: it was cut short.
+    """
 
-    @property
-    def good(self) -> int:
-        """Rows that are there: fewer where the file was cut short."""
+    rows: int
+    missing: int = 0
 
+    @abstractmethod
     def blocks(self, start: int, stop: int) -> AsyncGenerator[Sequence[Sequence[Any]], None]:
         """Yield the rows from `start` to `stop` in blocks, each as columns of one length, at least one.
 
@@ -48,12 +48,21 @@ class RowTable(Protocol):
 
     def following(self, row: int) -> int:
         """Return from which row on `blocks` may go on, where it raised behind the one before `row`."""
+        return self.rows
 
+    @abstractmethod
     def items(self, block: Sequence[Sequence[Any]]) -> list[Any]:
         """Return the items that a block's rows, or some of them, are. Raises as `blocks`, for one that is damaged."""
 
     def cut_short(self) -> str:
-        """Return what is missing, where `good` is less than `rows`."""
+        """Return what is wrong where rows are missing."""
+        there = self.rows - self.missing
+        return f"the file is truncated: it says that it has {self.rows:,} rows, and {there:,} are there"
+
+
+def dicts(names: Sequence[str], block: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return the rows of columns as dicts."""
+    return [dict(zip(names, row, strict=True)) for row in zip(*block, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +70,13 @@ class RowFormat(Format[Any]):
     """Reads rows from any one on; shards have ranges of them. Place: {"file", "row"}, rows before it."""
 
     sequential: ClassVar[bool] = False
-
-    def begin(self, path: str | None) -> Place:
-        return {"file": path, "row": 0}
+    counts: ClassVar[tuple[str, ...]] = ("row",)
 
     def not_splittable(self, path: str, num_shards: int) -> PlanError | None:
         return None
 
     @abstractmethod
-    async def table(self, file: File, in_thread: InThread) -> RowTable:
+    async def table(self, file: File, in_thread: InThread[Any]) -> RowTable:
         """Open a file. Raises as `RowTable.blocks`."""
 
     async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
@@ -89,7 +96,7 @@ class RowFormat(Format[Any]):
             share = contiguous(table.rows, part.num_shards, part.shard)
             row = max(row, share.start)
             while True:
-                async with aclosing(table.blocks(row, min(share.stop, table.good))) as blocks:
+                async with aclosing(table.blocks(row, min(share.stop, table.rows - table.missing))) as blocks:
                     while True:
                         try:
                             with Working(meter):

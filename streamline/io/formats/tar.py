@@ -6,22 +6,18 @@ begin is found by a walk over the headers from the first on, past the data.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import anyio
 
-from streamline.core.counters import HoldTimer, StageMeter, Working
-from streamline.core.flow import Chunk, Demand, Lists
+from streamline.core.flow import Demand
 from streamline.core.pace import Pace
-from streamline.core.state import At
-from streamline.errors import DataError, PlanError, ReadError
+from streamline.errors import DataError
 from streamline.io.fetch.file import File
-from streamline.io.formats.base import Format, IndexedStates, Place
-from streamline.io.formats.byte_stream import pieces
-from streamline.io.formats.compression import named, not_splittable
+from streamline.io.formats.base import Place
+from streamline.io.formats.byte_stream import BadItem, CutFormat, CutItems, Cutter, pieces
 from streamline.io.formats.tar_reader import NoEndMarkError, Scanner, TarHeader
 from streamline.sharding.split import byte_range
 
@@ -30,7 +26,7 @@ MAX_SAMPLE_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class TarFormat(Format[Any]):
+class TarFormat(CutFormat[Any]):
     """Tar archives. Place: {"file", "byte", "sample"}: where the next sample begins, and how many are before it.
 
     A byte of 0 in a share other than the first: where its first sample begins has not been looked for yet.
@@ -42,111 +38,29 @@ class TarFormat(Format[Any]):
 
     kind: ClassVar[str] = "read_tar"
     reread: ClassVar[str] = "seeks to its sample (compressed: unpacks up to it)"
+    counts: ClassVar[tuple[str, ...]] = ("byte", "sample")
+    splits: ClassVar[bool] = True
 
     group: bool = True
     max_sample_bytes: int = MAX_SAMPLE_BYTES
 
-    def begin(self, path: str | None) -> Place:
-        return {"file": path, "byte": 0, "sample": 0}
-
-    def not_splittable(self, path: str, num_shards: int) -> PlanError | None:
-        kind = named(path)
-        return None if kind is None else not_splittable(path, num_shards, kind)
-
     def options(self) -> dict[str, Any]:
         return {"group": self.group}
 
-    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
-        meter = demand.meter
-        with Working(meter):
-            reader = await _reader(self, file, begin, after, name, demand)
-        if reader is None:
-            yield Chunk((), (), At(name, dict(after)))
-            return
-        pace = Pace()
-        async with aclosing(pieces(file, reader.samples.begin)) as blocks:
-            while True:
-                failure: Exception | None = None
-                with Working(meter):
-                    try:
-                        block = await anext(blocks, None)
-                    except (DataError, ReadError) as error:
-                        failure = error
-                if failure is not None:
-                    for chunk in reader.chunks(reader.samples.rest()):
-                        yield chunk
-                    raise failure
-                if block is None:
-                    break
-                reader.samples.feed(block[0])
-                more = True
-                while more:
-                    found = _held(reader.samples.next, meter)
-                    for chunk in reader.chunks(found):
-                        yield chunk
-                    if reader.samples.over:
-                        return
-                    more = found.more
-                    await pace.breathe()
-        for chunk in reader.chunks(_held(reader.samples.finish, meter), final=True):
-            yield chunk
-
-
-def _held(work: Any, meter: StageMeter | None) -> Gathered:
-    with HoldTimer(meter):
-        found: Gathered = work()
-    return found
-
-
-async def _reader(
-    format: TarFormat, file: File, begin: Place, after: Place, name: str, demand: Demand
-) -> _ArchiveReader | None:
-    """Return what reads from `begin` on; None: nothing in this share of the archive is left."""
-    part, byte, sample, stop = file.part, begin["byte"], begin["sample"], None
-    if part.num_shards > 1:
-        size = await file.size("splitting it into shards")
-        stop = byte_range(size, part.num_shards, part.shard)[1] if part.shard < part.num_shards - 1 else None
-        if part.shard and not byte:
-            made = Walk(file.path, size, part.num_shards, group=format.group)
-            walk: Walk = file.notes.setdefault(f"walk over {size} bytes of {file.path}", made)
-            found = await walk.begin(file, part.shard)
-            if found is None:
-                return None
-            byte, sample = found
-    patient = demand.skips is not None and demand.skips.active
-    samples = Samples(file.path, byte, stop, format.group, format.max_sample_bytes, patient)
-    return _ArchiveReader(samples, sample, name, after, demand)
-
-
-@dataclass
-class _ArchiveReader:
-    """Turns the samples of one archive into chunks."""
-
-    samples: Samples
-    sample: int
-    name: str
-    after: Place
-    demand: Demand
-
-    def chunks(self, found: Gathered, *, final: bool = False) -> Iterator[Chunk[Any]]:
-        """Yield the samples of a slice; after one that is left out, only the place."""
-        last = self.samples.over or (final and found.wrong is None and found.failure is None)
-        if found.items:
-            self.sample += len(found.items)
-            first = self.sample - len(found.items) + 1
-            columns = {"byte": found.ends, "sample": range(first, self.sample + 1)}
-            states = IndexedStates(self.name, {"file": self.samples.path}, columns, self.after if last else None)
-            yield Chunk(found.items, states)
-        elif last:
-            yield Chunk((), (), At(self.name, dict(self.after)))
-        if found.failure is not None:
-            raise found.failure
-        if found.wrong is not None:
-            self.sample += 1
-            end = found.wrong.end
-            place = dict(self.after) if end is None else {"file": self.samples.path, "byte": end, "sample": self.sample}
-            self.demand.judge(found.wrong.error, found.wrong.item, At(self.name, place))
-            yield Chunk((), (), At(self.name, place))
+    async def cutter(self, file: File, begin: Place, demand: Demand) -> tuple[Cutter, int] | None:
+        part, byte, sample, stop = file.part, begin["byte"], begin["sample"], None
+        if part.num_shards > 1:
+            size = await file.size("splitting it into shards")
+            stop = byte_range(size, part.num_shards, part.shard)[1] if part.shard < part.num_shards - 1 else None
+            if part.shard and not byte:
+                made = Walk(file.path, size, part.num_shards, group=self.group)
+                walk: Walk = file.notes.setdefault(f"walk over {size} bytes of {file.path}", made)
+                found = await walk.begin(file, part.shard)
+                if found is None:
+                    return None
+                byte, sample = found
+        patient = demand.skips is not None and demand.skips.active
+        return Samples(file.path, byte, stop, self.group, self.max_sample_bytes, patient), sample
 
 
 SLICE_MEMBERS = 128
@@ -158,33 +72,6 @@ class Member(NamedTuple):
 
     name: str
     data: bytes
-
-
-class BadSample(NamedTuple):
-    """A sample that can be left out: its error, its name, and where the next one begins; None: after the archive."""
-
-    error: DataError
-    item: Any
-    end: int | None
-
-
-@dataclass(slots=True)
-class Gathered:
-    """What a slice of an archive has.
-
-    Attributes:
-      items: samples, in order.
-      ends: for each, where in the archive the next one begins.
-      wrong: the sample after them, if that is bad and can be left out.
-      failure: what is wrong with the archive after them; None: nothing.
-      more: whether there may be more in what was fed.
-    """
-
-    items: list[Any] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    wrong: BadSample | None = None
-    failure: DataError | None = None
-    more: bool = False
 
 
 def part_of(header: TarHeader, group: bool) -> tuple[str | None, str] | None:
@@ -208,13 +95,12 @@ def part_of(header: TarHeader, group: bool) -> tuple[str | None, str] | None:
 
 
 @dataclass
-class Samples:
+class Samples(Cutter):
     """Is fed the blocks of an archive, and makes samples of them.
 
     A sample is whole when the next one begins, or when the archive has been found to be whole: until then it is kept.
 
     Attributes:
-      begin: the byte at which the first block begins, and a sample.
       stop: samples that begin at this byte or later belong to the next share; None: there is none.
       group: whether there are samples; otherwise each member is one.
       max_bytes: of the data of a sample; more is wrong with it.
@@ -240,11 +126,11 @@ class Samples:
     def __post_init__(self) -> None:
         self._scanner = Scanner(self.path, self.begin)
 
-    def feed(self, block: bytes) -> None:
+    def feed(self, block: bytes, last: bool) -> None:
         self._scanner.feed(block)
 
-    def next(self) -> Gathered:
-        found = Gathered()
+    def cut(self, most: int) -> CutItems:
+        found = CutItems()
         for _ in range(SLICE_MEMBERS):
             try:
                 more = self._step(found)
@@ -260,9 +146,8 @@ class Samples:
         found.more = True
         return found
 
-    def finish(self) -> Gathered:
-        """Return what is left at the end of the archive; all of it has been fed."""
-        found = Gathered()
+    def finish(self) -> CutItems:
+        found = CutItems()
         try:
             self._scanner.finish()
         except NoEndMarkError as error:
@@ -278,13 +163,12 @@ class Samples:
             self._keep(found)
         return found
 
-    def rest(self) -> Gathered:
-        """Return what is left where the archive can't be read any further."""
-        found = Gathered()
+    def rest(self) -> CutItems:
+        found = CutItems()
         self._keep(found)
         return found
 
-    def _step(self, found: Gathered) -> bool:
+    def _step(self, found: CutItems) -> bool:
         """Take one member; return whether there may be another in what was fed."""
         if self._field is not None:
             return self._take(self._field)
@@ -351,13 +235,13 @@ class Samples:
             )
         return None
 
-    def _left_out(self, error: DataError, end: int | None) -> BadSample:
+    def _left_out(self, error: DataError, end: int | None) -> BadItem:
         """Return what is wrong with the sample that is being read, and forget it."""
         item = {"__key__": self._key} if self.group and self._item is not None else self._item
         self._item = self._error = None
-        return BadSample(error, item, end)
+        return BadItem(error, item, end)
 
-    def _keep(self, found: Gathered) -> None:
+    def _keep(self, found: CutItems) -> None:
         """Add the sample that is being read, if it is known to be whole."""
         whole = self._scanner.ended or not self.group
         if self._item is not None and self._error is None and self._field is None and whole:

@@ -8,22 +8,17 @@ length that is damaged, the rest of a file can't be read.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from struct import Struct
 from typing import Any, ClassVar
 
-from streamline.core.counters import HoldTimer, Working
-from streamline.core.flow import Chunk, Demand, Lists
+from streamline.core.flow import Demand
 from streamline.core.lazy_numpy import np
-from streamline.core.pace import Pace
-from streamline.core.state import At
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
-from streamline.io.formats.base import Format, IndexedStates, Place
-from streamline.io.formats.byte_stream import pieces
+from streamline.io.formats.base import Place
+from streamline.io.formats.byte_stream import BadItem, CutFormat, CutItems, Cutter
 
 MAX_RECORD_BYTES = 256 * 2**20
 """The longest record unless the user says otherwise: as the longest line."""
@@ -39,7 +34,7 @@ SLICE_BYTES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class TFRecordFormat(Format[bytes]):
+class TFRecordFormat(CutFormat[bytes]):
     """Records of bytes. Place: {"file", "byte", "record"}: where the next one begins, and how many are before it.
 
     Attributes:
@@ -48,73 +43,16 @@ class TFRecordFormat(Format[bytes]):
 
     kind: ClassVar[str] = "read_tfrecord"
     reread: ClassVar[str] = "seeks to its record (compressed: unpacks up to it)"
+    counts: ClassVar[tuple[str, ...]] = ("byte", "record")
 
     max_record_bytes: int = MAX_RECORD_BYTES
 
-    def begin(self, path: str | None) -> Place:
-        return {"file": path, "byte": 0, "record": 0}
-
-    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[bytes]:
-        cutter = RecordCutter(file.path, begin["byte"], begin["record"], self.max_record_bytes)
-        meter, pace = demand.meter, Pace()
-        async with aclosing(pieces(file, cutter.at)) as blocks:
-            while True:
-                with Working(meter):
-                    block = await anext(blocks, None)
-                if block is None:
-                    break
-                data, final = block
-                cutter.feed(data)
-                while cutter.ready:
-                    with HoldTimer(meter):
-                        found = cutter.cut(demand.want)
-                    for chunk in _chunks(cutter, found, after, name, demand, final=final and cutter.empty):
-                        yield chunk
-                    if found.wrong is not None and found.wrong.ends:
-                        return
-                    await pace.breathe()
-        for chunk in _chunks(cutter, cutter.end(), after, name, demand):
-            yield chunk
-        yield Chunk((), (), At(name, dict(after)))
+    async def cutter(self, file: File, begin: Place, demand: Demand) -> tuple[Cutter, int]:
+        return RecordCutter(file.path, begin["byte"], begin["record"], self.max_record_bytes), begin["record"]
 
 
-@dataclass(slots=True)
-class BadRecord:
-    """A record that can be left out: its error, its data as far as they are read, and whether the file ends for it."""
-
-    error: DataError
-    data: bytes = b""
-    ends: bool = False
-
-
-@dataclass(slots=True)
-class CutRecords:
-    """Some records, where each ends, and what is wrong with the one after them."""
-
-    records: list[bytes] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    wrong: BadRecord | None = None
-
-
-def _chunks(
-    cutter: RecordCutter, found: CutRecords, after: Place, name: str, demand: Demand, *, final: bool = False
-) -> Iterator[Chunk[bytes]]:
-    """Yield the records of a cut, of which the last one may be the file's; after one that is left out, its place."""
-    wrong, stop = found.wrong, cutter.record + 1
-    if wrong is not None and not wrong.ends:
-        stop -= 1
-    if found.records:
-        columns = {"byte": found.ends, "record": range(stop - len(found.records), stop)}
-        last = after if final and wrong is None else None
-        yield Chunk(found.records, IndexedStates(name, {"file": cutter.path}, columns, last))
-    if wrong is not None:
-        place = dict(after) if wrong.ends else {"file": cutter.path, "byte": cutter.at, "record": cutter.record}
-        demand.judge(wrong.error, wrong.data, At(name, place))
-        yield Chunk((), (), At(name, place))
-
-
-class RecordCutter:
-    """Is fed a file's blocks, and cuts them into records.
+class RecordCutter(Cutter):
+    """Cuts a file into records.
 
     Args:
       at: the byte at which the first block begins, and a record.
@@ -122,14 +60,13 @@ class RecordCutter:
 
     Attributes:
       at, record: likewise, of the next record.
-      ready: whether what was fed may have a whole record.
     """
 
     def __init__(self, path: str, at: int, record: int, max_bytes: int) -> None:
         import google_crc32c
 
-        self.path, self.at, self.record = path, at, record
-        self.ready = False
+        self.path, self.begin, self.at, self.record = path, at, at, record
+        self._last = False  # whether the last block was fed
         self._crc: Any = google_crc32c.value
         self._max_bytes = max_bytes
         self._heads: dict[bytes, int] = {}  # lengths whose checksums were right
@@ -144,18 +81,17 @@ class RecordCutter:
         """Whether all that was fed has been cut."""
         return not (self._held or self._skip)
 
-    def feed(self, block: bytes) -> None:
+    def feed(self, block: bytes, last: bool) -> None:
+        self._last = last
         if self._skip:
             block, self._skip = block[self._skip :], max(0, self._skip - len(block))
         if block:
             self._rest.append((block, 0))
             self._held += len(block)
-        self.ready = self._held >= self._need
 
-    def cut(self, most: int) -> CutRecords:
-        """Return up to `most` records; fewer if more has to be fed, or it has taken long, or the next one is bad."""
-        found, heads, data, at = CutRecords(), self._heads, self._data, self._from
-        records, ends, need, held = found.records, found.ends, self._need, self._held
+    def cut(self, most: int) -> CutItems:
+        found, heads, data, at = CutItems(), self._heads, self._data, self._from
+        records, ends, need, held = found.items, found.ends, self._need, self._held
         enough, byte, wrong, sums = held - SLICE_BYTES, self.at, None, list[bytes]()
         while held >= need and len(records) < most and held > enough:
             if at == len(data):
@@ -186,20 +122,22 @@ class RecordCutter:
             byte = self._put_back(found, sums, good)
         self.at = byte
         self.record += len(records)
-        if wrong is not None:
+        if wrong is None:
+            self.over = self._last and self.empty
+        else:
             found.wrong = wrong()
-            if not found.wrong.ends:
+            self.over = found.wrong.end is None
+            if not self.over:
                 self._pass()
-        self.ready = self._held >= self._need
+        found.more = self._held >= self._need
         return found
 
-    def end(self) -> CutRecords:
-        """Return what is left at the end of the file; all of it has been fed."""
+    def finish(self) -> CutItems:
         if self.empty:
-            return CutRecords()
+            return CutItems()
         end, inside = self.at + self._held - self._skip, self.record if self._skip else self.record + 1
         error = DataError(f"{self.path} is truncated: it ends at byte {end:,}, inside record {inside}")
-        return CutRecords(wrong=BadRecord(error, ends=True))
+        return CutItems(wrong=BadItem(error, b"", None))
 
     def _learned(self, head: bytes) -> int | None:
         """Return the length in a record's head, and keep it: heads are few, and looked up faster than checked."""
@@ -219,20 +157,20 @@ class RecordCutter:
         wrong = masked(np.fromiter(map(self._crc, records), np.uint32, len(records))) != stored
         return int(wrong.argmax()) if wrong.any() else len(records)
 
-    def _put_back(self, found: CutRecords, sums: list[bytes], good: int) -> int:
+    def _put_back(self, found: CutItems, sums: list[bytes], good: int) -> int:
         """Take the records from `good` on back out of `found`; return the byte at which the first of them begins."""
         frames = [
             (LENGTH.pack(len(record)), record, checksum)
-            for record, checksum in zip(found.records[good:], sums[good:], strict=True)
+            for record, checksum in zip(found.items[good:], sums[good:], strict=True)
         ]
         back = b"".join(
             length + CHECKSUM.pack(masked(self._crc(length))) + record + checksum for length, record, checksum in frames
         )
         byte = found.ends[-1] - len(back)
         self._rest.appendleft((self._data, self._from))
-        self._data, self._from, self._need = back, 0, HEAD.size + len(found.records[good]) + CHECKSUM.size
+        self._data, self._from, self._need = back, 0, HEAD.size + len(found.items[good]) + CHECKSUM.size
         self._held += len(back)
-        del found.records[good:], found.ends[good:]
+        del found.items[good:], found.ends[good:]
         return byte
 
     def _joined(self, begin: bytes, size: int) -> bytes:
@@ -259,17 +197,18 @@ class RecordCutter:
         self.record += 1
         self._need = HEAD.size
 
-    def _lost(self) -> BadRecord:
+    def _lost(self) -> BadItem:
         what = "damaged" if self.at else "no TFRecord file, or damaged"
         why = "its length's checksum is wrong, so neither it nor what follows in the file can be read"
-        return BadRecord(self._error(f"{why}: the file is {what}"), ends=True)
+        return BadItem(self._error(f"{why}: the file is {what}"), b"", None)
 
-    def _too_long(self, size: int) -> BadRecord:
+    def _too_long(self, size: int) -> BadItem:
         limit = f"expected {self._max_bytes:,} at most: raise max_record_bytes, if that is no damage"
-        return BadRecord(self._error(f"it has {size:,} bytes, {limit}"))
+        return BadItem(self._error(f"it has {size:,} bytes, {limit}"), b"", self.at + self._need)
 
-    def _damaged(self, record: bytes) -> BadRecord:
-        return BadRecord(self._error(f"its data ({len(record):,} bytes) are damaged: their checksum is wrong"), record)
+    def _damaged(self, record: bytes) -> BadItem:
+        error = self._error(f"its data ({len(record):,} bytes) are damaged: their checksum is wrong")
+        return BadItem(error, record, self.at + self._need)
 
     def _error(self, why: str) -> DataError:
         return DataError(f"{self.path} record {self.record + 1} (byte {self.at:,}): {why}")

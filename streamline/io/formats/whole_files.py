@@ -38,9 +38,6 @@ class WholeFormat(Format[WholeFile]):
     def ahead_bytes(self) -> int | None:
         return AHEAD_BYTES
 
-    def begin(self, path: str | None) -> Place:
-        return {"file": path}
-
     def not_splittable(self, path: str, num_shards: int) -> PlanError | None:
         return PlanError(
             f"{path} is one file, and so one item of {self.kind}, which {num_shards} shards can't share: give several "

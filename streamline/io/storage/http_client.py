@@ -14,19 +14,14 @@ import re
 import socket
 import ssl
 from collections.abc import Awaitable, Mapping
-from contextvars import ContextVar
 from functools import partial
 from time import monotonic
-from typing import Any
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import anyio
 from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.connector import Connection
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.tracing import Trace
 from yarl import URL
 
 from streamline.core.meters import Traffic
@@ -113,7 +108,6 @@ class HttpClient:
     ) -> aiohttp.ClientResponse:
         """Return an answer whose header has come whole, connecting included, within `timeout_s`, and before `ends`."""
         left_s, silence_s = ends - monotonic(), self._options.timeout_s
-        token = ON.set(None)
         try:
             async with asyncio.timeout(_finite(min(left_s, silence_s))) as limit:
                 return await asking
@@ -123,9 +117,10 @@ class HttpClient:
             limit_s = f"{self._timeout_name}={silence_s:g} s"
             if left_s < silence_s:
                 limit_s = f"the {max(0.0, left_s):.3g} s that deadline_s left"
-            raise TransientError(_late(target, limit_s)) from None
-        finally:
-            ON.reset(token)
+            raise TransientError(
+                f"the server stalled: no whole header of an answer came from {target.host}:{target.port} within "
+                f"{limit_s}, connecting included"
+            ) from None
 
     async def _open(self) -> aiohttp.ClientSession:
         async with self._opening:
@@ -136,7 +131,7 @@ class HttpClient:
                     context = await asyncio.get_running_loop().run_in_executor(self._thread, make)
                 connect_s = _finite(self._options.connect_timeout_s)
                 self._opened = aiohttp.ClientSession(
-                    connector=_Connector(resolver=_Resolver(self._thread), ssl=context, limit=0),
+                    connector=aiohttp.TCPConnector(resolver=_Resolver(self._thread), ssl=context, limit=0),
                     timeout=aiohttp.ClientTimeout(total=None, connect=connect_s, sock_connect=connect_s),
                     cookie_jar=aiohttp.DummyCookieJar(),
                     auto_decompress=False,
@@ -185,49 +180,6 @@ async def more_of(content: aiohttp.StreamReader, within_s: float) -> bytes:
         return data
     async with asyncio.timeout(_finite(within_s)):
         return await content.readany()
-
-
-class _Protocol(ResponseHandler):
-    """A connection that counts what comes.
-
-    Attributes:
-      came: bytes since the request was sent.
-    """
-
-    came = 0
-
-    def data_received(self, data: bytes) -> None:
-        self.came += len(data)
-        super().data_received(data)
-
-
-ON: ContextVar[_Protocol | None] = ContextVar("the connection on which this task waits for an answer", default=None)
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Makes connections that count."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._factory = partial(_Protocol, loop=self._loop)  # type: ignore[assignment]  # partial is invariant
-
-    async def connect(
-        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
-    ) -> Connection:
-        connection = await super().connect(req, traces, timeout)
-        if isinstance(connection.protocol, _Protocol):
-            connection.protocol.came = 0
-            ON.set(connection.protocol)
-        return connection
-
-
-def _late(target: URL, limit_s: str) -> str:
-    """Say who has not answered in time, and what has come instead."""
-    server, on = f"{target.host}:{target.port}", ON.get()
-    if on is None:
-        return f"no connection to {server} came about within {limit_s}"
-    came = f"but {on.came:,} bytes of it, or of interim answers (1xx)" if on.came else "nothing at all"
-    return f"the server stalled: no whole header of an answer came from {server} within {limit_s}, {came}"
 
 
 def _finite(seconds: float) -> float | None:

@@ -138,64 +138,6 @@ function verdict(found) {
   byId("advice").textContent = found.advice;
 }
 
-let drawnRanks = { columns: "", rows: new Map() }; // drawn in place: there may be a thousand
-
-function rankRow(one, columns, slow, rows) {
-  if (!rows.has(one.rank)) {
-    const row = make("tr", "", make("th", ""), ...columns.map(() => make("td", "")), make("td", ""), make("td", ""));
-    rows.set(one.rank, row);
-  }
-  const row = rows.get(one.rank);
-  const [head, ...cells] = row.children;
-  const age = one.status === "lost" || one.status === "silent" ? ` ${clock(one.age_s)}` : "";
-  const said = one.status === "live" ? String(one.rank) : `${one.rank} ${one.status}${age}`;
-  const gone = one.status === "missing" || one.status === "ended" ? "gone" : one.status;
-  const shown = one.cells.length ? [one.waits, ...one.cells, number(one.rate)] : cells.map(() => "");
-  row.className = one.rank === slow ? "slowest" : gone;
-  if (head.textContent !== said) head.textContent = said;
-  head.title = one.who;
-  shown.forEach((value, at) => {
-    const share = at < shown.length - 1 ? value || 0 : 0;
-    const text = value === "" || at === shown.length - 1 ? value : value || at === 0 ? `${value} %` : "·";
-    if (cells[at].textContent === text) return;
-    cells[at].textContent = text;
-    cells[at].style.setProperty("--share", String(share));
-  });
-  return row;
-}
-
-function ranks(found, name) {
-  const section = byId("ranks");
-  section.hidden = !found;
-  if (!found) return null;
-  const map = found.maps.find((one) => one.name === name) || found.maps[0];
-  const notes = [found.missing, found.more ? `${number(found.more)} more ranks aren't shown` : ""];
-  section.querySelector(".more").textContent = notes.filter(Boolean).join(" · ");
-  section.querySelector("h2").textContent = `${number(found.world_size)} ranks${map ? `: ${map.name}` : ""}`;
-  const slow = map ? map.slowest : null;
-  byId("compared").hidden = !slow;
-  byId("compared").querySelector("thead").rows[0].cells[1].textContent = slow ? `rank ${slow.rank}` : "";
-  byId("compared").querySelector("tbody").replaceChildren(...(slow ? slow.compared : []).map((parts) =>
-    make("tr", "", ...parts.map((part) => make("td", "", part)))));
-  const columns = map ? map.columns : [];
-  if (drawnRanks.columns !== JSON.stringify(columns)) {
-    drawnRanks = { columns: JSON.stringify(columns), rows: new Map() };
-    const heads = ["rank", "waits", ...columns, "items/s"].map((text) => {
-      const head = make("th", "", text);
-      head.title = text;
-      return head;
-    });
-    section.querySelector(".map thead").rows[0].replaceChildren(...heads);
-    section.querySelector(".map tbody").replaceChildren();
-  }
-  const body = section.querySelector(".map tbody");
-  for (const one of map ? map.rows : []) {
-    const row = rankRow(one, columns, slow ? slow.rank : null, drawnRanks.rows);
-    if (!row.parentNode) body.append(row);
-  }
-  return map ? map.headline : found.headline;
-}
-
 const nameOf = (stream) => `${stream.name}, rank ${stream.rank}`;
 
 function choices(streams) {
@@ -215,15 +157,14 @@ function draw(update) {
     make("small", "", new Date(1000 * event.at).toLocaleTimeString("en-GB")), event.text));
   byId("events").replaceChildren(...(log.length ? log : [make("li", "more", "nothing to report")]));
   const stream = update.streams.find((one) => nameOf(one) === chosen) || update.streams[0];
-  const job = ranks(update.ranks, stream ? stream.name : null);
   if (!stream) {
-    verdict(job || { how: "ended", words: "No stream is open", rest: "between two epochs, or after the last", advice: "" });
+    verdict({ how: "ended", words: "No stream is open", rest: "between two epochs, or after the last", advice: "" });
     return;
   }
   chosen = nameOf(stream);
-  document.title = `${(job || stream.verdict).words} · streamline`;
+  document.title = `${stream.verdict.words} · streamline`;
   choices(update.streams);
-  verdict(job || stream.verdict);
+  verdict(stream.verdict);
   facts(stream, update.time);
   graph(stream);
   errors(stream.errors);

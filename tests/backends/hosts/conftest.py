@@ -49,7 +49,6 @@ def new_host(echo_importable: None) -> Iterator[Callable[..., HostProcess]]:
 
     def make(number: int = 0, **options: Any) -> HostProcess:
         made.append(HostProcess(number, entry_point=ECHO, **options))
-        made[-1].start()
         return made[-1]
 
     yield make

@@ -131,7 +131,7 @@ def recoveries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[fl
     lost, items = RemoteWorker.lost, RemoteWorker.items
 
     def losing(self: RemoteWorker[object]) -> None:
-        if self.channel.held < self.channel.capacity // 2:  # else it may well give nothing, undisturbed
+        if self.channel.capacity.held < self.channel.capacity.items // 2:  # else it may well give nothing, undisturbed
             lost_at[id(self), self.number] = time.perf_counter()
         lost(self)
 

@@ -41,6 +41,7 @@ CALLS: dict[str, Callable[[], sl.Pipeline[Any]]] = {
     "flat_map": lambda: items().flat_map(dies_unfolding),
     "collate": lambda: items().batch(2, collate=dies_collating),
     "async": lambda: items().map(dies_later, concurrency=8),
+    "limited": lambda: items().map(dies_later, concurrency=8, limit=sl.Limit(2)),
     "thread": lambda: items().map(dies, executor="thread", concurrency=2),
     "seeded": lambda: items().map(dies_drawing, seed=1),
     "unordered": lambda: items().map(dies_later, concurrency=3, ordered=False),

@@ -128,17 +128,17 @@ def test_a_journal_on_disk_loses_nothing_when_processes_die(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.05, 0.1, 0.2])
 def test_a_process_is_killed_while_it_starts(delay_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = HostProcess.start
+    start = HostProcess.__init__
     killed: list[threading.Timer] = []
 
-    def dying(self: HostProcess) -> None:
-        start(self)
+    def dying(self: HostProcess, *args: Any, **options: Any) -> None:
+        start(self, *args, **options)
         if len(killed) < 2:
             timer = threading.Timer(delay_s, self.kill)
             killed.append(timer)
             timer.start()
 
-    monkeypatch.setattr(HostProcess, "start", dying)
+    monkeypatch.setattr(HostProcess, "__init__", dying)
     with items().map(abs).merge().open(backend=sl.Processes(1)) as stream:
         assert list(stream) == list(range(LENGTH))
     for timer in killed:

@@ -139,7 +139,6 @@ def test_closing_lets_what_runs_end_and_kills_what_does_not(new_echo: NewEcho) -
 
 def test_a_host_that_is_garbage_collected_leaks_nothing(echo_importable: None) -> None:
     host = HostProcess(0, entry_point="echo_host:serve_socket")
-    host.start()
     pid = host.pid
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -152,7 +151,6 @@ def test_a_host_that_is_garbage_collected_leaks_nothing(echo_importable: None) -
 def test_fifty_processes_leave_no_descriptor(echo_importable: None, shipped: Shipped) -> None:
     def open_close(kill: bool) -> None:
         host = HostProcess(0, entry_point="echo_host:serve_socket")
-        host.start()
         host.link(shipped).close()
         if kill:
             host.kill()
@@ -190,7 +188,7 @@ def test_no_interpreter_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(
         HostError, match=r"process 4 can't be started: there is no Python at sys.executable = '/nowhere"
     ):
-        HostProcess(4).start()
+        HostProcess(4)
 
 
 def test_no_descriptors_is_an_error_that_says_so() -> None:
@@ -201,21 +199,18 @@ def test_no_descriptors_is_an_error_that_says_so() -> None:
     os.close(free)
     said = set()
     for room in range(2, 14, 3):
-        host = HostProcess(1)
         resource.setrlimit(resource.RLIMIT_NOFILE, (free + room, hard))
         try:
-            host.start()
+            HostProcess(1).close(0)
         except HostError as error:
             said.add(str(error).partition(" (")[0])
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            host.close(0)
     assert said == {"process 1 can't be started: Too many open files"}
 
 
 def test_a_child_that_can_not_begin_says_why(capfd: pytest.CaptureFixture[str]) -> None:
     host = HostProcess(3, entry_point="no_such_module:attend")
-    host.start()
     assert host.wait(200)
     assert host.exit == "exit code 1"
     host.close()
@@ -244,7 +239,6 @@ def stopped():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 hosts = [HostProcess(number, entry_point="echo_host:serve_socket") for number in range(3)]
-for host in hosts: host.start()
 for host, stick in zip(hosts, (in_python, in_c, stopped)):
     Echo(host, ship(None)).send(stick)
 print(*(host.pid for host in hosts), flush=True)
@@ -281,7 +275,6 @@ from streamline.backends.hosts.plan_shipping import ship
 
 signal.signal(signal.SIGINT, lambda *_: None)
 host = HostProcess(0, entry_point="echo_host:serve_socket")
-host.start()
 for _ in range(100):
     os.killpg(0, signal.SIGINT)
     time.sleep(0.003)

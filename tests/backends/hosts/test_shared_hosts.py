@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import signal
+import sys
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -18,9 +19,12 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 import streamline as sl
+from streamline.backends.hosts.job import JobDirectory
 from streamline.backends.hosts.pool import spread
-from streamline.backends.hosts.process_env import process_env
+from streamline.backends.hosts.process_main import process_env
 from streamline.backends.hosts.shared_hosts import HostOwner
+from streamline.backends.processes import ProcessHost
+from streamline.core.listener import Listener
 from streamline.errors import HostError, PlanError, PlanTypeError
 from tests.backends.hosts.job_kit import StartJob, end, rest_of
 from tests.backends.hosts.shared_rank import LENGTH, PIPES, SHARDS
@@ -351,6 +355,37 @@ def test_a_pool_and_a_loader_keep_shared_hosts(tmp_path: Path, monkeypatch: pyte
     with pipe.loader(backend=sl.Processes(2, shared="node")) as loader:
         assert [list(loader) for _ in range(3)] == [list(range(40))] * 3
     assert not list((tmp_path / "job").iterdir())
+
+
+@pytest.mark.parametrize("at", ["listener", "directory", "host", "node"])
+def test_a_close_that_is_cut_off_is_done_by_the_next_one(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMLINE_JOB", os.fspath(tmp_path / "job"))
+    cut: tuple[Any, str] = {
+        "listener": (Listener, "close"),
+        "directory": (JobDirectory, "remove"),
+        "host": (ProcessHost, "close"),
+        "node": (HostOwner, "close_if_unused"),
+    }[at]
+    pool = sl.Processes(1, shared="node").pool()
+    with sl.from_items(range(4)).open(backend=pool) as stream:
+        assert list(stream) == list(range(4))
+        (host,) = stream.stats().hosts
+    with monkeypatch.context() as patch:
+        patch.setattr(cut[0], cut[1], Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            pool.close()
+    pool.close()
+    assert not list((tmp_path / "job").iterdir())
+    with pytest.raises(ProcessLookupError):
+        os.kill(host.pid or 0, 0)
+
+
+def test_an_ordinary_process_knows_nothing_of_shared_hosts() -> None:
+    name = "streamline.backends.hosts.shared_runs"
+    with sl.from_items([name]).map(lambda name: name in sys.modules).open(backend=sl.Processes(1)) as stream:
+        assert list(stream) == [False]
 
 
 def test_without_a_job_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import math
+import pickle
 from collections import OrderedDict
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -47,10 +48,10 @@ COLUMNS: dict[str, list[Any]] = {
 }
 
 
-def there(items: list[Any]) -> list[Any]:
+def there(items: list[Any]) -> Any:
     """Return items as they arrive over memory of their own."""
     pieces, buffers = Pickling().dumps(items)
-    return Pickling().loads(b"".join(pieces), [memoryview(bytearray(buffer)) for buffer in buffers])
+    return pickle.loads(b"".join(pieces), buffers=[memoryview(bytearray(buffer)) for buffer in buffers])
 
 
 def leaves(items: Any) -> list[Any]:

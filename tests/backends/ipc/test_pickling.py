@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -19,18 +20,19 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from streamline.backends.ipc import pickling
+from streamline.backends.ipc.by_value import define
 from streamline.backends.ipc.messages import PackingError
 from streamline.backends.ipc.pickling import BESIDE, Pickling
 
 ROOT = Path(__file__).parents[3]
 
 
-def there(items: list[Any], near: Pickling | None = None, far: Pickling | None = None) -> list[Any]:
+def there(items: list[Any], near: Pickling | None = None) -> Any:
     """Return items as they arrive over memory of their own."""
-    near, far = near or Pickling(), far or Pickling()
+    near = near or Pickling()
     pieces, buffers = near.dumps(items)
-    far.define(near.fresh())
-    return far.loads(b"".join(pieces), [memoryview(bytearray(buffer)) for buffer in buffers])
+    define(near.fresh())
+    return pickle.loads(b"".join(pieces), buffers=[memoryview(bytearray(buffer)) for buffer in buffers])
 
 
 def same(left: Any, right: Any) -> bool:
@@ -138,7 +140,7 @@ def test_the_memory_of_large_arrays_travels_beside_the_pickle_without_a_copy() -
     assert [len(buffer) for buffer in buffers] == [array.nbytes for array in sent]
     for array, buffer in zip(sent, buffers, strict=True):
         assert np.shares_memory(array, np.frombuffer(buffer, np.uint8))
-    got = Pickling().loads(data, buffers)
+    got = pickle.loads(data, buffers=buffers)
     assert got[1].strides == sent[1].strides
     assert got[2].flags.f_contiguous
 
@@ -228,9 +230,9 @@ def test_local_classes_and_lambdas_cross_and_are_the_same_class_here() -> None:
         def twice(self) -> Any:
             return Local(self.x * 2)
 
-    near, far = Pickling(), Pickling()
+    near = Pickling()
     for n in range(3):
-        one, function = there([Local(n), lambda n=n: n], near, far)
+        one, function = there([Local(n), lambda n=n: n], near)
         assert type(one) is Local
         assert one.twice() == Local(2 * n)
         assert function() == n
@@ -261,6 +263,7 @@ SCRIPT = """
 import enum, pickle, subprocess, sys
 from dataclasses import dataclass
 import cloudpickle
+from streamline.backends.ipc.by_value import define
 from streamline.backends.ipc.pickling import Pickling
 
 COUNT = 0
@@ -295,11 +298,12 @@ def work(n):
 CHILD = '''
 import sys, pickle
 import cloudpickle
+from streamline.backends.ipc.by_value import define
 from streamline.backends.ipc.pickling import Pickling
 work, fed, definitions = pickle.load(sys.stdin.buffer)
 pickling = Pickling()
-pickling.define(definitions)
-sample, _ = pickling.loads(fed, [])
+define(definitions)
+sample, _ = pickle.loads(fed)
 assert type(sample) is work.__globals__["Sample"], type(sample)
 lists = [pickling.dumps(work(n)) for n in (1, 2)]
 pickle.dump((pickling.fresh(), lists), sys.stdout.buffer)
@@ -311,10 +315,10 @@ payload = cloudpickle.dumps((work, fed, near.fresh()))
 done = subprocess.run([sys.executable, "-c", CHILD], input=payload, capture_output=True)
 assert done.returncode == 0, done.stderr.decode()
 definitions, lists = pickle.loads(done.stdout)
-near.define(definitions)
+define(definitions)
 method = Base.count
 for pieces, _ in lists:
-    sample, odd, inner, other, colour = near.loads(b"".join(pieces), [])
+    sample, odd, inner, other, colour = pickle.loads(b"".join(pieces))
     assert type(sample) is Sample and type(sample.x) is Sample and sample.colour is Colour.RED
     assert type(odd) is Odd and type(odd.sample) is Sample and odd.args == (1, 2)
     assert isinstance(inner, Sample) and colour is Colour.RED
@@ -385,7 +389,7 @@ def test_a_list_too_deep_to_pickle_is_an_error_like_any_other() -> None:
 def test_what_unpickling_raises_is_raised() -> None:
     (data,), _ = Pickling().dumps([OrderedDict()])
     with pytest.raises((ImportError, AttributeError)):
-        Pickling().loads(data.replace(b"OrderedDict", b"OrderedLost"), [])
+        pickle.loads(data.replace(b"OrderedDict", b"OrderedLost"), buffers=[])
 
 
 # Tensors --------------------------------------------------------------------------------------------------------------

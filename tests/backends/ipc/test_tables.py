@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +40,7 @@ def size(pickled: PickledItems) -> int:
 
 def there(pickled: PickledItems) -> Any:
     buffers = [memoryview(bytearray(buffer)) for buffer in pickled.buffers]
-    (arrived,) = Pickling().loads(b"".join(pickled.pieces), buffers)
+    (arrived,) = pickle.loads(b"".join(pickled.pieces), buffers=buffers)
     return arrived
 
 

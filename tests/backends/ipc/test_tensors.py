@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,9 @@ import pytest
 from streamline.backends.ipc.pickling import BESIDE, Pickling, reducers
 
 
-def there(*items: Any) -> list[Any]:
+def there(*items: Any) -> Any:
     pieces, buffers = Pickling().dumps(items)
-    return Pickling().loads(b"".join(pieces), [memoryview(bytearray(buffer)) for buffer in buffers])
+    return pickle.loads(b"".join(pieces), buffers=[memoryview(bytearray(buffer)) for buffer in buffers])
 
 
 def test_there_are_tensors_only_where_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +95,7 @@ def test_real_tensors_keep_what_training_needs_and_share_no_more_than_they_show(
     sparse = torch.eye(3).to_sparse()
     (data,), buffers = Pickling().dumps([weight, parameter, rows, labelled, sparse])
     assert [len(buffer) for buffer in buffers] == [4 * BESIDE, 4 * BESIDE, 32_000]
-    got = Pickling().loads(data, [memoryview(bytearray(buffer)) for buffer in buffers])
+    got = pickle.loads(data, buffers=[memoryview(bytearray(buffer)) for buffer in buffers])
     assert got[0].requires_grad
     assert got[0].is_leaf
     assert type(got[1]) is torch.nn.Parameter

@@ -531,13 +531,13 @@ def test_an_agent_that_attaches_while_a_stream_closes_is_let_go(
 def test_a_host_that_can_not_be_started_there_is_named_and_counts_against_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: HostProcess) -> None:
+    def fail(self: HostProcess, *_: object, **__: object) -> None:
         raise HostError("no room for another process")
 
     async def too_late(_: float) -> NoReturn:
         raise TimeoutError
 
-    monkeypatch.setattr(HostProcess, "start", fail)
+    monkeypatch.setattr(HostProcess, "__init__", fail)
     monkeypatch.setattr(trainers_side, "anyio", SimpleNamespace(fail_after=anyio.fail_after, sleep=too_late))
     with (
         machines(tmp_path) as remote,

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from pyarrow import ipc
 
 import streamline as sl
-from streamline.errors import DataError, PlanError, ReadError
+from streamline.errors import DataError
 from streamline.testing.checks import check_resume
+from tests.file_kit import Plain, outcome
 from tests.laws.profile import examples
 
 
@@ -46,13 +47,6 @@ def rows_of(pipe: Any, **options: Any) -> list[Any]:
         return list(stream)
 
 
-class Text:
-    """Makes items comparable by their repr."""
-
-    def __call__(self, item: Any) -> Any:
-        return item.to_pylist() if isinstance(item, pa.RecordBatch) else item
-
-
 @pytest.fixture(params=["file", "stream"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -77,37 +71,17 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_it_resumes_after_every_item(files: list[str], way: str) -> None:
-    check_resume(sl.read_arrow(files, **WAYS[way]).map(Text()), generations=3)
+    check_resume(sl.read_arrow(files, **WAYS[way]).map(Plain()), generations=3)
 
 
 @pytest.mark.parametrize("way", ["rows", "batches"])
 async def test_it_comes_over_http_as_from_a_disk(server: Any, kind: str, way: str) -> None:
     server.objects["a.arrow"] = encoded(kind, 40, 0, 7, compression="zstd")
-    pipe = sl.read_arrow(server.url("a.arrow"), **WAYS[way]).map(Text())
+    pipe = sl.read_arrow(server.url("a.arrow"), **WAYS[way]).map(Plain())
     found = await to_thread.run_sync(rows_of, pipe)
     rows = [row for item in found for row in (item if isinstance(item, list) else [item])]
     columns = WAYS[way].get("columns")
     assert rows == (table(40) if columns is None else table(40).select(columns)).to_pylist()
-
-
-def test_hosts_deliver_the_same(files: list[str]) -> None:
-    pipe = sl.read_arrow(files, batch_rows=2).shard(2)
-    whole = [batch.to_pylist() for batch in rows_of(pipe)]
-    batches = rows_of(pipe, backend=sl.Threads(2))
-    assert [batch.to_pylist() for batch in batches] == whole
-
-
-@pytest.mark.parametrize("shards", [1, 2, 5])
-def test_a_split_file_is_read_once(tmp_path: Path, shards: int) -> None:
-    (tmp_path / "a.arrow").write_bytes(encoded("file", 30, 0, 8))
-    pipe = sl.read_arrow(tmp_path / "a.arrow", columns=["id"]).shard(shards)
-    assert sorted(row["id"] for row in rows_of(pipe)) == list(range(30))
-
-
-def test_a_stream_can_not_be_split(tmp_path: Path) -> None:
-    (tmp_path / "a.arrow").write_bytes(encoded("stream"))
-    with pytest.raises(PlanError, match="Arrow stream"):
-        rows_of(sl.read_arrow(tmp_path / "a.arrow").shard(2))
 
 
 def test_dictionaries_that_change_on_the_way(tmp_path: Path, kind: str) -> None:
@@ -187,23 +161,6 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, broken: str) -> None:
     assert str(path) in str(caught.value)
 
 
-def test_what_is_before_the_end_of_a_cut_stream_comes_first(tmp_path: Path) -> None:
-    path = tmp_path / "a.arrow"
-    found: list[Any] = []
-    path.write_bytes(WHOLE["stream"][:-30])
-    with sl.read_arrow(path).open() as stream, pytest.raises(DataError, match="cut short"):
-        found.extend(stream)
-    assert [row["id"] for row in found] == list(range(10))
-
-
-def outcome(pipe: Any) -> tuple[list[Any], Exception | None]:
-    """Return what comes out of a pipeline, and the error of ours that it fails with."""
-    try:
-        return rows_of(pipe), None
-    except (DataError, ReadError) as error:
-        return [], error
-
-
 @given(at=st.integers(0, 4000), bit=st.integers(0, 7), kind=st.sampled_from(["file", "stream"]))
 @examples(80)
 def test_a_flipped_bit_is_an_error_or_rows(
@@ -217,18 +174,6 @@ def test_a_flipped_bit_is_an_error_or_rows(
         assert str(path) in str(failure)
     else:
         assert len(found) == 12  # Arrow has no checksums: values may differ
-
-
-def test_a_damaged_batch_can_be_left_out(tmp_path: Path, kind: str) -> None:
-    content = bytearray(WHOLE[kind])
-    content[content.rindex("ü7".encode())] = 0xFF  # in the second of three
-    path = tmp_path / "a.arrow"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match="record batch 1"):
-        rows_of(sl.read_arrow(path))
-    with sl.read_arrow(path).open(on_error="skip") as stream:
-        assert [row["id"] for row in stream] == [0, 1, 2, 3, 4, 10, 11]
-        assert stream.errors.total == 5
 
 
 def test_mixed_schemas_and_missing_columns(tmp_path: Path, kind: str) -> None:

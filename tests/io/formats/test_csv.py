@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.errors import DataError, PlanError, PlanTypeError
-from streamline.io.formats.csv import Dialect, Records, read
+from streamline.io.formats.csv import Dialect, Records
 from streamline.sources.files import Files
 from tests.file_kit import Put, Read, check_every_resume
 from tests.laws.profile import examples
@@ -115,28 +115,6 @@ def test_what_is_written_is_read_wherever_slices_end(table: Any, end: str, quoti
 def _without(raw: bytes, lines: int) -> bytes:
     parts = raw.split(b"\n", lines)
     return parts[-1] if len(parts) > lines else b""
-
-
-@given(
-    st.lists(st.sampled_from(['"', '""', ',"', '",', "\n", "\r\n", '"\n', "\r", ",", "'", "a", "ö", "\0"]), max_size=24)
-)
-@example(['a"b,"c', "\n", 'd",f"g', "\n", "a", "\n"])  # an even number of quotes where a record does not end
-@examples(500)
-def test_a_slice_read_at_once_is_what_csv_makes_of_its_lines(parts: list[str]) -> None:
-    text = "".join(parts)
-    rows, ends, bad = list[list[str]](), list[int](), None
-    reader = csv.reader(io.StringIO(text, newline="\n"), strict=True)
-    try:
-        for row in reader:
-            rows.append(row)
-            ends.append(reader.line_num)
-    except csv.Error as error:
-        bad = None if "end of data" in str(error) else str(error)
-    found = read(Dialect(), text.encode(), text)
-    assert found.rows == rows
-    assert (list(range(1, len(rows) + 1)) if found.ends is None else found.ends) == ends
-    assert (found.lines, found.bad and str(found.bad)) == (ends[-1] if ends else 0, bad)
-    assert text.encode()[found.size :].decode() == _without(text.encode(), found.lines).decode()
 
 
 BAD = {

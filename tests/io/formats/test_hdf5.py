@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import h5py
 import numpy as np
 import pytest
 
 import streamline as sl
-from streamline.backends.base import Backend
-from streamline.errors import DataError, PlanError, ReadError, StreamlineError
-from streamline.io.formats import hdf5, rows
-from streamline.testing.checks import check_resume
-from tests.laws.profile import covering
+from streamline.errors import DataError, PlanError
+from tests.file_kit import outcome_aside as read
 from tests.serving import Server
 
 ROWS = 30
@@ -78,21 +73,6 @@ def made(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Call
     return made_
 
 
-async def read(pipe: sl.Pipeline[Any], **options: Any) -> tuple[list[Any], StreamlineError | None]:
-    """Return the items up to the end or the failure, which are read in a thread: the server has its turn."""
-    seen: list[Any] = []
-
-    def plain() -> StreamlineError | None:
-        try:
-            with pipe.open(**options) as stream:
-                seen.extend(stream)
-        except StreamlineError as error:
-            return error
-        return None
-
-    return seen, await anyio.to_thread.run_sync(plain)
-
-
 async def test_rows_of_all_data_sets_are_those_of_h5py(made: Callable[[bytes], str]) -> None:
     found, failure = await read(sl.read_hdf5(made(saved(filled))))
     assert failure is None
@@ -102,75 +82,6 @@ async def test_rows_of_all_data_sets_are_those_of_h5py(made: Callable[[bytes], s
     found, failure = await read(sl.read_hdf5(made(saved(filled, libver="latest")), datasets=["labels", "more/texts"]))
     assert [*found[3]] == ["labels", "more/texts"]
     assert len(found) == ROWS
-
-
-@pytest.mark.parametrize(
-    ("made", "block_bytes", "shards"),
-    covering(["local", "remote"], [1, 100, rows.BLOCK_BYTES], [1, 2]),
-    indirect=["made"],
-)
-async def test_a_resume_at_every_row(
-    made: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch, block_bytes: int, shards: int
-) -> None:
-    monkeypatch.setattr("streamline.io.formats.hdf5.BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(hdf5, "OBJECT_ROWS", 4)
-    path = made(saved(partial(filled, rows=13)))
-    pipe = sl.read_hdf5(path, datasets=["images", "labels"]).shard(shards) if shards > 1 else sl.read_hdf5(path)
-    await anyio.to_thread.run_sync(check_resume, pipe)
-
-
-async def test_shards_have_ranges_of_rows(made: Callable[[bytes], str], backend: Backend) -> None:
-    pipe = sl.read_hdf5(made(saved(filled)), datasets=["labels"]).shard(4)
-    found, failure = await read(pipe, backend=backend)
-    assert failure is None
-    assert sorted(row["labels"] for row in found) == [*range(ROWS)]
-    assert [row["labels"] for row in found[:4]] == [0, 8, 16, 23]
-
-
-def truncations() -> list[int]:
-    size = len(one(LABELS))
-    return [*range(64), *range(64, size, 97), size - 1]
-
-
-async def test_a_file_cut_short_anywhere_is_an_error_that_says_so(tmp_path: Path, server: Server) -> None:
-    content, path = one(LABELS), tmp_path / "a.h5"
-    for cut in truncations():
-        path.write_bytes(content[:cut])
-        with pytest.raises(DataError, match=r"a\.h5: h5py can't read it"):
-            sl.read_hdf5(path).first(1)
-    server.objects["a.h5"] = content[: len(content) // 2]
-    found, failure = await read(sl.read_hdf5(server.url("a.h5")))
-    assert not found
-    assert "h5py can't read it" in str(failure)
-
-
-@pytest.mark.parametrize("block_bytes", [1, 100, rows.BLOCK_BYTES])
-async def test_of_a_damaged_file_one_chunk_is_left_out(
-    made: Callable[[bytes], str], monkeypatch: Any, block_bytes: int
-) -> None:
-    monkeypatch.setattr("streamline.io.formats.hdf5.BLOCK_BYTES", block_bytes)
-    content = bytearray(one(LABELS, chunks=(5,), fletcher32=True))
-    with h5py.File(io.BytesIO(content), "r") as file:
-        chunk = file["x"].id.get_chunk_info_by_coord((10,))
-    content[chunk.byte_offset] ^= 1
-    pipe = sl.read_hdf5(made(bytes(content)))
-    found, failure = await read(pipe)
-    assert [row["x"] for row in found] == [*range(10)]
-    assert isinstance(failure, DataError)
-    assert "row 10: h5py can't read it" in str(failure)
-
-    def skipping(pipe: Any, resume: sl.Snapshot | None) -> tuple[list[int], int, list[sl.Snapshot]]:
-        with pipe.open(on_error="skip", max_errors=None, resume=resume) as stream:
-            taken = [(row["x"], stream.snapshot()) for row in stream]
-            return [x for x, _ in taken], stream.errors.total, [snapshot for _, snapshot in taken]
-
-    good, errors, snapshots = await anyio.to_thread.run_sync(skipping, pipe, None)
-    assert (good, errors) == ([*range(10), *range(15, ROWS)], 5)
-    for at in (0, 8, 9, 10, 20):
-        rest = await anyio.to_thread.run_sync(skipping, pipe, snapshots[at])
-        assert rest[:2] == (good[at + 1 :], 5)
-    split = await anyio.to_thread.run_sync(skipping, pipe.shard(4), None)  # the first borders are at 8 and 16
-    assert (sorted(split[0]), split[1]) == (good, 5)
 
 
 async def test_chunks_of_other_lengths_are_left_out_with_the_longest(tmp_path: Path) -> None:
@@ -222,17 +133,6 @@ def test_what_is_in_other_files_is_refused(tmp_path: Path) -> None:
             sl.read_hdf5(tmp_path / "a.h5", datasets=[name]).first(1)
     with pytest.raises(DataError, match="has references"):
         sl.read_hdf5(tmp_path / "a.h5", datasets=["references"]).first(1)
-
-
-def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamline.io.formats.hdf5.BLOCK_BYTES", 8)
-    path = tmp_path / "a.h5"
-    path.write_bytes(one(np.arange(5000)))
-    with sl.read_hdf5(path).open() as stream:
-        assert next(stream) == {"x": 0}
-        path.write_bytes(one(np.arange(5000)))
-        with pytest.raises(ReadError, match="changed while it was read"):
-            list(stream)
 
 
 async def test_of_a_remote_file_the_metadata_and_the_wanted_chunks_are_fetched(server: Server) -> None:

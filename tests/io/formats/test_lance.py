@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 import pytest
 
 import streamline as sl
-from streamline.backends.base import Backend
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError, ResumeError, SnapshotError
 from streamline.io.formats import lance as lance_format
 from streamline.pipeline import Pipeline
@@ -45,13 +44,6 @@ def rest(pipe: Pipeline[Any], snapshot: sl.Snapshot) -> list[Any]:
         return list(stream)
 
 
-@pytest.mark.parametrize("step", [4, 4096])
-def test_a_resume_at_every_row(path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    monkeypatch.setattr(lance_format, "STEP_ROWS", step)
-    assert list(sl.read_lance(path)) == ROWS
-    check_resume(sl.read_lance(path).shard(3))
-
-
 def test_rows_that_were_deleted_are_not_there(path: Path) -> None:
     lance.dataset(path).delete("n % 4 = 1 or (n > 14 and n < 30)")
     expected = [row for row in ROWS if row["n"] % 4 != 1 and not 14 < row["n"] < 30]
@@ -66,14 +58,6 @@ def test_columns_and_a_filter_over_others(path: Path) -> None:
     check_resume(pipe.shard(3))
     with pytest.raises(DataError, match=r"a\.lance has no column 'x': it has 'n', 'text', 'in'"):
         list(sl.read_lance(path, columns=["x"]))
-
-
-@pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2), sl.Processes(2)], ids=repr)
-def test_shards_have_ranges_of_rows(path: Path, backend: Backend) -> None:
-    with sl.read_lance(path, columns=["n"]).shard(4).open(backend=backend) as stream:
-        found = [row["n"] for row in stream]
-    assert sorted(found) == list(range(40))
-    assert found[:4] == [0, 10, 20, 30]
 
 
 def test_several_datasets_and_a_glob(path: Path) -> None:

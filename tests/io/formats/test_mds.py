@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.errors import DataError, PlanTypeError, ReadError, StreamlineError
+from streamline.errors import DataError, PlanTypeError, ReadError
 from streamline.testing.checks import check_resume
+from tests.file_kit import outcome_aside as read
 from tests.io.formats.records import mds_file
-from tests.laws.profile import in_turn
 from tests.servers.s3 import Bucket
 from tests.serving import Server
 
@@ -50,37 +49,6 @@ def number_file(numbers: range) -> bytes:
 EXPECTED = [{"id": n, "text": f"{n}" * (n % 4)} for n in range(30)]
 
 
-PLACES = ["local", "remote", "gzip", "remote gzip"]
-
-
-@pytest.fixture(params=PLACES)
-def made(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Callable[[bytes], str]:
-    """Return where a shard is: a path, or a URL."""
-
-    def made_(content: bytes) -> str:
-        name = "a.mds.gz" if "gzip" in request.param else "a.mds"
-        server.objects[name] = gzip.compress(content) if "gzip" in request.param else content
-        (tmp_path / name).write_bytes(server.objects[name])
-        return server.url(name) if "remote" in request.param else str(tmp_path / name)
-
-    return made_
-
-
-async def read(pipe: sl.Pipeline[Any], **options: Any) -> tuple[list[Any], StreamlineError | None]:
-    """Return the items up to the end or the failure, which are read in a thread: the server has its turn."""
-    seen: list[Any] = []
-
-    def plain() -> StreamlineError | None:
-        try:
-            with pipe.open(**options) as stream:
-                seen.extend(stream)
-        except StreamlineError as error:
-            return error
-        return None
-
-    return seen, await anyio.to_thread.run_sync(plain)
-
-
 @pytest.mark.parametrize("encoding", COLUMNS)
 def test_a_value_of_each_encoding(tmp_path: Path, encoding: str) -> None:
     size, data, expected = COLUMNS[encoding]
@@ -98,16 +66,6 @@ def test_a_column_that_cannot_be_decoded_is_refused(tmp_path: Path, encoding: st
     (tmp_path / "a.mds").write_bytes(mds_file({"x": (encoding, None)}, [[b""]]))
     with pytest.raises(DataError, match=r"a\.mds: what it says of its columns can't be read: a column is '"):
         list(sl.read_mds(tmp_path))
-
-
-@pytest.mark.parametrize(("made", "block_bytes"), in_turn(PLACES, [1, 60, 10_000]), indirect=["made"])
-async def test_a_resume_at_every_sample(
-    made: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch, block_bytes: int
-) -> None:
-    path = made(number_file(range(13)))
-    monkeypatch.setattr("streamline.io.formats.mds.BLOCK_BYTES", block_bytes)
-    assert await read(sl.read_mds(path)) == (EXPECTED[:13], None)
-    await anyio.to_thread.run_sync(check_resume, sl.read_mds(path).shard(1 if path.endswith(".gz") else 3))
 
 
 def test_a_folder_by_shards(tmp_path: Path, backend: Backend) -> None:
@@ -230,41 +188,6 @@ def test_an_index_that_cannot_be_read_is_refused(tmp_path: Path, old: bytes, new
 
 
 # Damage ---------------------------------------------------------------------------------------------------------------
-
-
-def test_a_shard_cut_anywhere_gives_the_samples_that_are_whole(tmp_path: Path) -> None:
-    content, path = number_file(range(6)), tmp_path / "a.mds"
-    begin = int.from_bytes(content[4:8], "little")
-    for cut in range(len(content)):
-        path.write_bytes(content[:cut])
-        with sl.read_mds(path).open() as stream:
-            found = list[Any]()
-            with pytest.raises(DataError, match="was cut short" if cut < begin else "says that it has 6 samples"):
-                found.extend(stream)
-        assert found == EXPECTED[: len(found)]
-        assert len(found) < 6
-
-
-def test_of_a_damaged_sample_only_it_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "a.mds"
-    content = number_file(range(30))
-    path.write_bytes(content.replace(b"111111", b"\xff" * 6))
-    with pytest.raises(DataError, match=r"a\.mds, row 11: a sample is damaged: UnicodeDecodeError"):
-        list(sl.read_mds(path))
-    with sl.read_mds(path).open(on_error="skip", max_errors=None) as stream:
-        assert list(stream) == EXPECTED[:11] + EXPECTED[12:]
-        assert stream.errors.total == 1
-
-
-def test_random_damage_is_an_error_or_another_value(tmp_path: Path) -> None:
-    content, path, rng = number_file(range(6)), tmp_path / "a.mds", np.random.default_rng(0)
-    for at in range(len(content)):
-        damaged = bytearray(content)
-        damaged[at] ^= int(rng.integers(1, 256))
-        path.write_bytes(damaged)
-        with sl.read_mds(path).open(on_error="skip", max_errors=None) as stream:
-            found = list(stream)
-        assert stream.errors.total > 0 or len(found) == 6
 
 
 def test_what_the_columns_say_must_fit(tmp_path: Path) -> None:

@@ -12,17 +12,14 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.lib import format as npy
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.errors import DataError, PlanError, PlanTypeError, ReadError, StreamlineError
+from streamline.errors import DataError, PlanError, PlanTypeError, StreamlineError
 from streamline.io.formats import npy as npy_format
 from streamline.pipeline import Pipeline
-from streamline.testing.checks import check_resume
-from tests.laws.profile import examples, in_turn, sampled
+from tests.laws.profile import sampled
 from tests.serving import Request, Server
 
 Array = np.ndarray[Any, Any]
@@ -123,47 +120,6 @@ async def test_rows_of_several_arrays_come_together(made: Callable[..., str], re
     assert [list(item) for item in items] == [["né y", "x"]] * 20
     for name, array in arrays.items():
         assert same([item[name] for item in items], array)
-
-
-def repeated(rows: int) -> dict[str, Array]:
-    return {"x": np.arange(rows * 3, dtype=np.int16).reshape(rows, 3), "y": np.arange(rows) / 8}
-
-
-def reprs(arrays: dict[str, Array], rows: int) -> list[Any]:
-    return [{name: array[row] for name, array in arrays.items()} for row in range(rows)]
-
-
-@pytest.mark.parametrize(("shape", "shards"), [*in_turn(["npy", "stored", "deflated"], [3, 13]), ("files", 1)])
-def test_resumed_at_every_row_in_every_split(
-    tmp_path: Path, shape: str, shards: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(npy_format, "BLOCK_BYTES", 30)
-    monkeypatch.setattr(npy_format, "BLOCK_ROWS", 4)
-    arrays = repeated(11)
-    path = tmp_path / "a"
-    if shape == "npy":
-        path.write_bytes(saved(arrays["x"]))
-        expected: list[Any] = list(arrays["x"])
-    else:
-        path.write_bytes(zipped(packed=shape == "deflated", **arrays))
-        expected = reprs(arrays, 11)
-    paths = [path]
-    if shape == "files":
-        for name, rows in (("b", 0), ("c", 3)):
-            paths.append(tmp_path / name)
-            paths[-1].write_bytes(saved(arrays["x"][:rows]))
-        expected += list(arrays["x"][:3])
-    pipe = sl.read_npy(paths)
-    check_resume(pipe, expected=expected)
-    if shape == "files":
-        return
-    split = pipe.shard(shards)
-    whole = []
-    for shard in range(shards):
-        with split.open(rank=shard, world_size=shards, ends="allow") as stream:
-            whole += list(stream)
-    assert repr(whole) == repr(expected)
-    check_resume(split.merge())
 
 
 def test_the_same_rows_on_every_backend(tmp_path: Path, backend: Backend) -> None:
@@ -335,26 +291,6 @@ async def test_archives_that_other_tools_write_are_read(made: Callable[..., str]
         archive.writestr("plain.npy", saved(array), zipfile.ZIP_STORED)
     items = await gathered(sl.read_npy(made(stream.getvalue())))
     assert items == [{"größe": i, "plain": i} for i in range(9)]
-
-
-@examples(40)
-@given(st.booleans(), st.integers(0, 10_000), st.binary(min_size=1, max_size=8))
-def test_damage_anywhere_is_an_error_or_the_rows(
-    tmp_path_factory: pytest.TempPathFactory, packed: bool, at: int, junk: bytes
-) -> None:
-    content = bytearray(zipped(packed=packed, **repeated(9)))
-    at %= len(content)
-    content[at : at + len(junk)] = junk
-    path = tmp_path_factory.getbasetemp() / "damaged.npz"
-    path.write_bytes(content)
-    try:
-        items = list(sl.read_npy(path))
-    except (DataError, ReadError) as error:
-        said = str(error)
-    else:
-        assert len(items) == 9
-        return
-    assert str(path) in said
 
 
 async def test_a_connection_that_breaks_goes_on(made: Callable[..., str], server: Server) -> None:

@@ -31,6 +31,7 @@ from streamline.io.formats import columnar as arrow_items
 from streamline.io.formats.columnar_selection import python_values
 from streamline.io.formats.sparse_file import SparseFile
 from streamline.testing.checks import check_resume
+from tests.file_kit import Plain, outcome
 from tests.laws.profile import examples
 
 NAME = pa.struct([("first", pa.string()), ("last", pa.string())])
@@ -99,16 +100,9 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-class Text:
-    """Makes items comparable by their repr, as the kit wants them: a batch's shows its buffers' addresses."""
-
-    def __call__(self, item: Any) -> Any:
-        return item.to_pylist() if isinstance(item, pa.RecordBatch) else item
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_it_resumes_after_every_item(files: list[str], way: str) -> None:
-    check_resume(sl.read_parquet(files, **WAYS[way]).map(Text()), generations=2)
+    check_resume(sl.read_parquet(files, **WAYS[way]).map(Plain()), generations=2)
 
 
 @pytest.mark.parametrize(("way", "step"), [("rows", 1), ("rows", 3), ("batches", 3), ("filter", 1)])
@@ -117,23 +111,13 @@ def test_it_resumes_in_the_middle_of_what_was_decoded(
 ) -> None:
     monkeypatch.setattr("streamline.io.formats.parquet_table.STEP_BYTES", step * 150)
     monkeypatch.setattr(arrow_items, "CALL_BYTES", 1)
-    check_resume(sl.read_parquet(files[:2], **WAYS[way]).map(Text()))
+    check_resume(sl.read_parquet(files[:2], **WAYS[way]).map(Plain()))
 
 
 @pytest.mark.parametrize(("way", "shards"), [("rows", 5), ("filter that leaves gaps", 2)])
 def test_it_resumes_where_one_file_is_split(tmp_path: Path, shards: int, way: str) -> None:
     path = write(tmp_path / "one.parquet", 22, 0, 7)
-    check_resume(sl.read_parquet(path, **WAYS[way]).shard(shards).map(Text()), generations=3)
-
-
-def test_the_laws_hold_in_threads(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", 6, 0, 2)
-    check_resume(
-        sl.read_parquet(path, columns=["id"], filter=ODD, batch_rows=1).shard(2).map(Text()),
-        backend=sl.Threads(2),
-        expected=[[{"id": 1}], [{"id": 5}], [{"id": 3}]],
-        generations=2,
-    )
+    check_resume(sl.read_parquet(path, **WAYS[way]).shard(shards).map(Plain()), generations=3)
 
 
 def test_a_resume_in_another_host(files: list[str]) -> None:
@@ -144,13 +128,6 @@ def test_a_resume_in_another_host(files: list[str]) -> None:
         snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
         assert first + [batch.to_pylist() for batch in stream] == whole
     assert first + [batch.to_pylist() for batch in rows_of(pipe, resume=snapshot)] == whole
-
-
-@pytest.mark.parametrize("shards", [1, 2, 3, 4, 9])
-def test_a_split_file_is_read_once(tmp_path: Path, shards: int) -> None:
-    path = write(tmp_path / "one.parquet", 30, 0, 8)  # 4 groups
-    for pipe in (sl.read_parquet(path), sl.read_parquet(path, batch_rows=3)):
-        assert sorted(ids_of(pipe.shard(shards))) == list(range(30))
 
 
 def test_rows_are_what_pyarrow_makes_of_them(tmp_path: Path) -> None:
@@ -576,14 +553,6 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, kind: str) -> None:
     assert str(path) in str(caught.value)
 
 
-def outcome(pipe: Any) -> tuple[list[Any], Exception | None]:
-    """Return what comes out of a pipeline, and the error of ours that it fails with."""
-    try:
-        return rows_of(pipe), None
-    except (DataError, ReadError) as error:
-        return [], error
-
-
 @given(at=st.integers(0, len(WHOLE_BYTES) - 1), bit=st.integers(0, 7), columns=st.sampled_from([None, ["id"]]))
 @examples(60)
 def test_a_flipped_bit_is_an_error_or_changes_nothing(
@@ -608,20 +577,6 @@ def damaged(path: Path, group: int = 1) -> str:
     content[about.data_page_offset + about.total_compressed_size // 2] ^= 0x55
     path.write_bytes(content)
     return str(path)
-
-
-def test_what_is_before_the_damage_comes_first(tmp_path: Path) -> None:
-    path = damaged(tmp_path / "a.parquet")
-    found: list[Any] = []
-    with sl.read_parquet(path).open() as stream:
-        with pytest.raises(DataError, match=r"row group 1") as caught:
-            found.extend(stream)
-        snapshot = stream.snapshot()
-    assert path in str(caught.value)
-    assert caught.value.__cause__ is not None
-    assert [row["id"] for row in found] == [0, 1, 2, 3, 4]
-    Path(path).write_bytes(WHOLE_BYTES)
-    assert ids_of(sl.read_parquet(path), resume=snapshot) == list(range(5, 12))
 
 
 @pytest.mark.parametrize(("options", "count"), [({}, 5), ({"batch_rows": 2}, 3)])
@@ -659,16 +614,6 @@ def test_a_row_that_is_left_out_after_a_filter_has_its_number_in_the_file(tmp_pa
     pipe = sl.read_parquet(tmp_path / "a.parquet", filter=pc.field("id") >= 2)
     with pytest.raises(DataError, match="row group 0 row 3: can't be decoded"):
         rows_of(pipe)
-
-
-def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", 4000, 0, 1000)
-    with sl.read_parquet(path).open() as stream:
-        rows = iter(stream)
-        next(rows)
-        Path(path).write_bytes(Path(write(tmp_path / "b.parquet", 4000, 9, 1000)).read_bytes())
-        with pytest.raises(ReadError, match="changed while it was read"):
-            list(rows)
 
 
 def test_a_file_that_shrank_since_it_was_listed(tmp_path: Path) -> None:

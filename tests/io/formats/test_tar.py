@@ -14,14 +14,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.backends.base import Backend
 from streamline.errors import DataError, PlanError, PlanTypeError, StreamlineError
 from streamline.io.formats.tar import part_of
 from streamline.io.formats.tar_reader import Scanner, TarHeader, plain
-from streamline.io.storage import local
 from streamline.io.storage.base import FoundObject
 from streamline.sources.files import Files
-from streamline.testing.checks import check_resume
 from tests.io.formats.archives import MEMBERS, SAMPLES, archive, edited, ends, special
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -36,14 +33,6 @@ def put(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return put_
-
-
-@pytest.fixture(params=[None, 1, 700])
-def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read in blocks of a few bytes, too."""
-    if request.param:
-        monkeypatch.setattr(local, "FIRST_BLOCK_BYTES", max(request.param, 100))
-        monkeypatch.setattr(local, "BLOCK_BYTES", max(request.param, 100))
 
 
 def source_of(paths: Any, **options: Any) -> Files[Any]:
@@ -205,26 +194,6 @@ def test_most_headers_are_plain() -> None:
 # Where it stands ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["plain", "gzip", "members", "http"])
-async def test_resumes_at_every_sample(put: Any, read: Any, server: Any, blocks: None, kind: str) -> None:
-    data = [archive(), archive([]), archive([*MEMBERS, special("s.x", tarfile.SYMTYPE, "a")], tarfile.PAX_FORMAT)]
-    packed = [gzip.compress(one) if kind == "gzip" else one for one in data]
-    if kind == "http":
-        server.objects.update({f"{number}.tar": one for number, one in enumerate(packed)})
-        paths = [server.url(f"{number}.tar") for number in range(3)]
-    else:
-        paths = [put(one, f"{number}.tar") for number, one in enumerate(packed)]
-    source = source_of(paths, group=kind != "members")
-    expected = [*MEMBERS, *MEMBERS] if kind == "members" else [*SAMPLES, *SAMPLES]
-    whole = await read(source)
-    assert whole.items == expected
-    states = [whole.begin, *whole.states]
-    for done, state in enumerate(states):
-        assert (await read(source, json.loads(json.dumps(state)))).items == expected[done:], state
-    assert states[-1]["read_tar"]["file"] is None
-    assert states[len(expected) // 2]["read_tar"] == {"file": str(paths[1]), "byte": 0, "sample": 0}
-
-
 async def test_a_place_is_the_header_of_the_next_sample(put: Any, read: Any) -> None:
     data = archive()
     path = put(data)
@@ -244,19 +213,6 @@ async def test_a_resume_deep_in_a_large_archive_reads_its_sample(put: Any, read:
         str(n) for n in range(90, 100)
     ]
     assert {request.start for request in server.requests if request.start > 2} == {whole.states[89]["read_tar"]["byte"]}
-
-
-@pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2)], ids=str)
-def test_laws(put: Any, backend: Any) -> None:
-    paths = [put(archive(), f"{number}.tar") for number in range(3)]
-    check_resume(sl.read_tar(paths).shard(2, mode="file"), expected=None, backend=backend)
-
-
-def test_same_items_in_processes(put: Any, processes: Backend) -> None:
-    paths = [put(archive(), f"{number}.tar") for number in range(2)]
-    pipe = sl.read_tar(paths).shard(2)
-    with pipe.open(backend=processes) as stream:
-        assert list(stream) == list(pipe)
 
 
 # What is wrong ------------------------------------------------------------------------------------------------------
@@ -494,14 +450,6 @@ async def test_damage_fails_every_shard_after_it(put: Any, read: Any) -> None:
     found = [await read(source, shard=shard, num_shards=4, mode="contiguous") for shard in range(4)]
     assert [len(one.items) for one in found] == [4, 0, 0, 0]  # the fifth may go on where the damage is
     assert all("byte 7,680" in str(one.failure) for one in found)
-
-
-def test_compressed_archives_are_not_split(put: Any) -> None:
-    packed = gzip.compress(archive())
-    with pytest.raises(PlanError, match="can't be split into 2 shards"):
-        list(sl.read_tar(put(packed, "a.tar.gz")).shard(2))
-    with pytest.raises(PlanError, match="can't be split into 2 shards"):
-        list(sl.read_tar(put(packed, "a")).shard(2))
 
 
 def test_options_are_checked_where_they_are_written() -> None:

@@ -20,7 +20,6 @@ from streamline.core.flow import Site
 from streamline.core.tasks import Session
 from streamline.errors import DataError
 from streamline.sources.base import Part
-from streamline.testing.checks import check_resume
 from tests.file_kit import PACK
 from tests.laws.profile import examples
 
@@ -56,12 +55,6 @@ def written(folder: Path, format: str, kind: str) -> sl.Pipeline[Any]:
     for number, part in enumerate([RECORDS[:5], [], RECORDS[5:]]):
         (folder / f"{number}{suffix}").write_bytes(pack(dump(part)))
     return read(str(folder / "*"))
-
-
-@pytest.mark.parametrize("kind", PACKED)
-@pytest.mark.parametrize("format", FORMATS)
-def test_every_format_and_compression_keeps_the_laws(tmp_path: Path, format: str, kind: str) -> None:
-    check_resume(written(tmp_path, format, kind), expected=RECORDS)
 
 
 def test_the_items_are_the_same_wherever_workers_run(tmp_path: Path, backend: Any) -> None:

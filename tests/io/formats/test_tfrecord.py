@@ -13,7 +13,6 @@ import streamline as sl
 from streamline.errors import DataError, PlanError, PlanTypeError
 from streamline.io.formats import tfrecord
 from streamline.io.storage import local
-from streamline.testing.checks import check_resume
 from tests.io.formats.records import checksum, framed, record_file, starts_of
 from tests.laws.profile import sampled
 
@@ -35,14 +34,6 @@ def put(tmp_path: Path) -> Callable[..., Path]:
     return put_
 
 
-@pytest.fixture(params=[None, 100, 701])
-def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read in blocks of a few bytes, too."""
-    if request.param:
-        monkeypatch.setattr(local, "FIRST_BLOCK_BYTES", request.param)
-        monkeypatch.setattr(local, "BLOCK_BYTES", request.param)
-
-
 def left_out(path: Path, **options: Any) -> tuple[list[bytes], list[str]]:
     """Return the records that come where bad ones are left out, and the errors."""
     messages: list[str] = []
@@ -58,13 +49,6 @@ def test_records_come_as_they_were_written(put: Callable[..., Path]) -> None:
     assert list(sl.read_tfrecord(put(DATA))) == RECORDS
     assert list(sl.read_tfrecord(put(gzip.compress(DATA), "b.tfrecord.gz"))) == RECORDS
     assert list(sl.read_tfrecord([put(DATA), put(b"", "b"), put(DATA, "c")])) == [*RECORDS, *RECORDS]
-
-
-@pytest.mark.usefixtures("blocks")
-def test_it_resumes_at_every_record(put: Callable[..., Path]) -> None:
-    paths = [put(DATA, "a"), put(b"", "b"), put(gzip.compress(DATA), "c.gz")]
-    check_resume(sl.read_tfrecord(paths), expected=[*RECORDS, *RECORDS])
-    check_resume(sl.read_tfrecord(paths).shard(2, mode="file").merge())
 
 
 def test_a_state_is_the_byte_of_the_next_record(put: Callable[..., Path]) -> None:

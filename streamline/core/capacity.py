@@ -1,0 +1,109 @@
+"""How much may be between a sender and a receiver: pure arithmetic, without a loop, a clock or a queue.
+
+Inputs are throttled, outputs never: a sender asks for room *before* it pulls. What the receiver has taken and not
+consumed yet counts, too. Once it is full, the sender goes on when a quarter is free, so that lists are long.
+
+Where items take no time to make, more of them may be held: a list with its task switches costs as much as a hundred.
+"""
+
+from __future__ import annotations
+
+import math
+
+LIST_ITEMS = 256
+"""Items in a list at the most, and so between two checkpoints."""
+
+LONG_LIST_ITEMS = 1024
+"""Likewise, where items take no time: each list costs as much as making a hundred of these."""
+
+QUICK_ITEM_S = 5e-7
+"""An item that takes less than this is made in no time: a list of the longest, in half of the time between two
+checkpoints."""
+
+
+class Capacity:
+    """Items, and their bytes, that may be held.
+
+    Args:
+      items: at least 1.
+      size: in bytes, as `streamline.core.tree` counts them; one item is always admitted. None: no bound.
+      by_list: what is pulled comes in lists of bounded bytes, so that a list stands where an item stands in `size`.
+        Else it is unknown how much the next list would hold, and items are pulled one by one.
+      widest: items, if they take no time to make. None: the same.
+
+    Attributes:
+      held: items; `held_bytes` together.
+      longest: items of one list.
+    """
+
+    def __init__(
+        self, items: int, size: float | None = None, *, by_list: bool = False, widest: int | None = None
+    ) -> None:
+        self.items = self._usual = items
+        self.size = math.inf if size is None else size
+        self.by_list = by_list
+        self._widest = items if widest is None else widest
+        self._limit = math.inf
+        self.held = self.held_bytes = 0
+        self.longest = LIST_ITEMS
+        self._added, self._since = 0, -math.inf  # since there was room
+
+    # Asked by the sender ----------------------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """Items that may be pulled now; under a byte budget one after the other: the next one's size is unknown."""
+        room = self.items - self.held
+        if self.size != math.inf:
+            free = not self.held or self.held_bytes < self.size
+            room = min(room, (room if self.by_list else 1) if free else 0)
+        return room
+
+    @property
+    def room_at_once(self) -> int:
+        """The room, or 0 where the sender had better wait: after a whole list, a quarter of one is worth a pull."""
+        least = 1 if self.held < LIST_ITEMS or self.is_low else LIST_ITEMS // 4
+        return room if (room := self.room) >= least else 0
+
+    @property
+    def is_low(self) -> bool:
+        """Whether a sender that found no room may go on: a quarter is free."""
+        return self.held <= self.items * 3 // 4
+
+    def fits(self, size: int) -> bool:
+        """Whether an item of `size` bytes may be added."""
+        return not self.held or self.held_bytes + size <= self.size
+
+    # Told by the sender -----------------------------------------------------------------------------------------------
+
+    def add(self, items: int, size: int = 0) -> None:
+        """Count items as held, before they are sent."""
+        self.held += items
+        self.held_bytes += size
+        self._added += items
+
+    def note_full(self, now: float) -> None:
+        """Be as wide as suits the items that have filled it since `note_room`."""
+        if self._widest != self._usual:
+            quick = now - self._since < QUICK_ITEM_S * self._added
+            self.items, self.longest = (self._widest, LONG_LIST_ITEMS) if quick else (self._usual, LIST_ITEMS)
+
+    def note_room(self, now: float) -> None:
+        """Time anew what fills it."""
+        self._added, self._since = 0, now
+
+    # Told by the receiver ---------------------------------------------------------------------------------------------
+
+    def free(self, items: int, size: int = 0) -> None:
+        """Count items as consumed."""
+        self.held -= items
+        self.held_bytes -= size
+
+    def limit_to(self, most: int) -> None:
+        """Hold `most` items at the most from now on; before any is held."""
+        self._limit = min(most, self._limit)
+        self.items, self._usual, self._widest = (min(most, each) for each in (self.items, self._usual, self._widest))
+
+    def resize(self, items: int) -> None:
+        """Hold so many from now on, as far as it may; while there are more, none are admitted."""
+        self.items = self._usual = self._widest = int(min(items, self._limit))

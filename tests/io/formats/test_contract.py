@@ -1,0 +1,173 @@
+"""What every file format promises: each item from each place on, in shares, compressed, damaged, cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import streamline as sl
+from streamline.backends.base import Backend
+from streamline.errors import DataError, PlanError, ReadError, StreamlineError
+from streamline.io.formats import columnar, parquet_table
+from streamline.testing.checks import check_resume
+from tests.file_kit import PACK
+from tests.io.formats.contract import ALL, CASES, FormatCase
+from tests.io.formats.records import put
+from tests.laws.files import GRAINS
+from tests.laws.profile import examples, in_turn, sampled
+from tests.serving import Server
+
+FILES = [range(5), range(0), range(5, 10)]
+
+SKIP: dict[str, Any] = {"on_error": "skip", "max_errors": None}
+
+
+def of(condition: Callable[[FormatCase], object]) -> list[str]:
+    return [name for name, case in CASES.items() if condition(case)]
+
+
+@pytest.fixture
+def grain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read in pieces of some size."""
+    for module, constants in GRAINS[request.param].items():
+        for constant, value in constants.items():
+            monkeypatch.setattr(module, constant, value)
+    monkeypatch.setattr(parquet_table, "STEP_BYTES", columnar.STEP_BYTES)
+
+
+def ended(pipe: sl.Pipeline[Any], **options: Any) -> tuple[list[Any], StreamlineError | None, int, sl.Snapshot]:
+    """Return the items up to the end or a failure, that, how many errors were counted, and where it stands."""
+    items, failure = list[Any](), None
+    with pipe.open(**options) as stream:
+        try:
+            items.extend(stream)
+        except StreamlineError as error:
+            failure = error
+        return items, failure, stream.errors.total, sl.Snapshot.from_json(stream.snapshot().to_json())
+
+
+PLACES = [
+    *((name, "small", "remote" if case.remote else "local") for name, case in CASES.items()),
+    *((name, "as ever", "local") for name in CASES),
+    *((name, "medium", way) for name, way in in_turn(of(lambda case: case.packs), list(PACK))),
+]
+
+
+@pytest.mark.parametrize(("name", "grain", "way"), PLACES, indirect=["grain"])
+async def test_it_resumes_at_every_item(tmp_path: Path, server: Server, grain: None, name: str, way: str) -> None:
+    """Of several files, one of them without items; and of one that shards share."""
+    case, paths = CASES[name], list[str]()
+    suffix, pack = PACK.get(way, ("", None))
+    for at, numbers in enumerate(FILES if case.empties else FILES[::2]):
+        content, file = case.write(numbers), f"{at}{case.suffix}{suffix}"
+        server.objects[file] = content = content if pack is None else pack(content)
+        paths.append(server.url(file) if way == "remote" else str(put(tmp_path / file, content)))
+    expected = case.items(range(10))
+
+    def check() -> None:
+        check_resume(case.read(paths), expected=expected, generations=2)
+        if case.splits and pack is None:
+            split = case.read(paths[0]).shard(3)
+            shares = [ended(split, rank=shard, world_size=3, ends="allow")[0] for shard in range(3)]
+            assert repr([item for share in shares for item in share]) == repr(expected[:5])
+            check_resume(split, generations=2)
+
+    await anyio.to_thread.run_sync(check)
+
+
+@pytest.mark.parametrize("name", of(lambda case: case.splits))
+def test_shards_have_all_of_a_file_whatever_runs_them(tmp_path: Path, name: str, backend: Backend) -> None:
+    case = CASES[name]
+    pipe = case.read(put(tmp_path / f"a{case.suffix}", case.write(ALL))).shard(4)
+    items, failure, _, _ = ended(pipe, backend=backend)
+    assert failure is None
+    assert sorted(map(repr, items)) == sorted(map(repr, case.items(ALL)))
+    assert list(map(repr, items)) == list(map(repr, pipe))
+
+
+@pytest.mark.parametrize("name", of(lambda case: not case.splits))
+def test_a_file_that_shards_can_not_share_is_refused(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    pipe = case.read(put(tmp_path / f"a{case.suffix}", case.write(ALL)))
+    with pytest.raises(PlanError, match=r"can't be split into 2 shards"):
+        list(pipe.shard(2, mode="contiguous"))
+
+
+@pytest.mark.parametrize(("name", "grain"), in_turn(of(lambda case: case.damage), list(GRAINS)), indirect=["grain"])
+def test_of_a_damaged_file_only_what_is_damaged_is_left_out(tmp_path: Path, name: str, grain: None) -> None:
+    case = CASES[name]
+    assert case.damage is not None
+    damage, pipe = case.damage(), case.read(put(tmp_path / "a.mds", case.damage().content))
+    before, rest = case.items(ALL[: damage.lost.start]), case.items(ALL[damage.lost.stop :])
+    items, failure, _, snapshot = ended(pipe)
+    assert repr(items) == repr(before)
+    assert isinstance(failure, DataError)
+    assert str(tmp_path / "a.mds") in str(failure)
+    assert damage.says in str(failure)
+    for begun, resume in ((before, None), ([], snapshot)):
+        items, failure, errors, _ = ended(pipe, resume=resume, **SKIP)
+        assert (repr(items), failure, errors) == (repr(begun + rest), None, len(damage.lost))
+    with pipe.open(**SKIP) as stream:
+        head = list(islice(stream, len(before) + 2))
+        inside = sl.Snapshot.from_json(stream.snapshot().to_json())
+    assert repr(head + ended(pipe, resume=inside, **SKIP)[0]) == repr(before + rest)
+    if case.splits:
+        items, _, errors, _ = ended(pipe.shard(4), **SKIP)
+        assert (sorted(map(repr, items)), errors) == (sorted(map(repr, before + rest)), len(damage.lost))
+
+
+@pytest.mark.parametrize("name", of(lambda case: case.whole_at))
+async def test_a_file_cut_short_gives_what_is_whole_and_an_error(tmp_path: Path, server: Server, name: str) -> None:
+    case = CASES[name]
+    assert case.whole_at is not None
+    content, path, items = case.write(range(6)), tmp_path / f"a{case.suffix}", case.items(range(6))
+    cuts = sorted({*range(len(content))} - {*case.whole_at(content)})
+    for cut in sampled(cuts, max(1, len(content) // 150)):
+        path.write_bytes(content[:cut])
+        found, failure, _, _ = ended(case.read(path))
+        assert repr(found) == repr(items[: len(found)])
+        assert isinstance(failure, DataError), cut
+        assert str(path) in str(failure)
+    if case.remote:
+        server.objects[path.name] = content[: cuts[len(cuts) // 2]]
+        _, failure, _, _ = await anyio.to_thread.run_sync(ended, case.read(server.url(path.name)))
+        assert isinstance(failure, DataError)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("tar", "tf", "np", "mds"))])
+@given(at=st.integers(0, 10**6), junk=st.binary(min_size=1, max_size=8))
+@examples(40)
+def test_damage_anywhere_is_an_error_or_changes_no_count(
+    tmp_path_factory: pytest.TempPathFactory, name: str, at: int, junk: bytes
+) -> None:
+    case = CASES[name]
+    content = bytearray(case.write(ALL))
+    at %= len(content)
+    content[at : at + len(junk)] = junk
+    path = tmp_path_factory.getbasetemp() / f"damaged{case.suffix}"
+    path.write_bytes(content)
+    items, failure, _, _ = ended(case.read(path))
+    if failure is None:
+        assert len(items) == len(ALL)
+    else:
+        assert isinstance(failure, DataError | ReadError)
+        assert str(path) in str(failure)
+
+
+@pytest.mark.parametrize("name", of(lambda case: case.watched))
+@pytest.mark.parametrize("grain", ["small"], indirect=True)
+def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path, grain: None, name: str) -> None:
+    case = CASES[name]
+    path = put(tmp_path / "a", case.write(range(2000)))
+    with case.read(path).open() as stream:
+        assert repr(next(stream)) == repr(case.item(0))
+        path.write_bytes(path.read_bytes())
+        with pytest.raises(ReadError, match="changed while it was read"):
+            list(stream)
