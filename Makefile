@@ -21,13 +21,10 @@ other = .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info
 package = --editable '.[array_record,arrow,hdf5,lance,media,stores,tfrecord,zstd]'
 developers = $(package) --group dev
 
-.PHONY: demo demo-cluster test test-trainers test-ray test-python check format laws bench bench-smoke clean
+.PHONY: demo test test-trainers test-ray test-python check format laws bench bench-smoke clean
 
 demo: $(RUNTIME)  ## train, be killed, resume, compare
 	$(BIN)/streamline demo
-
-demo-cluster: $(RUNTIME)  ## train with workers on three nodes, lose one, compare
-	$(BIN)/streamline demo --cluster
 
 # Nor do they multiply matrices, for which NumPy starts a thread for each core.
 test: export OPENBLAS_NUM_THREADS := 1

@@ -31,16 +31,15 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--quick", is_flag=True, help="A few hundred records instead of all: seconds.")
-@click.option("--cluster", is_flag=True, help="Instead, kill one of three nodes on which workers run.")
-def demo(quick: bool, cluster: bool) -> None:
+@click.option("--quick", is_flag=True, help="A quarter of the records: seconds.")
+def demo(quick: bool) -> None:
     """Train on this Python's standard library over HTTP, be killed half-way, resume, and compare.
 
     Exits with 1 if the resumed run is not bit-identical with an uninterrupted one.
     """
     from streamline.demo import run_demo  # imports aiohttp: for this command only
 
-    sys.exit(run_demo(quick=quick, cluster=cluster))
+    sys.exit(run_demo(quick=quick))
 
 
 @main.command()

@@ -21,7 +21,7 @@ import pytest
 
 import streamline as sl
 from streamline.core.flow import Site
-from streamline.core.knobs import Widths
+from streamline.core.knobs import KnobValues
 from streamline.core.state import Tree
 from streamline.core.tasks import Session, Tasks, supervise
 from streamline.io.storage import retry as attempts
@@ -259,7 +259,7 @@ def read() -> Callable[..., Awaitable[Reading]]:
         mode: str | None = None,
         shard: int = 0,
         num_shards: int = 1,
-        widths: Widths | None = None,
+        widths: KnobValues | None = None,
         **part: Any,
     ) -> Reading:
         source = named(source)

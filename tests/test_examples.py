@@ -56,6 +56,10 @@ EXPECTED: dict[str, list[str]] = {
         r"5 batches, then a snapshot; the server has forgotten \d+\n7 batches, then a crash",
         r"every record: True\nsent twice, and so twice here: [012]\n$",
     ],
+    "lost_node": [
+        r"hosts that were lost and replaced: 2\n",
+        r"the same batches and the same model, bit for bit: True\n$",
+    ],
     "many_ranks": [
         r"saved: rank-00000-of-00002\.json rank-00001-of-00002\.json",
         r"rank 0: 15 samples, 8 before the stop, 7 after it",

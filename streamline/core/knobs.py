@@ -1,7 +1,5 @@
 """Knobs: what of a stage can be turned while it runs, and their values in one event loop.
 
-The number of hosts is one, too: it isn't a stage's, and is turned between passes only.
-
 A knob changes when things are done, and how many are in flight; never an item, their order, or a state.
 """
 
@@ -17,7 +15,7 @@ KnobKind: TypeAlias = Literal["concurrency", "threads", "prefetch", "reads", "ho
 or processes in which workers run."""
 
 HOSTS = "hosts"
-"""The name of the knob that is no stage's."""
+"""The name of the knob that is no stage's: it is turned between passes only."""
 
 MOST_CALLS = 1024
 """Calls of one stage at once, all shards of a rank together, where nothing else bounds them: each may hold a socket,
@@ -49,7 +47,7 @@ class Turnable(Protocol):
         """Run with this value from now on. In the event loop's thread; waits for nothing, and cuts off nothing."""
 
 
-class Widths:
+class KnobValues:
     """The values of the knobs of one run in one event loop; those that aren't named are as written.
 
     Attributes:

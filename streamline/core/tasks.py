@@ -29,7 +29,7 @@ from streamline.core.duplicate_check import DuplicateCheck
 from streamline.core.error_policy import Errors
 from streamline.core.forks import disowned_in_copies
 from streamline.core.gate import Event, Gate
-from streamline.core.knobs import Widths
+from streamline.core.knobs import KnobValues
 from streamline.core.limits import CallLimits
 from streamline.core.meters import Meters
 from streamline.core.place import Mapped, Place
@@ -118,7 +118,7 @@ class Session:
         self.arrived: Callable[[Any], Any] | None = None
         self.where = ""
         self.place: Place | None = None
-        self.widths: Widths | None = None
+        self.widths: KnobValues | None = None
         self.hosts: int | None = None
         self.on_mapped: Mapped | None = None
         self.other_ranks = ""

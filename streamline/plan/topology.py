@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from streamline.core.limits import Limit
-from streamline.core.text import in_bytes
+from streamline.core.text import counted, in_bytes
 from streamline.plan.plan import READ_AHEAD_ITEMS, AnyStage, Plan, weights
 
 PASSES_ON = (("passes items on", 0),)
@@ -38,8 +38,8 @@ class Task:
         """Say how many calls run at once: "64 threads, of Limit(16)"; "" where one follows another."""
         if self.calls == 1 and not self.threads and self.limit is None:
             return ""
-        kind = "thread" if self.threads else "call"
-        return f"{self.calls:,} {kind}{'s' * (self.calls != 1)}{f', of {self.limit}' * (self.limit is not None)}"
+        calls = counted(self.calls, "thread" if self.threads else "call")
+        return calls if self.limit is None else f"{calls}, of {self.limit}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
-from streamline.core.text import in_bytes
+from streamline.core.text import counted, in_bytes
 from streamline.errors import CheckError, printable_lines
 
 DEADLINE_S = 10.0
@@ -93,8 +93,7 @@ class Report:
         lines = [f"{self.source}", *(f"  {name:<9} {text}" for name, text in self._facts())]
         lines += [f"  {'note':<9} {_indented(note)}" for note in self.notes]
         lines += [f"  PROBLEM   {problem.what}: {_indented(problem.message)}" for problem in self.problems]
-        count = len(self.problems)
-        found = "no problems" if self.ok else f"{count} problem{'s' * (count > 1)}"
+        found = "no problems" if self.ok else counted(len(self.problems), "problem")
         return printable_lines("\n".join([*lines, f"{found} found in {self.took_s:.1f} s"]))
 
     __repr__ = __str__
@@ -112,16 +111,16 @@ class Report:
             facts.append(("ranks", f"{len(self.ranks):,} ({self.world_found_in}), each {_spread(self.ranks, kind)}"))
         if self.records:
             seen = len(self.records)
-            of = _count(seen, what) if self.objects is None else f"{seen:,} of {_count(self.objects, what)}"
-            made = "" if self.outputs is None else f"; the stages made {_count(self.outputs, 'item')} of them"
+            of = counted(seen, what) if self.objects is None else f"{seen:,} of {counted(self.objects, what)}"
+            made = "" if self.outputs is None else f"; the stages made {counted(self.outputs, 'item')} of them"
             facts.append(("looked at", f"{'the first record of ' * self.files}{of}{made}"))
         return facts
 
     def _amount(self) -> str:
         if not self.files:
-            return _count(self.objects or 0, "item")
+            return counted(self.objects or 0, "item")
         unknown = f", {self.unsized:,} of unknown size" if self.unsized else ""
-        return f"{_count(self.objects or 0, 'object')}, {in_bytes(self.bytes)}{unknown}"
+        return f"{counted(self.objects or 0, 'object')}, {in_bytes(self.bytes)}{unknown}"
 
 
 def known(values: Iterable[int | None]) -> list[int]:
@@ -134,15 +133,11 @@ def _spread(loads: tuple[Load, ...], kind: str) -> str:
     """Say what the loads are, from the least to the most."""
     said = []
     if items := known(load.items for load in loads):
-        least, most = f"{min(items):,}", _count(max(items), kind)
+        least, most = f"{min(items):,}", counted(max(items), kind)
         said.append(most if min(items) == max(items) else _range(least, most))
     if sizes := known(load.bytes for load in loads):
         said.append(_range(in_bytes(min(sizes)), in_bytes(max(sizes))))
     return ", ".join(said) or "of unknown size"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _range(least: str, most: str) -> str:

@@ -1,19 +1,14 @@
 """`open(tune=)`: while a stream runs, its figures are looked at, and the knobs of its stages turned.
 
 `streamline.observe.tuner` decides; here it is told the figures, and what it says is done. A task of the event loop
-looks several times a second, from the first list on, in a thread of the pool: reading figures shall hold up nothing.
-It stands still during a pause. What runs elsewhere, in hosts, is told by a message (`core.knobs.Widths.followers`).
-
-How many hosts there are is decided when a stream begins, from what was seen of the one before: the next pass of a
-loader, or the next stream that is opened with the same `StreamTuning`. A loader's pass that is opened ahead begins when
-the hosts have nothing more to do for the present one.
+looks several times a second, in a thread of the pool: reading figures shall hold up nothing. How many hosts there are
+is decided when the next stream begins, of a loader or with the same `StreamTuning`, from what was seen of the last one.
 
 Nothing of this is in a state: a resume begins with what the plan says, or with what a file or a `StreamTuning` holds.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import deque
@@ -23,16 +18,15 @@ from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from time import thread_time
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import anyio
+import msgspec
 
 from streamline.backends.base import Backend
 from streamline.core.atomic_file import replace_file
 from streamline.core.cpus import cpu_s, free_bytes
-from streamline.core.item_codec import decoded
-from streamline.core.knobs import HOSTS, Knob, Widths
-from streamline.core.meters import Meters
+from streamline.core.knobs import HOSTS, Knob, KnobValues
 from streamline.core.options import given
 from streamline.core.tasks import Session, Tasks
 from streamline.errors import PlanError, PlanTypeError, printable
@@ -57,6 +51,23 @@ VERSION = 1
 
 NOT_TUNED = "this stream isn't tuned: open(tune=True) tunes it, and then .tuning says how"
 
+NO_KNOB = "no stage has a knob: .map(concurrency=) of more than 1, .map(executor='thread'), .prefetch, remote files"
+
+SAVED = 'what stream.tuning.save("tune.json") has written'
+
+
+class SavedKnob(msgspec.Struct):
+    kind: str
+    value: Annotated[int, msgspec.Meta(ge=1)]
+    written: int = 0
+
+
+class _TuneFile(msgspec.Struct):
+    """What `StreamTuning.save` writes."""
+
+    version: int = msgspec.field(name="streamline tuning")
+    knobs: dict[str, SavedKnob]
+
 
 class StreamTuning:
     """What is tuned of a stream, what was done, and why: `stream.tuning`, also after the end.
@@ -64,11 +75,11 @@ class StreamTuning:
     A loader has one for all of its passes: each goes on with what the one before has found.
     """
 
-    def __init__(self, pinned: Mapping[str, tuple[str, int]] | None = None, path: str = "") -> None:
+    def __init__(self, pinned: Mapping[str, SavedKnob] | None = None, path: str = "") -> None:
         self._pinned = pinned
         self._path = path
         self._knobs: dict[str, Knob] = {}
-        self._values: dict[str, int] = {stage: value for stage, (_, value) in (pinned or {}).items()}
+        self._values: dict[str, int] = {stage: knob.value for stage, knob in (pinned or {}).items()}
         self._turns: deque[tuple[float, TuningStep]] = deque(maxlen=MOST_STEPS)
         self._resting = "it has just begun" if pinned is None else f"{path} says so"
         self._label = ""  # of its hosts
@@ -93,17 +104,18 @@ class StreamTuning:
     @property
     def resting(self) -> str:
         """Why nothing is turned at the moment; "": a step is being judged."""
-        hosts = "" if self._hosts is None else self._hosts.resting
-        return "; ".join(filter(None, [self._resting, f"hosts: {hosts}" * bool(hosts)]))
+        hosts = f"hosts: {self._hosts.resting}" if self._hosts is not None and self._hosts.resting else ""
+        return "; ".join(filter(None, [self._resting, hosts]))
 
     def __str__(self) -> str:
-        lines = [
-            f"{self._label if self._knobs[stage].kind == 'hosts' else stage}: {self._knobs[stage].kind} {value}"
-            + (f" (written: {self._knobs[stage].written})" if value != self._knobs[stage].written else "")
-            for stage, value in self.values.items()
-        ]
-        more = [f"now: {self.resting}"] if lines and self.resting else []
-        return "\n".join(map(printable, [*(lines or [NO_KNOB]), *more]))
+        lines = [] if self._knobs else [NO_KNOB]
+        for stage, value in self.values.items():
+            knob = self._knobs[stage]
+            written = "" if value == knob.written else f" (written: {knob.written})"
+            lines.append(f"{self._label if knob.kind == 'hosts' else stage}: {knob.kind} {value}{written}")
+        if self._knobs and self.resting:
+            lines.append(f"now: {self.resting}")
+        return "\n".join(map(printable, lines))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the values to a file, atomically, which `open(tune=path)` goes by: as JSON, for people to read.
@@ -112,11 +124,11 @@ class StreamTuning:
           OSError: it can't be written.
         """
         knobs = {
-            stage: {"kind": self._knobs[stage].kind, "value": value, "written": self._knobs[stage].written}
+            stage: SavedKnob(self._knobs[stage].kind, value, self._knobs[stage].written)
             for stage, value in self.values.items()
         }
-        text = json.dumps({"streamline tuning": VERSION, "knobs": knobs}, indent=2)
-        replace_file(Path(path), text.encode() + b"\n")
+        text = msgspec.json.format(msgspec.json.encode(_TuneFile(VERSION, knobs)), indent=2)
+        replace_file(Path(path), text + b"\n")
 
     # A run ------------------------------------------------------------------------------------------------------------
 
@@ -130,7 +142,8 @@ class StreamTuning:
         self._knobs = self._knobs or {knob.stage: knob for knob in knobs}
         if self._pinned is None:
             return
-        found = {stage: kind for stage, (kind, _) in self._pinned.items() if (stage, kind) != (HOSTS, "hosts")}
+        saved = self._pinned.items()
+        found = {stage: knob.kind for stage, knob in saved if (stage, knob.kind) != (HOSTS, "hosts")}
         wanted = {knob.stage: knob.kind for knob in knobs if knob.kind != "hosts"}
         if found != wanted:
             raise PlanError(
@@ -142,18 +155,18 @@ class StreamTuning:
         """Let a run begin with the values as they stand, and tune it, if they aren't pinned. Before it is opened."""
         knobs = {knob.stage: knob for knob in knobs_of(plan, backend, workers)}
         hosts = next((knob for knob in knobs.values() if knob.kind == "hosts"), None)
-        stages = {stage: knob for stage, knob in knobs.items() if knob is not hosts}
-        values = {stage: min(value, stages[stage].most) for stage, value in self._values.items() if stage in stages}
-        widths = tasks.session.widths = Widths(values)
+        stages = [knob for knob in knobs.values() if knob is not hosts]
+        values = {knob.stage: min(self._values[knob.stage], knob.most) for knob in stages if knob.stage in self._values}
+        tasks.session.widths = KnobValues(values)
         seen, self._seen = self._seen, PassLooks()
         if hosts is not None:
             tasks.session.hosts, values[HOSTS] = self._next_hosts(hosts, backend, seen)
         self._knobs, self._values = knobs, values
-        self._resting = self._resting if stages or self._pinned is not None else ""
         if self._pinned is not None:
             return
         if knobs:
-            tasks.start(partial(self._tune, tasks, widths, list(stages.values()), self._seen), "tuning", lambda: None)
+            self._resting = self._resting if stages else ""
+            tasks.start(partial(self._tune, tasks, stages, self._seen), "tuning", lambda: None)
         else:
             self._resting = NO_KNOB
             logger.info("nothing is tuned: %s", NO_KNOB)
@@ -164,30 +177,27 @@ class StreamTuning:
         label = str(hosting.short)
         if self._pinned is not None:
             self._label = label
-            pinned = self._values.get(HOSTS, knob.written)
-            return pinned, pinned
+            return (self._values.get(HOSTS, knob.written),) * 2
         if self._hosts is None or self._label != label:
             self._hosts, self._label = HostTuner(knob, label), label
         try:
-            step = self._hosts.next_pass(seen, knob.most)
+            if (step := self._hosts.next_pass(seen, knob.most)) is not None:
+                self._note(step)
         except Exception:
             logger.exception("hosts stay as many as they are: tuning them has failed")
-            step = None
-        if step is not None:
-            self._note(step)
         return self._hosts.value, self._hosts.settled
 
-    async def _tune(self, tasks: Tasks, widths: Widths, knobs: Sequence[Knob], seen: PassLooks) -> None:
+    async def _tune(self, tasks: Tasks, knobs: Sequence[Knob], seen: PassLooks) -> None:
         """Look, and turn, until the run ends. A failure of this ends the tuning, not the stream."""
-        session, tuner = tasks.session, None
-        pause_s = LOOK_S
+        session, tuner, pause_s = tasks.session, None, LOOK_S
+        assert session.widths is not None
         while True:
             await anyio.sleep(pause_s)
             if session.meters.first is None:
                 continue  # it warms up, or its consumer comes later
             if tuner is None:
                 values = {knob.stage: self._values[knob.stage] for knob in knobs if knob.stage in self._values}
-                widths.set(values)  # another pass has found more meanwhile
+                session.widths.set(values)  # another pass has found more meanwhile
                 tuner = Tuner(knobs, values, memory_bytes=session.budget.most)
             if session.gate.holding:
                 tuner.forget()
@@ -200,14 +210,11 @@ class StreamTuning:
             self._values.update(tuner.settled)  # in place: the next pass may begin meanwhile, in another thread
             self._resting = tuner.resting if knobs else ""
             if step is not None:
-                self._turn(step, widths, session.meters)
+                session.widths.set({step.name: step.after})
+                session.meters.began()  # the verdict is of how it runs now
                 seen.turned()
+                self._note(step)
             pause_s = max(LOOK_S, took_s / SHARE)
-
-    def _turn(self, step: TuningStep, widths: Widths, meters: Meters) -> None:
-        widths.set({step.name: step.after})
-        meters.began()  # the verdict is of how it runs now
-        self._note(step)
 
     def _note(self, step: TuningStep) -> None:
         self._turns.append((time.time(), step))
@@ -216,8 +223,6 @@ class StreamTuning:
 
 Tune: TypeAlias = bool | str | PathLike[str] | StreamTuning
 """What `open(tune=)` takes."""
-
-NO_KNOB = "no stage has a knob: .map(concurrency=) of more than 1, .map(executor='thread'), .prefetch, remote files"
 
 
 def _look(tuner: Tuner, seen: PassLooks, session: Session) -> tuple[TuningStep | Exception | None, float]:
@@ -243,23 +248,17 @@ def knobs_of(plan: Plan, backend: Backend, workers: int) -> Iterator[Knob]:
     """
     shared = getattr(getattr(backend, "hosting", backend), "shared", None) is not None
     merged = {stage.name for stage in plan.after}
-    sources = [] if shared else [source.knob for source in sources_of(plan)]
-    stages = [stage.knob for stage in (plan.after if shared else stages_of(plan))]
-    for knob in (*sources, *stages):
-        if knob is not None and knob.kind == "reads":
-            yield knob  # all shards of a process have one pool of requests
-        elif knob is not None:
-            shards = 1 if knob.stage in merged else max(1, workers)
-            most = min(knob.most, MOST_THREADS) if knob.kind == "threads" else knob.most
-            yield replace(knob, most=max(knob.written, most // shards))
-    hosts: Knob | None = getattr(backend, "knob", _none)(workers)
-    if hosts is not None and all(knob is None or knob.stage != hosts.stage for knob in (*sources, *stages)):
+    written = [] if shared else [source.knob for source in sources_of(plan)]
+    written += [stage.knob for stage in (plan.after if shared else stages_of(plan))]
+    knobs = [knob for knob in written if knob is not None]
+    for knob in knobs:
+        one_for_all = knob.stage in merged or knob.kind == "reads"  # a process has one pool of requests
+        shards = 1 if one_for_all else max(1, workers)
+        most = min(knob.most, MOST_THREADS) if knob.kind == "threads" else knob.most
+        yield replace(knob, most=max(knob.written, most // shards))
+    hosts: Knob | None = getattr(backend, "knob", lambda _: None)(workers)
+    if hosts is not None and all(knob.stage != hosts.stage for knob in knobs):
         yield hosts
-
-
-def _none(_: int) -> Knob | None:
-    """Of a backend without hosts."""
-    return None
 
 
 def _named(kinds: Mapping[str, str]) -> str:
@@ -285,30 +284,14 @@ def tuning_of(tune: object) -> StreamTuning | None:
             f"stream's .tuning, got {given(tune)}"
         )
     path = str(fspath(tune))
-    return StreamTuning(_pinned(path), path)
-
-
-def _pinned(path: str) -> dict[str, tuple[str, int]]:
-    """Return the kind and value of each knob in a file."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise PlanError(
-            f'.open(tune={path!r}): {why}; expected what stream.tuning.save("tune.json") has written'
-        ) from error
-
-    def read(found: Any) -> dict[str, tuple[str, int]]:
-        version, knobs = found["streamline tuning"], found["knobs"]
-        if version != VERSION:
-            raise PlanError(f".open(tune={path!r}): expected version {VERSION} of such a file, got {version!r}")
-        return {stage: (str(knob["kind"]), _value(knob["value"])) for stage, knob in knobs.items()}
-
-    expected = f'.open(tune={path!r}): expected what stream.tuning.save("tune.json") has written'
-    return decoded(text, read, lambda why: PlanError(f"{expected}, got {text[:60]!r} ({why})"))
-
-
-def _value(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"a value is an integer from 1 on, got {value!r}")
-    return value
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise PlanError(f".open(tune={path!r}): {error.strerror or error}; expected {SAVED}") from error
+    try:
+        saved = msgspec.json.decode(text, type=_TuneFile)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise PlanError(f".open(tune={path!r}): expected {SAVED}, got {text[:60]!r} ({error})") from error
+    if saved.version != VERSION:
+        raise PlanError(f".open(tune={path!r}): expected version {VERSION} of such a file, got {saved.version!r}")
+    return StreamTuning(saved.knobs, path)

@@ -18,6 +18,7 @@ from streamline.core.flow import Site
 from streamline.core.forks import ForkSafeLock
 from streamline.core.lazy_numpy import np
 from streamline.core.options import given
+from streamline.core.text import counted
 from streamline.errors import PlanError, PlanTypeError
 from streamline.sources.base import Mode, epoch_number
 from streamline.sources.foreign_state import foreign, parts_of
@@ -131,7 +132,7 @@ class HuggingFaceSource(DatasetSource[T]):
         own = int(getattr(self.dataset, "num_shards", 1))
         if num_shards == 1:
             return ""
-        of_it = f"{own:,} shard{'s' * (own != 1)} of its own"
+        of_it = f"{counted(own, 'shard')} of its own"
         whole = own % num_shards or counts_rows(self.dataset)
         return f": everything is read {num_shards:,} times, of {of_it}" if whole else f": {of_it}"
 

@@ -59,7 +59,7 @@ def test_a_quick_consumer_may_have_more_out_and_a_slow_one_less() -> None:
     assert (capacity.items, capacity.longest, capacity.is_quick) == (2, 1, False)
 
 
-def test_what_stages_make_ahead_of_a_slow_consumer_is_admitted_from_its_first_item_on() -> None:
+def test_what_is_made_ahead_of_a_slow_consumer_is_admitted_from_its_first_item_on() -> None:
     capacity = ConsumerCapacity(4096, 512)
     assert (capacity.items, capacity.longest) == (2, 1)
     capacity.read_ahead()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.core.gate import Gate
-from streamline.core.knobs import Widths
+from streamline.core.knobs import KnobValues
 from streamline.core.tasks import Tasks
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import Fragment, check_failure, check_resume, check_stage
@@ -87,7 +87,7 @@ def test_a_failing_call_of_a_map_that_is_turned_is_resumed_behind_its_fix(ordere
 class WithKnobs(PipelineSubject):
     """A pipeline whose knobs a test turns."""
 
-    widths: Widths = field(default_factory=Widths)
+    widths: KnobValues = field(default_factory=KnobValues)
     gates: list[Gate] = field(default_factory=list)
 
     def open(self, tasks: Tasks, text: str | None) -> Any:

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, ClassVar
 
 from streamline.core.flow import Flow, Lists, Opener, Run
-from streamline.core.knobs import Turnable, Widths
+from streamline.core.knobs import KnobValues, Turnable
 from streamline.core.state import Tree
 from streamline.core.tasks import Session
 from streamline.pipeline import Pipeline
@@ -16,7 +16,7 @@ from streamline.testing.oracle import Upstream, reference
 from streamline.transforms.base import Stage
 
 
-class RestlessWidths(Widths):
+class RestlessWidths(KnobValues):
     """Knobs of which any may change at any time, from 1 to `most`."""
 
     def __init__(self, dice: Random, most: int) -> None:

@@ -108,7 +108,7 @@ async def test_what_is_sent_before_the_driver_gives_way_is_handed_over_as_one_li
     assert bridge.consumer.queue.empty()
 
 
-async def test_the_loop_is_woken_when_a_consumer_that_has_not_been_quick_leaves_a_quarter_free(clock: Clock) -> None:
+async def test_the_loop_is_woken_when_a_consumer_that_is_not_quick_leaves_a_quarter_free(clock: Clock) -> None:
     bridge = ThreadBridge[int](ConsumerCapacity(2))
     for _ in range(2):
         await sent(bridge, clock, 1)

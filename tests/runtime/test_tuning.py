@@ -22,7 +22,7 @@ from streamline.observe.figures import Figures
 from streamline.observe.stats import Stats
 from streamline.observe.tuner import Measurement, Tuner, TuningStep
 from streamline.runtime import tuning
-from streamline.runtime.tuning import StreamTuning, knobs_of
+from streamline.runtime.tuning import SavedKnob, StreamTuning, knobs_of
 from streamline.testing.checks import Jitter
 from tests.kit import streamline_tasks
 from tests.page_kit import update
@@ -362,8 +362,8 @@ BAD_FILES: dict[str, tuple[str, str]] = {
     "deep": ("[" * 200_000, "expected what stream.tuning.save"),
     "a snapshot": ('{"version": 7}', "expected what stream.tuning.save"),
     "a later version": (file(WHOLE, 2), "expected version 1 of such a file, got 2"),
-    "no number": (file(WHOLE | calls("concurrency", "9")), "integer from 1 on, got '9'"),
-    "nothing at once": (file(WHOLE | calls("concurrency", 0)), "integer from 1 on, got 0"),
+    "no number": (file(WHOLE | calls("concurrency", "9")), "Expected `int`, got `str`"),
+    "nothing at once": (file(WHOLE | calls("concurrency", 0)), "Expected `int` >= 1"),
     "a missing stage": (
         file(KNOBS),
         "Expected a value for 'calls' (concurrency), 'threads' (threads), 'prefetch' (prefetch), got 'calls' "
@@ -398,7 +398,7 @@ def test_what_is_no_tuning_is_refused(tmp_path: Path) -> None:
 
 
 def test_values_beyond_what_fewer_shards_may_have_are_bounded() -> None:
-    found = StreamTuning({"at_once": ("concurrency", 5000)}, "tune.json")
+    found = StreamTuning({"at_once": SavedKnob("concurrency", 5000)}, "tune.json")
     with sl.from_items(range(9)).shard(4).map(at_once, concurrency=2).open(tune=found) as stream:
         next(stream)
         assert stream.tuning.values == {"at_once": 256}

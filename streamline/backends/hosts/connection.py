@@ -35,10 +35,10 @@ from streamline.backends.ipc.messages import (
     PermitsWanted,
     ProgressMessage,
     ResumeHost,
+    SetKnobs,
     Shutdown,
     SkippedItem,
     TaskStacks,
-    Turn,
     WorkerClosed,
     WorkerEnded,
     WorkerOpened,
@@ -477,9 +477,9 @@ class HostConnection:
             self._link.send_threadsafe(Observe(self._meters.observer is not None))
 
     def _turn(self, widths: Mapping[str, int]) -> None:
-        """Turn knobs in the host."""
+        """SetKnobs knobs in the host."""
         if self._link is not None:
-            self._link.send(Turn(widths))
+            self._link.send(SetKnobs(widths))
 
 
 def _meter_of(hosts: Sequence[Host]) -> HostMeter:

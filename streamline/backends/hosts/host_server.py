@@ -40,11 +40,11 @@ from streamline.backends.ipc.messages import (
     PermitsReturned,
     PermitsWanted,
     ResumeHost,
+    SetKnobs,
     Shutdown,
     SkippedItem,
     StacksRequest,
     TaskStacks,
-    Turn,
     WorkerClosed,
     WorkerOpened,
 )
@@ -56,7 +56,7 @@ from streamline.core.channel import Channel, Feeder, Inbox
 from streamline.core.driver import drive
 from streamline.core.error_policy import Decision, Errors, Failure, Policy
 from streamline.core.flow import Chunk, Site
-from streamline.core.knobs import Widths
+from streamline.core.knobs import KnobValues
 from streamline.core.limits import CallLimits
 from streamline.core.place import CURRENT_PLACE, Place
 from streamline.core.state import At, CountedStates
@@ -225,7 +225,7 @@ class _HostedRun:
         self._handlers: dict[type, Callable[[Any], None]] = {
             Hello: self._hello,
             Observe: self._observe,
-            Turn: self._turn,
+            SetKnobs: self._turn,
             OpenWorker: self._open,
             Credit: self._credit,
             FlushAt: self._flush_at,
@@ -262,7 +262,7 @@ class _HostedRun:
         if message.meters is not None:
             session.meters = message.meters
         if message.widths is not None:
-            session.widths = Widths(message.widths)
+            session.widths = KnobValues(message.widths)
         self._observe(Observe(message.observed))
         if message.answer:
             self._link.send(HostReady())
@@ -271,7 +271,7 @@ class _HostedRun:
         if self._reporter is not None:
             self._reporter.observe(message.observed)
 
-    def _turn(self, message: Turn) -> None:
+    def _turn(self, message: SetKnobs) -> None:
         if (widths := self._tasks.session.widths) is not None:
             widths.set(message.widths)
 

@@ -33,7 +33,7 @@ class Hello(NamedTuple):
       ask: decides on items to skip, where the link doesn't copy; None: the host asks over its stdio socket.
       answer: with `HostReady`.
       share: runs with the same one, and not b"", may share their workers: their plans are the same.
-      widths: the values of knobs, as in `Turn`; None: they are as written, and stay so.
+      widths: the values of knobs, as in `SetKnobs`; None: they are as written, and stay so.
     """
 
     host: str
@@ -45,7 +45,7 @@ class Hello(NamedTuple):
     widths: Mapping[str, int] | None = None
 
 
-class Turn(NamedTuple):
+class SetKnobs(NamedTuple):
     """Run with these values of knobs from now on, by the names of their stages."""
 
     widths: Mapping[str, int]

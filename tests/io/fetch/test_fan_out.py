@@ -8,7 +8,7 @@ import pytest
 
 import streamline as sl
 from streamline.core import byte_budget as budget
-from streamline.core.knobs import Widths
+from streamline.core.knobs import KnobValues
 from streamline.core.tasks import Session, Tasks, supervise
 from streamline.errors import ReadError
 from streamline.io.fetch import request as requests
@@ -153,7 +153,7 @@ async def test_no_more_requests_are_in_flight_than_allowed(server: Any, read: Re
 
 async def test_another_number_of_requests_holds_from_the_next_one_on(server: Any, read: Read) -> None:
     server.objects = {f"{number:02d}": b"x" for number in range(40)}
-    widths, held, found = Widths({"read_files": 4}), list[anyio.Event](), list[Any]()
+    widths, held, found = KnobValues({"read_files": 4}), list[anyio.Event](), list[Any]()
     seen: list[int] = []
 
     async def hold(server: Any, request: Any, writer: Any) -> None:

@@ -17,7 +17,6 @@ from aiohttp import web
 
 import streamline as sl
 from streamline.core.meters import Traffic
-from streamline.demo import application
 from streamline.errors import PlanError, PlanTypeError, ReadError
 from streamline.io.storage import http
 from streamline.io.storage import retry as attempts
@@ -445,7 +444,13 @@ def test_a_connection_may_be_silent_for_ever() -> None:
 async def test_a_real_server_is_read_and_resumed(storage: HttpStorage, tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_bytes(DATA)
     (tmp_path / "empty.txt").write_bytes(b"")
-    runner = web.AppRunner(application(tmp_path, 0.0), access_log=None, shutdown_timeout=0.1, keepalive_timeout=1e6)
+
+    async def serve_file(request: web.Request) -> web.FileResponse:
+        return web.FileResponse(tmp_path / request.match_info["name"])
+
+    app = web.Application()
+    app.router.add_get("/{name}", serve_file)  # HEAD too
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, keepalive_timeout=1e6)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
