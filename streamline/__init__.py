@@ -9,11 +9,7 @@ with pipe.open(resume=sl.Snapshot.load("ckpt/", missing_ok=True)) as stream:
 
 from __future__ import annotations
 
-import sys
-import warnings
 from importlib import import_module
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -198,50 +194,6 @@ _SUBMODULES = {
 """What is itself a module."""
 
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-_MOVED = {
-    "streamline.integrations": "streamline.training",
-    "streamline.integrations.accelerate": "streamline.training.trainers",
-    "streamline.integrations.lightning": "streamline.training.trainers",
-    "streamline.integrations.torch_dataset": "streamline.training.torch_dataset",
-    "streamline.integrations.transformers": "streamline.training.transformers",
-    "streamline.integrations.views": "streamline.training.trainers",
-    "streamline.sizes": "streamline.core.tree",
-}
-"""Old paths that were documented, and the new ones. The old ones go on, and warn."""
-
-
-class _MovedModules:
-    """Finds and loads modules by their old paths, if no other finder knows them.
-
-    The new one is imported when something of it is asked for: some need torch.
-    """
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        moved = any(old.startswith(f"{name}.") for old in _MOVED)
-        return ModuleSpec(name, _MovedModules, is_package=moved) if name in _MOVED else None  # type: ignore[arg-type]
-
-    @staticmethod
-    def create_module(spec: ModuleSpec) -> None:
-        """Let the import system make one."""
-
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
-        old = module.__name__
-
-        def find(name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            if f"{old}.{name}" in _MOVED:
-                return import_module(f"{old}.{name}")
-            warnings.warn(f"{old} is {_MOVED[old]} now", DeprecationWarning, stacklevel=2)
-            return getattr(import_module(_MOVED[old]), name)
-
-        module.__getattr__ = find  # type: ignore[method-assign]
-
-
-sys.meta_path.append(_MovedModules)
 
 if not TYPE_CHECKING:  # a checker that saw this would take any name for granted
 

@@ -93,7 +93,7 @@ class CheckError(StreamlineError):
 
 
 class SnapshotError(StreamlineError):
-    """A snapshot file that is damaged, truncated, too new, or can't be written."""
+    """A snapshot file that is damaged, truncated, of another format, or can't be written."""
 
 
 class JournalError(StreamlineError):

@@ -790,7 +790,10 @@ class Pipeline(Openable[T]):
         Options and errors are those of `open`.
         """
         policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
-        options = OpenOptions(INLINE, policy, resume, accept, new_files, rank, world_size, mesh, epoch)
+        options = OpenOptions(
+            backend=INLINE, policy=policy, resume=resume, accept=accept, new_files=new_files, rank=rank,
+            world_size=world_size, mesh=mesh, epoch=epoch, ends="allow", stall_s=None,
+        )  # fmt: skip
         return DebugStream(prepare(self.plan, options))
 
     def first(self, count: int) -> list[T]:

@@ -54,7 +54,7 @@ first leaves out what stands under TYPE_CHECKING."""
 MOST_FOLDERS, MOST_LOOSE, MOST_MODULES = 14, 6, 296
 """At the first level, dunder files aside; and in all."""
 
-HEAVY = ("numpy", "torch", "jax", "ray", "pyarrow", "aiohttp", "hypothesis", "pytest", "trio")
+HEAVY = ("numpy", "torch", "jax", "ray", "pyarrow", "aiohttp", "hypothesis", "pytest")
 """What `import streamline` must not import."""
 
 FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}

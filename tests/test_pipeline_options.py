@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Callable
+from dataclasses import MISSING, fields
 from typing import Any
 
 import numpy as np
 import pytest
 
 import streamline as sl
+from streamline.core.error_policy import Policy
 from streamline.errors import DataError, PlanError, PlanTypeError, StreamlineError
+from streamline.runtime.open import OpenOptions
 
 
 async def asynchronous(item: int) -> int:
@@ -203,3 +207,11 @@ def test_what_open_is_given_is_of_the_right_kind(options: Any, says: str) -> Non
         if known:
             with pytest.raises(PlanTypeError, match=says):
                 wrong(**known)
+
+
+def test_open_has_the_defaults_that_its_options_declare() -> None:
+    taken = {name: found.default for name, found in inspect.signature(sl.Pipeline.open).parameters.items()}
+    declared = [field for of in (OpenOptions, Policy) for field in fields(of) if field.default is not MISSING]
+    assert {field.name: taken.get(field.name) for field in declared if field.name in taken} == {
+        field.name: field.default for field in declared
+    }

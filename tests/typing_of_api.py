@@ -228,7 +228,6 @@ async def asynchronous() -> None:
         async for item in stream:
             assert_type(item, bytes)
         assert_type(stream.snapshot(1), sl.Snapshot)
-        assert_type(await stream.snapshot(), sl.Snapshot)
         await stream.aclose()
 
 

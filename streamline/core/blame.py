@@ -92,9 +92,7 @@ def cancellation_requested(error: BaseException) -> bool:
 
     A library may let a `CancelledError` of a task of its own escape; taken for ours, it would end a worker in silence.
     """
-    if not isinstance(error, anyio.get_cancelled_exc_class()):
-        return False
     if not isinstance(error, CancelledError):
-        return True  # trio's can't be raised by hand
+        return False
     task = asyncio.current_task()
     return anyio.current_effective_deadline() == -math.inf or (task is not None and task.cancelling() > 0)

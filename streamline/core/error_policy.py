@@ -25,7 +25,7 @@ from streamline.core.counters import label
 from streamline.core.meters import Meters
 from streamline.core.options import check_int, is_async
 from streamline.core.replay import KEY, Adapter, FailedCall
-from streamline.core.state import Reference, SkipCounts, Skipped, State, Tally, Tree, consumed_of, skips_in
+from streamline.core.state import Reference, SkipCounts, Skipped, State, Tally, Tree, consumed_of, skips_in, with_skips
 from streamline.core.tracebacks import trace_of
 from streamline.errors import (
     DeadLetterError,
@@ -506,11 +506,6 @@ def counts_in(tree: Tree) -> dict[str, int]:
     return {name: consumed_of(skips) for name, skips in skips_in(tree).items()}
 
 
-def counting_in(tree: Tree, counts: Mapping[str, SkipCounts]) -> Tree:
-    """Return a state as JSON with more counts in it: of stages that it has none of."""
-    return {**tree, "errors": {**counts, **skips_in(tree)}} if counts else tree
-
-
 def moved(tree: Tree, to: Tree, names: Collection[str]) -> tuple[Tree, Tree]:
     """Return two states as JSON with the counts of stages of these names moved from the first to the second."""
     counts = skips_in(tree)
@@ -518,4 +513,4 @@ def moved(tree: Tree, to: Tree, names: Collection[str]) -> tuple[Tree, Tree]:
     if not going:
         return tree, to
     staying = {name: count for name, count in counts.items() if name not in names}
-    return counting_in({key: own for key, own in tree.items() if key != "errors"}, staying), counting_in(to, going)
+    return with_skips(tree, staying), with_skips(to, {**going, **skips_in(to)})

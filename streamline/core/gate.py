@@ -284,17 +284,11 @@ class Rest:
     __slots__ = ("_end",)
 
     def __init__(self) -> None:
-        self._end: asyncio.Future[None] | anyio.Event
-        try:
-            self._end = asyncio.get_running_loop().create_future()
-        except RuntimeError:
-            self._end = anyio.Event()
+        self._end = asyncio.get_running_loop().create_future()
 
     def set(self) -> None:
         """End it."""
-        if isinstance(self._end, anyio.Event):
-            self._end.set()
-        elif not self._end.done():
+        if not self._end.done():
             self._end.set_result(None)
 
     async def wait(self) -> None:
@@ -303,7 +297,7 @@ class Rest:
         if participant is not None:
             participant.rest()
         try:
-            await (self._end.wait() if isinstance(self._end, anyio.Event) else self._end)
+            await self._end
         finally:
             if participant is not None:
                 participant.wake()

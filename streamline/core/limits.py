@@ -267,8 +267,7 @@ def _burst(limit: Limit) -> float:
 
 def _loop_time() -> float:
     """Return the event loop's time; also in a callback that a thread has sent it, where anyio knows no loop."""
-    loop = asyncio._get_running_loop()
-    return anyio.current_time() if loop is None else loop.time()
+    return asyncio.get_running_loop().time()
 
 
 class Permits:

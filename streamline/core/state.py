@@ -152,6 +152,15 @@ def skips_in(tree: Tree) -> dict[str, SkipCounts]:
     return dict(found) if isinstance(found, dict) else {}
 
 
+def with_skips(tree: Tree, counts: Mapping[str, SkipCounts]) -> Tree:
+    """Return a copy of a state as JSON that has these counts of left out items, by stage, and no others.
+
+    They come first, sorted: a state that was read and is written again is the same text, whatever wrote its counts.
+    """
+    others = {name: own for name, own in tree.items() if name != "errors"}
+    return {"errors": dict(sorted(counts.items())), **others} if counts else others
+
+
 def consumed_of(skips: SkipCounts) -> int:
     """Return how many left out items are consumed."""
     return skips if isinstance(skips, int) else max(skips)
@@ -182,8 +191,7 @@ class Skipped(Over):
 
     def json(self, until: State | None = None) -> Tree:
         tree = self.upstream.json(until)
-        tree["errors"] = {**tree.get("errors", {}), self.name: self.own}
-        return tree
+        return with_skips(tree, {**skips_in(tree), self.name: self.own})
 
     @property
     def latest(self) -> State:
@@ -209,11 +217,13 @@ class Since(State):
         tree, found = self.mark.json(self.now if until is None else until), Tally()
         self.tally(found)
         for (shard, name), count in found.skipped.items():
-            of = tree
-            if (place := found.places[shard, name]) is not None:
+            place = found.places[shard, name]
+            if place is None:
+                tree = with_skips(tree, read_again(skips_in(tree), {name: count}))
+            else:
                 merge, worker = place
-                of = tree[merge]["workers"][worker] = {**tree[merge]["workers"][worker]}  # others may refer to it
-            of["errors"] = read_again(skips_in(of), {name: count})
+                workers = tree[merge]["workers"]
+                workers[worker] = with_skips(workers[worker], read_again(skips_in(workers[worker]), {name: count}))
         return tree
 
     @property

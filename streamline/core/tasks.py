@@ -11,7 +11,6 @@ own thread, with the state right after the last item that it got, which isn't ma
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -35,6 +34,7 @@ from streamline.core.limits import CallLimits
 from streamline.core.meters import Meters
 from streamline.core.place import Mapped, Place
 from streamline.core.threads import ThreadPool, undisturbed
+from streamline.errors import PlanError
 
 if TYPE_CHECKING:
     from streamline.core.state import Json, Reference, State, Tree
@@ -349,20 +349,28 @@ async def surely(event: anyio.Event) -> None:
         raise cancelled
 
 
+def check_event_loop() -> None:
+    """Raise a PlanError unless this runs in asyncio's event loop, or uvloop's."""
+    try:
+        found = anyio.get_cancelled_exc_class() is asyncio.CancelledError
+    except RuntimeError:  # anyio finds no event loop that it knows
+        found = False
+    if not found:
+        raise PlanError(
+            "streamline runs on asyncio and uvloop, and this is another event loop, or none (trio's?): read it in a "
+            "thread, where `for item in pipe` and `with pipe.open() as stream` have a loop of their own"
+        )
+
+
 def spawn(work: Callable[[], Coroutine[Any, Any, None]], name: str, on_end: Callable[[], None] = lambda: None) -> None:
     """Start a task that belongs to the event loop, not to the caller.
 
     Args:
       on_end: called when asyncio's task has ended, also if its loop has cancelled it before its first step, or was
         closed without that, as Ctrl-C has cut that off: then in any thread, and again where Ctrl-C has cut it off.
-        Idempotent. trio runs that step in any case.
+        Idempotent.
     """
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        trio: Any = sys.modules["trio"]
-        trio.lowlevel.spawn_system_task(work, name=f"streamline {name}")
-        return
+    loop = asyncio.get_running_loop()
     task = loop.create_task(work(), name=f"streamline {name}")
     held = partial(task.get_name)  # a loop refers to its tasks weakly, and to timers as long as it isn't closed
     cleanup = Cleanup(held, undisturbed, on_end).not_at_exit()

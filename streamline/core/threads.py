@@ -14,7 +14,6 @@ import importlib.util
 import logging
 import math
 import os
-import sys
 import threading
 import weakref
 from collections import deque
@@ -455,11 +454,7 @@ def hold_quietly() -> None:
 
 def waker() -> Callable[[Callable[[], None]], object]:
     """Return what runs a sync function in the current event loop when called from another thread; it never waits."""
-    try:
-        return asyncio.get_running_loop().call_soon_threadsafe
-    except RuntimeError:
-        trio: Any = sys.modules["trio"]
-        return cast("Callable[[Callable[[], None]], object]", trio.lowlevel.current_trio_token().run_sync_soon)
+    return asyncio.get_running_loop().call_soon_threadsafe
 
 
 async def brought(future: Future[T]) -> T:

@@ -94,13 +94,9 @@ def trace_of(error: BaseException) -> traceback.TracebackException:
 
 
 def waiting_tasks() -> str:
-    """Return the stacks of this loop's tasks that wait in user code, the last call first; only asyncio's are known."""
-    try:
-        tasks = asyncio.all_tasks()
-    except RuntimeError:
-        return ""
+    """Return the stacks of this loop's tasks that wait in user code, the last call first."""
     shown = []
-    for task in sorted(tasks, key=lambda task: task.get_name()):
+    for task in sorted(asyncio.all_tasks(), key=lambda task: task.get_name()):
         frames = _frames(task.get_coro())
         if any(not frame.f_code.co_filename.startswith(OURS) for frame in frames):
             lines = traceback.format_list(

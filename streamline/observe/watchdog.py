@@ -64,7 +64,7 @@ LOOK_S = 0.2
 MOST_SHARDS = 3
 """Shards that one message names."""
 
-OWN = ("streamline", "asyncio", "anyio", "uvloop", "selectors", "threading", "concurrent", "contextvars", "sniffio")
+OWN = ("streamline", "asyncio", "anyio", "uvloop", "selectors", "threading", "concurrent", "contextvars")
 """Modules whose frames are no user's."""
 
 STDLIB = sysconfig.get_paths()["stdlib"]

@@ -104,7 +104,7 @@ def _checked(
     plan = replace(plan, source=source)
     report = replace(report, source=str(source), mode=plan.mode)
     try:
-        prepare(plan, OpenOptions(backend or Inline(), rank=rank, world_size=world_size))
+        prepare(plan, OpenOptions(backend=backend or Inline(), rank=rank, world_size=world_size, ends="allow"))
         ranks = find_rank(rank, world_size)
     except Exception as error:
         findings.problem("plan", [_problem_line(error)])
@@ -168,7 +168,7 @@ def _first(plan: Plan, most: int, take: Callable[[Any], object], until: float) -
       _OutOfTimeError: an item came after `until`.
       As `open`, and what the plan fails with.
     """
-    opened = Opened[Any](plan, OpenOptions(Inline(), rank=0, world_size=1))
+    opened = Opened[Any](plan, OpenOptions(backend=Inline(), rank=0, world_size=1, stall_s=None))
     with closing(opened.sync_stream(most_ahead=HEADS)) as stream:
         stream.leave_at_exit()
         for item in islice(stream, most):

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import sys
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -304,15 +303,13 @@ class _InlineCalls(ThreadShare):
 class _OuterLoop:
     """The event loop within whose callback or task another one is to run: a notebook's, or a main program's.
 
-    It stands still meanwhile, be it asyncio's or trio's, as it does in any sync function. What says which loop runs in
-    this thread is put aside, as nest_asyncio does it.
+    It stands still meanwhile, as it does in any sync function. What says which loop runs in this thread is put aside,
+    as nest_asyncio does it.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio._get_running_loop()
         self._task = None if self._loop is None else asyncio.current_task(self._loop)
-        self._library: Any = getattr(sys.modules.get("sniffio"), "thread_local", None)
-        self._name = getattr(self._library, "name", None)
 
     def run(self, work: Callable[[], R]) -> R:
         """Call `work`, which runs another loop. Ctrl-C leaves this one as it was, too, wherever it strikes."""
@@ -329,13 +326,9 @@ class _OuterLoop:
         if self._loop is not None and self._task is not None:
             asyncio.tasks._leave_task(self._loop, self._task)
         asyncio._set_running_loop(None)
-        if self._library is not None:
-            self._library.name = "asyncio"
 
     def _enter(self) -> None:
         """Make it the running one again. Idempotent."""
-        if self._library is not None:
-            self._library.name = self._name
         asyncio._set_running_loop(self._loop)
         if self._loop is not None and self._task is not None and asyncio.current_task(self._loop) is None:
             asyncio.tasks._enter_task(self._loop, self._task)

@@ -36,6 +36,7 @@ from streamline.errors import (
 )
 from streamline.observe.exporters import check_metrics
 from streamline.observe.page import page_place
+from streamline.observe.watchdog import STALL_S
 from streamline.plan.plan import Plan
 from streamline.runtime.rank_ends import Resumed, agreed
 from streamline.runtime.run import ResolvedRun, bound
@@ -67,7 +68,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True)
 class OpenOptions:
-    """The options of a run as the user gave them: see `Pipeline.open`."""
+    """The options of a run as the user gave them: see `Pipeline.open`, which has the same defaults."""
 
     backend: Backend
     policy: Policy = field(default_factory=Policy)
@@ -78,9 +79,9 @@ class OpenOptions:
     world_size: int | None = None
     mesh: Mesh | None = None
     epoch: int | None = None
-    ends: EndsPolicy | Ends = "allow"
+    ends: EndsPolicy | Ends = "drop"
     progress: bool = False
-    stall_s: float | None = None
+    stall_s: float | None = STALL_S
     memory: int = MEMORY_BYTES
     metrics: str | None = None
     page: bool | str = False
@@ -170,8 +171,9 @@ def _resolved(run: ResolvedRun, source: Source[Any], traffic: Traffic) -> Resolv
     plan.source.check_split(plan.mode, plan.shard.num_shards)
     plan = bound(plan, listing)
     ending = agreed(plan, run.ending.ends, run.rank, epoch, resumed, skips=run.policy.skips)
-    found = {"plan": plan, "epoch": epoch, "resume": resume, "listing": listing, "left_out": left_out}
-    return replace(run, **found, asked=traffic, ending=ending)
+    return replace(
+        run, plan=plan, epoch=epoch, resume=resume, listing=listing, left_out=left_out, asked=traffic, ending=ending
+    )
 
 
 def _check_types(backend: object, resume: object, progress: object) -> None:
@@ -224,8 +226,8 @@ def _left_out(resume: Snapshot, skipped: list[list[int]], *, recorded: bool) -> 
     if resume.step is None:
         if skipped or recorded or any(resume.left_out):
             raise ResumeError(
-                "the snapshot doesn't say at which step it was taken: an earlier version took it, or its ranks are at "
-                "different steps. With the number of items that the stream had given of its epoch, "
+                "the snapshot doesn't say at which step it was taken: its ranks are at different steps. With "
+                "the number of items that the stream had given of its epoch, "
                 "dataclasses.replace(snapshot, step=number) says it"
             )
         return []

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import anyio
 
@@ -24,7 +24,7 @@ from streamline.core.cursor import AsyncCursor, CurrentChunk
 from streamline.core.flow import Chunk, Flow
 from streamline.core.options import check_ago
 from streamline.core.pace import SLICE_S, Pace
-from streamline.core.tasks import Session, Tasks, spawn, supervise, surely
+from streamline.core.tasks import Session, Tasks, check_event_loop, spawn, supervise, surely
 from streamline.core.threads import waker
 from streamline.errors import ClosedError, PlanError, PlanTypeError
 from streamline.observe.watchdog import HoldHint, watch
@@ -61,7 +61,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         self._pace = Pace()
         self._gave_way_at = 0
         self._turned_at = -math.inf
-        self._call_soon: Callable[[Callable[[], None]], object] | None = None
+        self._call_soon: Callable[[Callable[[], None]], object] = lambda _: None
         self._flow: Flow[T] | None = None
         self._supervisor: _Supervisor | None = None
         self._tasks: Tasks | None = None
@@ -71,6 +71,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         """Begin: start the supervisor and open the plan. Items are read from the first `anext` on."""
         if self._failure is not None:
             raise self._failure
+        check_event_loop()
         if self._resolve is not None and not self._closed:
             try:
                 self._resolved = await self._resolve()
@@ -85,7 +86,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         tasks = self._tasks = await self._supervisor.start()
         if self._closed:  # by another task, meanwhile
             raise ClosedError("the stream is closed")
-        self._call_soon = _call_soon()
+        self._call_soon = asyncio.get_running_loop().call_soon
         try:
             flow = self._resolved.flow(tasks)
             self._begin_at(flow.state)
@@ -136,18 +137,19 @@ class Stream(BaseStream[T], AsyncCursor[T]):
     def snapshot(self, items_ago: int = 0) -> Snapshot:
         """Return the state of the run: what resumes right after the last item received. Doesn't wait.
 
-        If the stream was neither entered with `async with` nor asked for an item, `await` begins it first.
-
         Args:
           items_ago: 1: what resumes with that item, for code that fetches one ahead of using it.
 
         Raises:
           DeadLetterError: a skipped item that it counts can't be written down.
-          PlanError: `items_ago` is neither 0 nor 1.
+          PlanError: `items_ago` is neither 0 nor 1; the stream hasn't begun, and has no state yet.
         """
         check_ago("snapshot(items_ago)", items_ago)
         if self._flow is None:
-            return cast(Snapshot, _NotBegun(self, items_ago))
+            raise PlanError(
+                "stream.snapshot(): the stream hasn't begun, and has no state yet: open it with `async with "
+                "pipe.open() as stream`, or take an item first"
+            )
         return self._snapshot(self._session.gate, items_ago)
 
     async def reset_cache(self) -> None:
@@ -193,7 +195,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
             raise ClosedError("the stream is closed")
         else:
             meters.gave(len(chunk.items))
-        if meters.on and self._call_soon is not None and consumer.body_begins(now):
+        if meters.on and consumer.body_begins(now):
             self._call_soon(consumer.body_ends)
         return chunk
 
@@ -211,24 +213,6 @@ class Stream(BaseStream[T], AsyncCursor[T]):
     def _on_consumed(self, current: CurrentChunk[T]) -> None:
         if self._flow is not None:
             self._flow.release()
-
-
-class _NotBegun:
-    """Stands for the snapshot of a stream that hasn't begun, and has no state: waiting for it begins the stream."""
-
-    def __init__(self, stream: Stream[Any], items_ago: int) -> None:
-        self._stream = stream
-        self._items_ago = items_ago
-
-    def __await__(self) -> Generator[Any, None, Snapshot]:
-        yield from self._stream.start().__await__()
-        return self._stream.snapshot(self._items_ago)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise PlanError(
-            f"snapshot().{name}: the stream hasn't begun, and has no state yet: open it with `async with pipe.open() "
-            "as stream`, or write (await stream.snapshot()), which begins it"
-        )
 
 
 class _Supervisor:
@@ -291,11 +275,3 @@ class _Supervisor:
     def _begin(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self._ready.set()
-
-
-def _call_soon() -> Callable[[Callable[[], None]], object] | None:
-    """Return what calls a function when the event loop turns next; None on trio, where nothing does."""
-    try:
-        return asyncio.get_running_loop().call_soon
-    except RuntimeError:
-        return None

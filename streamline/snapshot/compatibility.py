@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 
 from streamline.core.error_policy import counts_in, moved
 from streamline.core.options import given
-from streamline.core.state import Json, Tree
+from streamline.core.state import Json, Tree, skips_in, with_skips
 from streamline.core.text import Entry, found_otherwise, line_of
 from streamline.errors import PlanError, PlanTypeError, ResumeError
 from streamline.plan.fingerprint import changed, fingerprint, sections
@@ -103,10 +103,6 @@ def check_snapshot(option: str, snapshot: object) -> None:
     raise PlanTypeError(f"{option} is a Snapshot, got {given(snapshot)}: {way}")
 
 
-ORDERS_WRITTEN = 2
-"""The format from which on a snapshot says in which order a stage's input came, also where nothing chose it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """One thing that has changed.
@@ -162,7 +158,7 @@ def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = 
     pairs = tuple(paired(snapshot.fingerprint, ours))
     comparison = _Comparison(going_on, snapshot, pairs)
     plan.source.check_states(comparison.split, snapshot.listing)
-    differences = [*comparison.of_data(plan, now), *comparison.of_plan(), *comparison.of_choices()]
+    differences = [*comparison.of_data(plan, now), *comparison.of_plan()]
     if not differences:
         going_on.source.check_within(comparison.split)
     names = {pair.its["name"]: pair.mine["name"] if pair.mine else None for pair in pairs if pair.its}
@@ -252,32 +248,6 @@ class _Comparison:
         for at, pair in enumerate(self.pairs):
             for what in pair.changes:
                 yield self._of(at, pair, what)
-
-    def of_choices(self) -> Iterator[Difference]:
-        """Yield what chooses here, and did not in a run of a version that wrote no order down where nothing chose.
-
-        Of later ones, a stage that reads again finds written down what to repeat.
-        """
-        if self.snapshot.version >= ORDERS_WRITTEN:
-            return
-        plan, own = self.plan, self.snapshot.state[self.snapshot.merge]
-        waiting = {
-            stage.name: f"{stage.chooses_by}=None" for stage in plan.stages if stage.chooses and stage.chooses_by
-        }
-        for at, pair in enumerate(self.pairs):
-            if pair.its is None:
-                continue
-            way_out = None
-            if pair.name in waiting and any(pair.its["name"] not in tree for tree in self._trees(pair)):
-                way_out = waiting[pair.name]
-            elif pair.name == plan.merge.name and plan.merge.chooses:
-                way_out = None if own.get("replay") else ".merge('strict')"
-            if way_out is not None and (found := self._reading_again(at)):
-                then = (
-                    f"{found[0]!r} downstream {found[1]}; in which order they came, the version that took the snapshot "
-                    f"did not write down: resume with {way_out}, and change it at a snapshot of that run"
-                )
-                yield Difference(argument=pair.name, then=then, possible=False)
 
     def of_code(self, functions: Iterable[tuple[int, str]]) -> Iterator[str]:
         """Yield what may come of functions (pair number, option) that give other items now, or others in number."""
@@ -378,7 +348,7 @@ def _renamed(snapshot: Snapshot, names: dict[str, str | None], plan: Plan) -> Sn
         worker, after = moved(worker, after, {stage.name for stage in plan.after})
         after, worker = moved(after, worker, plan.worker_names)
         own["workers"][str(snapshot.rank)] = worker
-    return replace(snapshot, state={snapshot.merge: own, **after})
+    return replace(snapshot, state=with_skips({snapshot.merge: own, **after}, skips_in(after)))
 
 
 def _over_todays_data(snapshot: Snapshot, source: Source[Any], listing: Json, now: Json) -> Snapshot:
@@ -447,7 +417,7 @@ def resharded(job: Snapshot, found: Rank) -> Snapshot:
     skipped = Counter[str]()
     for part in parts if found.rank == 0 else ():
         skipped.update(counts_in(part.state))
-    state = {job.merge: own, **after, **({"errors": dict(skipped)} if skipped else {})}
+    state = with_skips({job.merge: own, **after}, skipped)
     return replace(parts[0], rank=found.rank, world_size=found.world_size, state=state, parts=(), keepers=())
 
 

@@ -23,9 +23,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from streamline.core.error_policy import counting_in, counts_in
+from streamline.core.error_policy import counts_in
 from streamline.core.gate import Event, Gate, Phase
-from streamline.core.state import State, Tree
+from streamline.core.state import State, Tree, skips_in, with_skips
 from streamline.core.tasks import PendingItems
 from streamline.core.text import Entry
 from streamline.plan.fingerprint import fingerprint
@@ -131,8 +131,11 @@ class SnapshotCoordinator:
         if not self._any_gone:
             return state
         own = state[self.plan.merge.name]
-        workers = [counting_in(tree, gone) for tree, gone in zip(own["workers"], self._gone, strict=True)]
-        return {**counting_in(state, self._gone_merged), self.plan.merge.name: {**own, "workers": workers}}
+        workers = [
+            with_skips(tree, {**gone, **skips_in(tree)}) for tree, gone in zip(own["workers"], self._gone, strict=True)
+        ]
+        state = with_skips(state, {**self._gone_merged, **skips_in(state)})
+        return {**state, self.plan.merge.name: {**own, "workers": workers}}
 
     @cached_property
     def _any_gone(self) -> bool:

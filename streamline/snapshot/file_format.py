@@ -23,8 +23,8 @@ from streamline.core.item_codec import decoded
 from streamline.core.state import Json, digest
 from streamline.errors import SnapshotError
 
-FORMAT_VERSION = 2
-"""2: after a mark, the order of a strict merge and the sizes of full batches are written down, too."""
+FORMAT_VERSION = 1
+"""Since streamline 0.1.0. Versions under development, before it, also wrote 2."""
 
 MAGIC = "streamline_snapshot"
 
@@ -60,7 +60,7 @@ def decode(content: bytes, path: Path) -> Json:
     """Return the body in a file's content.
 
     Raises:
-      SnapshotError: empty, cut short, damaged, something else, or of a newer format.
+      SnapshotError: empty, cut short, damaged, something else, or of another format.
     """
     if not content.strip(b"\0 \t\r\n"):
         raise SnapshotError(f"{path} is empty ({len(content)} bytes, none of them text): use an earlier snapshot")
@@ -90,11 +90,6 @@ def sealed(text: str, others: Json) -> str:
     return f'{text[:-1]}{_SEAL}{digest([text, others])}"}}'
 
 
-def is_sealed(text: str) -> bool:
-    """Whether a text looks as if it had a checksum as its last entry."""
-    return re.search(_SEAL + r'[^"]*"\}$', text) is not None
-
-
 def unsealed(text: str, others: Json, what: str) -> str:
     """Return the text that `sealed` was given."""
     inner, seal, rest = text.rpartition(_SEAL)
@@ -113,9 +108,10 @@ def check_version(version: Json, what: object) -> None:
     """Refuse a version that this code doesn't read; `what` has it, for the message."""
     if type(version) is not int or version < 1:
         raise SnapshotError(f"{what} is damaged: its format's version is {version!r}")
-    if version > FORMAT_VERSION:
+    if version != FORMAT_VERSION:
         raise SnapshotError(
-            f"{what} is of format {version}, and this streamline reads up to {FORMAT_VERSION}: upgrade streamline"
+            f"{what} is of format {version}, and this streamline reads format {FORMAT_VERSION}: upgrade streamline, "
+            "unless a version before 0.1.0 wrote it: that one can't be resumed"
         )
 
 

@@ -15,7 +15,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from streamline.core.state import Json, Tree, skips_in
+from streamline.core.error_policy import counts_in
+from streamline.core.state import Json, Tree, with_skips
 from streamline.core.state_types import check_type
 from streamline.core.text import some
 from streamline.errors import printable
@@ -171,11 +172,11 @@ def _shards(snapshot: Snapshot) -> RenderableType:
     next_ones = {part.shards[part.next_worker] for part in parts if part.worker_states}
     source = str(snapshot.fingerprint[0].get("name")) if snapshot.fingerprint else None
     for shard, produced, tree in zip(snapshot.shards, snapshot.produced, snapshot.worker_states, strict=True):
-        first = source if source in tree else next(iter(tree), None)  # a state is written from the source on
-        position = "the beginning" if first is None else _position(tree[first])
-        skips = skips_in(tree).items()  # [what a resume counts on from, what is consumed], or the second alone
-        tree = {**tree, "errors": {stage: count[-1] if isinstance(count, list) else count for stage, count in skips}}
-        rest = "; ".join(_state(name, own) for name, own in tree.items() if name != first and _says(own))
+        shown = with_skips(tree, {})
+        first = source if source in shown else next(iter(shown), None)  # a state is written from the source on
+        position = "the beginning" if first is None else _position(shown.pop(first))
+        shown["errors"] = counts_in(tree)
+        rest = "; ".join(_state(name, own) for name, own in shown.items() if _says(own))
         mark = "next > " if shard in next_ones else ""
         table.add_row(f"{mark}{shard}", f"{produced:,}", _text(position), _text(rest))
     return table

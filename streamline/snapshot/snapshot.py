@@ -8,8 +8,7 @@ files are not written together, so one directory for each step is what survives 
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -62,7 +61,7 @@ class Snapshot:
       journal: of a live source: the items that were read and that a resume needs, or the name of the journal on disk
         that has them; None for any other source.
       step: items that the stream has given of its epoch, which is the number of the next one, from 0 on; None: it was
-        taken by an earlier version, or of a job whose ranks are at different steps.
+        of a job whose ranks are at different steps.
       left_out: steps whose items are never given, as [first, stop]; some may still be to come. See `open(skip_steps=)`.
       keepers: what keeps on disk what snapshots refer to: `storing()` is called before this one is stored, to make that
         durable, and `stored(state, where)` after, to release what no later resume needs. Not written.
@@ -82,16 +81,6 @@ class Snapshot:
     left_out: list[list[int]] = field(default_factory=list)
     parts: tuple[Snapshot, ...] = field(default=(), compare=False, kw_only=True, metadata={"written": False})
     keepers: tuple[Any, ...] = field(default=(), compare=False, kw_only=True, metadata={"written": False})
-
-    def __await__(self) -> Generator[Any, None, Snapshot]:
-        """Return the snapshot itself: for programs written when an async stream's `snapshot()` was a coroutine."""
-        warnings.warn(
-            "stream.snapshot() returns the snapshot, there is nothing to wait for: leave `await` out",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        yield from ()  # nothing is waited for
-        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         kept = {name: getattr(self, name) for name in (*WRITTEN, "parts")}  # a journal on disk is its own process's
@@ -291,7 +280,8 @@ class Snapshot:
             the part of its own rank out of it, so that every rank may run the same line.
 
         Raises:
-          SnapshotError: missing, empty, cut short, damaged, something else, too new, or ranks that don't fit together.
+          SnapshotError: missing, empty, cut short, damaged, something else, of another format, or ranks that don't fit
+            together.
         """
         location = Path(path)
         try:

@@ -19,7 +19,7 @@ from streamline.core.choices import Branch
 from streamline.core.flow import Flow, Site
 from streamline.core.meters import Traffic
 from streamline.core.options import given
-from streamline.core.state import Json, Reference, State, Tally, Tree, skips_in
+from streamline.core.state import Json, Reference, State, Tally, Tree, skips_in, with_skips
 from streamline.core.state_types import FingerprintEntry, check_type
 from streamline.core.text import line_of
 from streamline.errors import PlanError, PlanTypeError, SnapshotError, printable
@@ -48,9 +48,9 @@ class SeveralState(State):
             name: part.get().json(None if later is None else later.parts[name].get())
             for name, part in self.parts.items()
         }
-        errors = {stage: count for tree in trees.values() for stage, count in tree.pop("errors", {}).items()}
-        tree: Tree = {self.name: {**self.own_until(later), "of": trees}}
-        return {**tree, "errors": errors} if errors else tree
+        skips = {stage: count for tree in trees.values() for stage, count in skips_in(tree).items()}
+        parts = {name: with_skips(tree, {}) for name, tree in trees.items()}
+        return with_skips({self.name: {**self.own_until(later), "of": parts}}, skips)
 
     def own_until(self, later: Any) -> Tree:
         """Return the source's own part, with what it takes to reach a later state in the same way."""
@@ -313,10 +313,10 @@ class Several(Source[T], ABC):
     def flows(self, site: Site, state: Tree | None) -> dict[str, Flow[Any]]:
         """Return the flow of this shard of each component, at its part of the state; those of new ones begin."""
         own = {} if state is None else state[self.name]["of"]
-        errors = {} if state is None else skips_in(state)
+        skips = {} if state is None else skips_in(state)
         found: dict[str, Flow[Any]] = {}
         for name, component in self.components:
-            at = None if name not in own else {**own[name], **({"errors": errors} if errors else {})}
+            at = with_skips(own[name], skips) if name in own else None
             found[name] = component.open_shard(site, at)
         return found
 

@@ -454,7 +454,7 @@ class SegmentHeader(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
         has passed.
       given: for each shard, items that its worker had been fed.
       next: the shard whose turn was next.
-      mark: of the last item before this file, see `SavedJournal`; left out if None, for older versions.
+      mark: of the last item before this file, see `SavedJournal`.
     """
 
     id: str

@@ -52,7 +52,7 @@ def check_resume(
       expected: what an uninterrupted run delivers; or a pipeline, of which the oracle says what this one must deliver,
         too (the same stages over plainer data); None: what the oracle says of this one.
       seed: of the random points.
-      loop: "asyncio", "uvloop" or "trio".
+      loop: "asyncio" or "uvloop".
       backend: where workers run; None: `Inline()`. What is delivered is the same wherever they do.
 
     Raises:
@@ -119,7 +119,7 @@ def check_stage(
       behind_choices: check Resume after an unordered map, too. Not for a stage where the order of its input decides
         which items come out (a running sum): there, comparing multisets of the output's parts proves nothing.
       seed: of the random points.
-      loop: "asyncio", "uvloop" or "trio".
+      loop: "asyncio" or "uvloop".
 
     Raises:
       AssertionError: as `check_resume`.

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from random import Random
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import anyio.lowlevel
 
@@ -45,8 +45,8 @@ from streamline.transforms.retry import Retry
 
 R = TypeVar("R")
 
-LOOPS = ("asyncio", "uvloop", "trio")
-"""Event loops that a law may be checked on; all but the first need their package."""
+LOOPS = ("asyncio", "uvloop")
+"""Event loops that a law may be checked on."""
 
 TIMEOUT_S = 200.0
 """Seconds after which a law says that nothing comes any more: thousands of times what one takes."""
@@ -126,7 +126,8 @@ class PipelineSubject(Subject):
         return self._opening(None)
 
     def _opening(self, resume: Snapshot | None) -> ResolvedRun:
-        return prepare(self._plan, OpenOptions(self.backend, resume=resume, rank=0, world_size=1))
+        options = OpenOptions(backend=self.backend, resume=resume, rank=0, world_size=1, stall_s=None)
+        return prepare(self._plan, options)
 
     @cached_property
     def _plan(self) -> Plan:
@@ -239,8 +240,7 @@ def run(work: Callable[[Tasks], Awaitable[R]], loop: str = "asyncio") -> R:
                 tasks.finished()
             group.cancel_scope.cancel()
 
-    name, options = ("asyncio", {"use_uvloop": loop == "uvloop"}) if loop != "trio" else ("trio", {})
-    anyio.run(main, backend=name, backend_options=cast("dict[str, Any]", options))
+    anyio.run(main, backend_options={"use_uvloop": loop == "uvloop"})
     if failure:
         raise failure[0]
     return outcome[0]

@@ -19,8 +19,8 @@ from streamline.snapshot.snapshot import Snapshot
 
 Inside = Literal["begin", "inside", "unknown"]
 
-VERSION = 2
-"""2: the snapshot's text has a checksum, of all entries. States of version 1 have none."""
+VERSION = 1
+"""Since streamline 0.1.0. Versions under development, before it, also wrote 2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +51,9 @@ class SealedState:
         if not isinstance(found, dict):
             raise SnapshotError(f"a {cls.of}'s state is the dict of state_dict(), got {type(found).__name__}")
         version = found.get("version")
-        if type(version) is int and version > VERSION:
+        if type(version) is int and version != VERSION:
             raise SnapshotError(
-                f"the {cls.of}'s state is of format {version}, and this streamline reads up to {VERSION}: upgrade it"
+                f"the {cls.of}'s state is of format {version}, and this streamline reads format {VERSION}: upgrade it"
             )
         names = {field.name for field in fields(cls)}
         if found.keys() != names:
@@ -63,9 +63,7 @@ class SealedState:
             state = msgspec.convert(found, cls)
         except msgspec.ValidationError as error:
             raise SnapshotError(f"not a {cls.of}'s state: {error}") from None
-        if state.version not in (1, VERSION):
-            raise SnapshotError(f"not a {cls.of}'s state: its version is {state.version}, expected {VERSION}")
-        if state.version == VERSION and state.snapshot:
+        if state.snapshot:
             state = replace(state, snapshot=unsealed(state.snapshot, state._beside, f"the {cls.of}'s state"))
         if (contradiction := state._contradiction()) is not None:
             raise SnapshotError(f"not a {cls.of}'s state: {contradiction}")

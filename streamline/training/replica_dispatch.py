@@ -30,7 +30,7 @@ from streamline.core.forks import belongs_elsewhere, disowned_in_copies
 from streamline.core.gate import Gate
 from streamline.core.pace import SLICE_S
 from streamline.core.state import Reference, Since
-from streamline.core.tasks import spawn, surely
+from streamline.core.tasks import check_event_loop, spawn, surely
 from streamline.core.threads import hold_quietly, interruptible, start_thread, waker
 from streamline.errors import ClosedError, PlanError, PlanTypeError, ReplicaStalled
 from streamline.runtime.open import Openable, RunOptions
@@ -102,6 +102,8 @@ class Dispatcher:
             if self.begun or self.end is not None:
                 return
             try:
+                if in_loop:
+                    check_event_loop()
                 self.source = self.source or self._open_source()
                 if in_loop and self.source.is_async:
                     self._thread_id = threading.get_ident()
@@ -162,7 +164,7 @@ class Dispatcher:
     async def aclose(self) -> None:
         """Read no more, and wait until the stream is closed. The clean-up is finished also if this is cancelled."""
         self.stop()
-        if self.begun:
+        if self.begun and not self._over.done():
             over, wake = anyio.Event(), waker()
             self._over.add_done_callback(lambda _: wake(over.set))
             await surely(over)

@@ -173,11 +173,11 @@ class StreamDataset(Generic[T]):
           ResumeError, SnapshotError: it is no such state. With the first item: the iterator can't load it, or ends
             before.
         """
-        if not isinstance(state, dict) or state.keys() - {"sha256"} != {"items", "ended", "state"}:
+        if not isinstance(state, dict) or state.keys() != {"items", "ended", "state", "sha256"}:
             raise ResumeError(f"expected what StreamDataset.state_dict() returned, got {given(state)}")
         check_type(state, Drew, "the state of a StreamDataset")
         found = {key: value for key, value in state.items() if key != "sha256"}
-        if "sha256" in state and state != _sealed(found):  # earlier versions wrote none
+        if state != _sealed(found):
             raise SnapshotError(
                 "the state of a StreamDataset is damaged, or was edited: its checksum is of another one"
             )

@@ -17,7 +17,7 @@ from streamline.errors import PlanError, PlanTypeError, install
 from streamline.runtime.open import Openable
 from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ranks import find_rank
-from streamline.snapshot.file_format import is_sealed, sealed, unsealed
+from streamline.snapshot.file_format import sealed, unsealed
 from streamline.snapshot.snapshot import Snapshot
 
 try:
@@ -102,9 +102,7 @@ class TorchDataset(IterableDataset, Generic[T]):  # type: ignore[misc]  # nobody
         text = state_dict.get("snapshot")
         if not isinstance(text, str):
             raise PlanTypeError(f"load_state_dict takes what state_dict() returned, got {state_dict!r:.80}")
-        if is_sealed(text):  # earlier versions gave it no checksum
-            text = unsealed(text, None, "the state of a TorchDataset")
-        self._resume = Snapshot.from_json(text) if text else None
+        self._resume = Snapshot.from_json(unsealed(text, None, "the state of a TorchDataset")) if text else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pipe": dumps(self._pipe), "_stream": None}

@@ -109,9 +109,6 @@ class Stage(ABC, Generic[In, Out]):
     nests: ClassVar[int] = 0
     """1: its outputs are batches of its inputs; -1: its inputs are batches of its outputs."""
 
-    chooses_by: ClassVar[str | None] = None
-    """The option without which it would choose no order, where format 1 of snapshots didn't write the order down."""
-
     own_state_counts: ClassVar[bool] = True
     """Whether its part of a state changes how many items it gives from there on."""
 

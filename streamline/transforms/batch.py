@@ -72,7 +72,6 @@ class Batch(Stage[In, Out]):
     state_type: ClassVar[Any] = Sizes | None
     uncounted_options: ClassVar[Collection[str]] = ("max_wait_s", "counts")
     nests: ClassVar[int] = 1
-    chooses_by: ClassVar[str | None] = "max_wait_s"
 
     size: int
     drop_remainder: bool = False

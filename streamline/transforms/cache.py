@@ -19,7 +19,7 @@ import msgspec
 
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
 from streamline.core.pace import Pace
-from streamline.core.state import Json, Since, SkipCounts, Tree, consumed_of, read_again, skips_in
+from streamline.core.state import Json, Since, SkipCounts, Tree, consumed_of, read_again, skips_in, with_skips
 from streamline.core.state_types import Count, FileName, Unsigned
 from streamline.core.tree import nbytes
 from streamline.errors import CacheFull, PlanError, ResumeError
@@ -178,7 +178,7 @@ class _CachedPass(Generic[T]):
         before = site.skipped if mark is None else {(site.shard, name): n for name, n in skips_in(mark).items()}
         counts = read_again(before, {key: consumed_of(count) for key, count in skipped.items()})
         if mark is not None:
-            mark = {**mark, "errors": {name: count for (_, name), count in counts.items()}}
+            mark = with_skips(mark, {name: count for (_, name), count in counts.items()})
         return _CachedPass(self._stage, self.opener.at(replace(site, skipped=counts)), mark)
 
     def keep(self, chunk: Chunk[T]) -> Chunk[T]:

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run, Site
 from streamline.core.pace import Pace
-from streamline.core.state import Json, Over, Since, State, States, Tally, Tree, read_again, skips_in
+from streamline.core.state import Json, Over, Since, State, States, Tally, Tree, read_again, skips_in, with_skips
 from streamline.core.tree import nbytes
 from streamline.errors import ResumeError, printable
 from streamline.transforms.cache_files import ROOT, BlockInfo, CacheBlock, CacheFiles, FoundBlocks, new_id, whole
@@ -229,7 +229,7 @@ class _DiskPass(Generic[T]):
             tally = Tally()
             self.flow.state.tally(tally)
             counts = read_again(skips_in(state), {name: count for (_, name), count in tally.skipped.items()})
-            state = {**state, "errors": counts} if counts else state
+            state = with_skips(state, counts)
         await self.flow.aclose()
         self.flow = self._upstream.at(replace(self.run.site, epoch=epoch))(state)
         self.flow.reader = self.run.meter

@@ -1,7 +1,7 @@
 """The gate: every pair of phase and event, and who waits when."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import anyio
 import pytest
@@ -40,21 +40,6 @@ LEGAL: dict[Pair, Phase] = {
 """Written out again: a row that slips into the table, or out of it, must be meant twice."""
 
 ILLEGAL = [(phase, event) for phase in Phase for event in Event if (phase, event) not in LEGAL]
-
-
-@pytest.fixture(params=["asyncio", "uvloop", "trio"])
-def run(request: pytest.FixtureRequest) -> Callable[[AsyncTest], None]:
-    """Run a coroutine function to its end on each event loop; one that hangs fails."""
-    backend = "trio" if request.param == "trio" else "asyncio"
-    options: dict[str, Any] = {"use_uvloop": True} if request.param == "uvloop" else {}
-    if options:
-        pytest.importorskip("uvloop")
-
-    async def limited(test: AsyncTest) -> None:
-        with anyio.fail_after(200):
-            await test()
-
-    return lambda test: anyio.run(limited, test, backend=backend, backend_options=options)
 
 
 def gate_in(phase: Phase) -> Gate:

@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import anyio
 import pytest
-import trio.testing
 
 import streamline as sl
 from streamline.core.gate import Event, Gate
 from streamline.core.limits import CallLimits, Issuer, Permits, check_limit
 from streamline.errors import PlanError, PlanTypeError
+from tests.kit import in_virtual_time
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,6 @@ def test_equal_limits_are_two_and_a_pickle_keeps_which_is_which() -> None:
 
 
 # Tokens ---------------------------------------------------------------------------------------------------------------
-
-
-def in_virtual_time(work: Callable[[], Awaitable[Any]]) -> Any:
-    return anyio.run(work, backend="trio", backend_options={"clock": trio.testing.MockClock(autojump_threshold=0)})
 
 
 def unused_permits(limit: sl.Limit) -> Permits:

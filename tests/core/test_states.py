@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -18,11 +19,13 @@ from streamline.core.state import (
     Reference,
     Shifted,
     Since,
+    Skipped,
     State,
     States,
     Tally,
     Tree,
     trimmed,
+    with_skips,
 )
 
 
@@ -229,3 +232,25 @@ def test_a_trimmed_column_has_the_same_states_and_its_own_numbers() -> None:
 def test_no_states_of_any_column_are_nothing_to_send() -> None:
     for column in (Picked((At("s", 1),), ()), Picked((At("s", 1),), range(1)), Joined(), CountedStates("s", 1)):
         assert trimmed(column, 0, 0) == ()
+
+
+# Skipped items --------------------------------------------------------------------------------------------------------
+
+
+def test_counts_come_first_and_sorted_wherever_they_were_counted() -> None:
+    items, window = At("items", 3), {"window": 1}
+    ours = Over("shuffle", window, Skipped("map", 0, 2, Skipped("filter", 0, 1, items)))
+    theirs = Skipped("filter", 0, 1, Over("shuffle", window, Skipped("map", 0, 2, items)))
+    for state in (ours, theirs, Since(ours, theirs)):
+        assert json.dumps(state.json()) == ('{"errors": {"filter": 1, "map": 2}, "items": 3, "shuffle": {"window": 1}}')
+    later = Since(Over("shuffle", window, items), theirs)
+    assert json.dumps(later.json()) == (
+        '{"errors": {"filter": [0, 1], "map": [0, 2]}, "items": 3, "shuffle": {"window": 1}}'
+    )
+
+
+def test_counts_of_a_copy_leave_the_state_as_it_was() -> None:
+    tree: Tree = {"items": 3, "errors": {"map": 2}}
+    assert [*with_skips(tree, {"map": 3, "filter": 1})["errors"]] == ["filter", "map"]
+    assert with_skips(tree, {}) == {"items": 3}
+    assert tree == {"items": 3, "errors": {"map": 2}}

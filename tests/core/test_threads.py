@@ -23,8 +23,6 @@ from streamline.core import threads as starter
 from streamline.core.threads import OneThread, ThreadPool, ThreadShare, start_thread, undisturbed, waker
 from streamline.errors import HostError
 
-BACKENDS = ["asyncio", "trio"]
-
 STARTER = starter.__file__
 
 
@@ -39,16 +37,8 @@ def threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "streamline map"}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_it_returns_what_the_function_returned_in_another_thread(backend: str) -> None:
-    async def main() -> threading.Thread:
-        pool = ThreadPool()
-        try:
-            return await pool.run(threading.current_thread)
-        finally:
-            pool.close()
-
-    assert anyio.run(main, backend=backend) is not threading.current_thread()
+async def test_it_returns_what_the_function_returned_in_another_thread(pool: ThreadPool) -> None:
+    assert await pool.run(threading.current_thread) is not threading.current_thread()
 
 
 @pytest.fixture
@@ -209,18 +199,14 @@ def test_a_call_that_ends_after_its_loop_ends_quietly() -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_waker_reaches_the_loop_from_another_thread(backend: str) -> None:
-    async def main() -> None:
-        event = anyio.Event()
-        wake: Callable[[Callable[[], None]], object] = waker()
-        thread = threading.Thread(target=lambda: wake(event.set))
-        thread.start()
-        with anyio.fail_after(200):
-            await event.wait()
-        thread.join()
-
-    anyio.run(main, backend=backend)
+async def test_a_waker_reaches_the_loop_from_another_thread() -> None:
+    event = anyio.Event()
+    wake: Callable[[Callable[[], None]], object] = waker()
+    thread = threading.Thread(target=lambda: wake(event.set))
+    thread.start()
+    with anyio.fail_after(200):
+        await event.wait()
+    thread.join()
 
 
 async def test_a_thread_goes_on_to_the_next_call_of_a_share_while_the_event_loop_is_held(pool: ThreadPool) -> None:

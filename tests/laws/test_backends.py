@@ -39,13 +39,6 @@ def test_compositions_keep_the_laws_on_hosts_that_copy(composition: Composition,
     check_resume(composition.pipeline, seed=seed, backend=Copying(hosts))
 
 
-@examples(8)
-@given(compositions(most=12, stages=3), seeds)
-def test_compositions_keep_the_laws_on_hosts_that_copy_on_trio(composition: Composition, seed: int) -> None:
-    DICE.seed(seed)
-    check_resume(composition.pipeline, seed=seed, backend=Copying(2), loop="trio")
-
-
 def test_a_state_of_one_backend_resumes_on_any_other(processes: Backend) -> None:
     anywhere = st.lists(st.sampled_from([*ANY, processes]), min_size=2, max_size=5).map(Changing)
 

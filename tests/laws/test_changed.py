@@ -6,7 +6,6 @@ A strict merge logs no choices: a stage downstream that reads again lost and dou
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from random import Random
@@ -17,7 +16,6 @@ import pytest
 import streamline as sl
 import streamline.transforms.map
 from streamline.core.tasks import Tasks
-from streamline.errors import ResumeError
 from streamline.pipeline import Pipeline
 from streamline.testing.laws import ExpectedItems
 from streamline.testing.scripted import YIELD, scripted
@@ -125,42 +123,6 @@ def test_changes_of_all_kinds_on_other_backends() -> None:
     for seed, other in enumerate([Copying(2), sl.Threads(2)]):
         then = changed(pipe, Random(seed))
         insist_any_item(pipe, then, backends=(other, None))
-
-
-# Snapshots of versions that wrote no strict order down --------------------------------------------------------------
-
-
-def older(snapshot: sl.Snapshot) -> sl.Snapshot:
-    """Return a snapshot as it was written before."""
-    trees = [snapshot.state, *snapshot.state["merge"]["workers"].values()]
-    snapshot.state["merge"].pop("strict_to", None)
-    for tree in trees:
-        tree.pop("batch", None)
-    return replace(snapshot, version=1)
-
-
-def stopped(pipe: Pipe, count: int) -> tuple[list[Any], sl.Snapshot]:
-    with pipe.open() as stream:
-        return [next(stream) for _ in range(count)], older(stream.snapshot())
-
-
-def test_an_older_strict_snapshot_is_refused_by_best_effort_where_a_stage_rereads() -> None:
-    pipe = sl.from_items(range(12)).shard(3)
-    strict, choosing = pipe.merge().shuffle(window=4), pipe.merge("best_effort").shuffle(window=4)
-    items, snapshot = stopped(strict, 2)
-    with pytest.raises(ResumeError, match=r"merge: 'shuffle' .* resume with \.merge\('strict'\)"):
-        choosing.open(resume=snapshot)
-    assert items + list(strict.open(resume=snapshot).sync_stream()) == list(strict)
-    items, snapshot = stopped(strict, 4)  # a whole window
-    assert sorted(items + list(choosing.open(resume=snapshot).sync_stream())) == list(range(12))
-
-
-def test_an_older_snapshot_is_refused_with_a_batch_wait_where_a_stage_reads_again() -> None:
-    pipes = [sl.from_items(range(12)).batch(2, collate=None, max_wait_s=wait).shuffle(window=3) for wait in (None, 1)]
-    _, snapshot = stopped(pipes[0], 2)
-    with pytest.raises(ResumeError, match=r"batch: 'shuffle' .* resume with max_wait_s=None"):
-        pipes[1].open(resume=snapshot)
-    assert len(list(pipes[0].open(resume=snapshot).sync_stream())) == 4
 
 
 # In the calling thread ----------------------------------------------------------------------------------------------

@@ -153,18 +153,6 @@ def test_it_works_inside_a_running_asyncio_loop_and_leaves_that_as_it_was() -> N
     anyio.run(main, backend="asyncio", backend_options={"use_uvloop": True})
 
 
-def test_it_works_inside_trio_and_leaves_that_as_it_was() -> None:
-    async def main() -> None:
-        for pipe in (sl.from_items(range(9)).shard(3).map(later, concurrency=2).merge(), Seen().pipe):
-            with pipe.debug() as stream:
-                assert len(list(stream)) in (6, 9)
-            await anyio.lowlevel.checkpoint()
-        with anyio.move_on_after(0.001):
-            await anyio.sleep_forever()
-
-    anyio.run(main, backend="trio")
-
-
 def test_a_failure_is_the_users_with_their_frames_and_comes_for_ever() -> None:
     def fail_at_three(item: int) -> int:
         if item == 3:

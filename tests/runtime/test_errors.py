@@ -193,14 +193,13 @@ def test_it_is_exact_behind_stages_that_read_again(behind: str, bad: frozenset[i
     )
 
 
-@pytest.mark.parametrize("backend", ["uvloop", "trio"])
 @pytest.mark.parametrize("stage", ["map", "async map", "unordered map", "flat_map", "best effort"])
 @examples(2)
 @given(bad=st.frozensets(st.integers(0, LENGTH - 1), min_size=2, max_size=9))
-def test_it_is_exact_on_every_kind_of_event_loop(backend: str, stage: str, bad: frozenset[int]) -> None:
+def test_it_is_exact_on_uvloop(stage: str, bad: frozenset[int]) -> None:
     pipe = STAGES[stage](bad).shuffle(window=4)
     truth = ExpectedItems([item for item in range(LENGTH) if item not in bad], choosing=True)
-    run(partial(resume_law, subject=Skipping(pipe), truth=truth, generations=5, dice=Random(0)), backend)
+    run(partial(resume_law, subject=Skipping(pipe), truth=truth, generations=5, dice=Random(0)), "uvloop")
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -439,9 +439,9 @@ def test_a_debug_stream_whose_machinery_is_struck(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-@pytest.mark.parametrize("library", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_a_debug_stream_struck_at_any_line_leaves_any_outer_loop_as_it_was(
-    library: str, monkeypatch: pytest.MonkeyPatch
+    loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     pipe = sl.from_items(range(6)).shard(2).map(nothing).shuffle(window=2).merge()
@@ -453,8 +453,7 @@ def test_a_debug_stream_struck_at_any_line_leaves_any_outer_loop_as_it_was(
             assert (anyio.get_current_task(), anyio.lowlevel.current_token()) == (task, token)
         await anyio.lowlevel.checkpoint()
 
-    options = {} if library == "trio" else {"use_uvloop": library == "uvloop"}
-    anyio.run(outer, backend="trio" if library == "trio" else "asyncio", backend_options=options)
+    anyio.run(outer, backend_options={"use_uvloop": loop == "uvloop"})
     assert strikes.struck >= {"run", "_leave", "_enter", "close"}
 
 

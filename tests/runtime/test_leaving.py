@@ -22,7 +22,7 @@ import pytest
 
 import streamline as sl
 from streamline.core.tasks import Session
-from streamline.errors import ClosedError
+from streamline.errors import ClosedError, PlanError
 from streamline.runtime.loop_thread import LoopThread
 from tests.kit import LONGEST_S, LOOPS, AsyncTest, Pipe, Tap, gone, in_thread, run_on, streamline_tasks
 from tests.laws.profile import in_turn
@@ -436,8 +436,7 @@ def cancelled_at(work: Any, suspension: int, scope: anyio.CancelScope) -> Any:
             step, value = work.throw, error
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_cancellation_at_each_place_where_anext_waits_loses_and_doubles_nothing(backend: str) -> None:
+def test_a_cancellation_at_each_place_where_anext_waits_loses_and_doubles_nothing(run: Run) -> None:
     async def waits(item: int) -> int:
         for _ in range(5):
             await anyio.lowlevel.checkpoint()
@@ -461,7 +460,13 @@ def test_a_cancellation_at_each_place_where_anext_waits_loses_and_doubles_nothin
         assert got == list(range(12))
         assert cancelled > 5
 
-    anyio.run(test, backend=backend)
+    run(test)
+
+
+def test_another_event_loop_is_refused_with_the_way_out() -> None:
+    opening = sl.from_items(range(9)).open().stream().start()
+    with pytest.raises(PlanError, match=r"runs on asyncio and uvloop, .* \(trio's\?\): read it in a thread"):
+        opening.send(None)  # as an event loop would that asyncio knows nothing of
 
 
 def test_a_timeout_leaves_the_state_behind_the_last_item_received(run: Run) -> None:

@@ -115,7 +115,7 @@ def test_a_plain_stream_pauses_anywhere_and_delivers_the_same(
 
 
 @examples(40)
-@given(compositions(), points, st.integers(0, 1000), st.sampled_from(["asyncio", "uvloop", "trio"]))
+@given(compositions(), points, st.integers(0, 1000), st.sampled_from(["asyncio", "uvloop"]))
 def test_an_async_stream_pauses_anywhere_and_delivers_the_same(
     composition: Composition, points: list[int], seed: int, loop: str
 ) -> None:
@@ -139,8 +139,7 @@ def test_an_async_stream_pauses_anywhere_and_delivers_the_same(
                     except StopAsyncIteration:
                         break
 
-    options: dict[str, Any] = {"use_uvloop": True} if loop == "uvloop" else {}
-    anyio.run(main, backend="trio" if loop == "trio" else "asyncio", backend_options=options)
+    anyio.run(main, backend_options={"use_uvloop": loop == "uvloop"})
     assert moved(found, composition) == expected
 
 
@@ -463,7 +462,6 @@ def test_a_stream_that_has_not_begun_may_be_paused(run: Run) -> None:
     async def test() -> None:
         stream: Any = aiter(sl.from_items(range(9)).shard(3).merge())
         async with stream.paused():
-            assert (await stream.snapshot()).produced == [0, 0, 0]
             with pytest.raises(PausedError):
                 await anext(stream)
         assert [item async for item in stream] == list(range(9))

@@ -105,9 +105,11 @@ def test_other_json_is_no_snapshot(content: str) -> None:
         decode(content.encode(), PATH)
 
 
-def test_a_future_version_names_both_and_says_to_upgrade() -> None:
-    content = edited(lambda tree: tree.update(streamline_snapshot=7, more={}))
-    with pytest.raises(SnapshotError, match=rf"^{PATH} is of format 7, .* up to {FORMAT_VERSION}: upgrade streamline"):
+@pytest.mark.parametrize("other", [2, 3, 7])
+def test_another_version_names_both_and_says_what_can_be_done(other: int) -> None:
+    content = edited(lambda tree: tree.update(streamline_snapshot=other, more={}))
+    way = "reads format 1: upgrade streamline, unless a version before 0.1.0 wrote it: that one can't be resumed"
+    with pytest.raises(SnapshotError, match=rf"^{PATH} is of format {other}, and this streamline {way}$"):
         decode(content, PATH)
 
 

@@ -26,6 +26,7 @@ from streamline.pipeline import Pipeline
 from streamline.plan.fingerprint import fingerprint
 from streamline.snapshot.inspection import report
 from streamline.sources.base import Source
+from streamline.training.loader_state import LoaderState
 from streamline.transforms.base import Stage
 from tests.io.formats.records import array_record_file, lance_dataset, mds_file, put, record_file
 from tests.laws.profile import sampled
@@ -310,9 +311,9 @@ def test_a_snapshot_of_any_source_resumed_here_is_exact_or_says_what_it_is_of(
             with pytest.raises(ResumeError, match=f"is of {its} and this plan reads {kind}") as refused:
                 pipe.open(resume=snapshot)
             assert not offered(str(refused.value))
-            state = {"epoch": 0, "step": 1, "at": "inside", "steps_per_epoch": 0, "version": 1}
+            state = LoaderState(snapshot=snapshot.to_json(), epoch=0, step=1, at="inside", steps_per_epoch=0)
             with pytest.raises(ResumeError, match=f"is of {its} and this plan reads {kind}"):
-                pipe.loader().load_state_dict({**state, "snapshot": snapshot.to_json()})
+                pipe.loader().load_state_dict(state.to_dict())
             assert str(refused.value).splitlines() == str(pipe.explain(snapshot)).splitlines()[1:]
 
 

@@ -79,7 +79,7 @@ async def test_a_crash_after_a_snapshot_loses_and_doubles_nothing(tmp_path: Path
     kind=st.sampled_from(["strict", "best_effort"]),
     shards=st.integers(1, 3),
     before=st.sampled_from(["", "flat_map", "shuffle", "unordered"]),
-    backend=st.sampled_from(["asyncio", "trio"]),
+    uvloop=st.booleans(),
 )
 def test_runs_that_end_anyhow_resume_from_the_last_save(
     tmp_path_factory: pytest.TempPathFactory,
@@ -87,7 +87,7 @@ def test_runs_that_end_anyhow_resume_from_the_last_save(
     kind: Any,
     shards: int,
     before: str,
-    backend: str,
+    uvloop: bool,
 ) -> None:
     async def later(x: int) -> int:
         await anyio.lowlevel.checkpoint()
@@ -117,7 +117,7 @@ def test_runs_that_end_anyhow_resume_from_the_last_save(
     path = tmp_path_factory.mktemp("journal")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(directory_module, "SEGMENT_BYTES", 200)
-        anyio.run(main, backend=backend)
+        anyio.run(main, backend_options={"use_uvloop": uvloop})
     shutil.rmtree(path)
 
 

@@ -85,10 +85,10 @@ def expected(length: int, names: list[str]) -> list[int]:
     shards=st.integers(1, 4),
     length=st.integers(0, 40),
     parts=st.lists(st.integers(0, 15), min_size=1, max_size=5),
-    backend=st.sampled_from(["asyncio", "trio"]),
+    uvloop=st.booleans(),
 )
 def test_interrupted_up_to_five_times_nothing_is_lost_or_doubled(
-    before: list[str], kind: str, after: list[str], shards: int, length: int, parts: list[int], backend: str
+    before: list[str], kind: str, after: list[str], shards: int, length: int, parts: list[int], uvloop: bool
 ) -> None:
     async def main() -> None:
         tape = Tape(length)
@@ -102,7 +102,7 @@ def test_interrupted_up_to_five_times_nothing_is_lost_or_doubled(
         assert sorted(seen) == sorted(expected(length, before + after))
         assert tape.opened == tape.closed
 
-    anyio.run(main, backend=backend)
+    anyio.run(main, backend_options={"use_uvloop": uvloop})
 
 
 @pytest.mark.parametrize("names", [[], ["map"], ["filter"], ["map", "prefetch"]])

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import anyio
 import pytest
 
 import streamline as sl
@@ -411,15 +410,3 @@ def test_users_of_a_shared_dataset_may_share_an_iterator() -> None:
     queue = iter(range(10))
     first, second = (sl.StreamDataset(lambda: queue, worker, 2, strategy="shared") for worker in range(2))
     assert [next(iter(first)), next(iter(second)), next(iter(first))] == [0, 1, 2]
-
-
-def test_it_is_refused_under_trio_too() -> None:
-    iterator = rows()
-
-    async def read() -> list[int]:
-        async with sl.from_iterable(lambda: iterator).open() as stream:
-            return [row async for row in stream]
-
-    assert anyio.run(read, backend="trio") == list(range(6))
-    with pytest.raises(PlanError, match=SAME):
-        anyio.run(read, backend="trio")

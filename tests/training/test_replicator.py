@@ -123,14 +123,6 @@ def test_loops_and_threads_read_one_stream_together(kind: Any) -> None:
     assert found == [list(range(0, 500, 2)), list(range(1, 500, 2))]
 
 
-def test_it_runs_on_trio() -> None:
-    async def main() -> list[list[int]]:
-        async with sl.StreamReplicator(Feed(200).anew(), 2, capacity=4) as replicator:
-            return await read_all(replicator)
-
-    assert anyio.run(main, backend="trio") == [list(range(0, 200, 2)), list(range(1, 200, 2))]
-
-
 @KINDS
 @pytest.mark.parametrize("fail_at", [0, 1, 17])
 def test_an_error_reaches_all_behind_what_came_before_for_ever(

@@ -18,7 +18,8 @@ import anyio.lowlevel
 import pytest
 
 import streamline as sl
-from streamline.errors import ClosedError, PlanError, PlanTypeError, ResumeError, StageError
+from streamline.core.state import digest
+from streamline.errors import ClosedError, PlanError, PlanTypeError, ResumeError, SnapshotError, StageError
 
 
 class Source:
@@ -483,18 +484,23 @@ def test_a_state_of_the_end_stays_at_the_end() -> None:
 
 def test_states_that_do_not_fit_are_refused() -> None:
     dataset = sl.StreamDataset(Source(3))
-    with pytest.raises(ResumeError, match=r"expected what StreamDataset\.state_dict"):
-        dataset.load_state_dict({"items": 3})
+    for wrong in ({"items": 3}, {"items": 3, "ended": False, "state": None}):
+        with pytest.raises(ResumeError, match=r"expected what StreamDataset\.state_dict"):
+            dataset.load_state_dict(wrong)
+    with pytest.raises(SnapshotError, match="is damaged, or was edited"):
+        dataset.load_state_dict({**dataset.state_dict(), "items": 3})
     assert next(iter(dataset)) == 0
     with pytest.raises(PlanError, match="before the first item"):
         dataset.load_state_dict(dataset.state_dict())
     dataset.reset()
-    dataset.load_state_dict({"items": 7, "ended": False, "state": None})
+    state: dict[str, Any] = {"items": 7, "ended": False, "state": None}
+    dataset.load_state_dict({**state, "sha256": digest(state)})
     for _ in range(2):
         with pytest.raises(ResumeError, match="after 7 items, and the iterator ends after 3"):
             list(dataset)
     dataset.reset()
-    dataset.load_state_dict({"items": 2, "ended": False, "state": {"at": 2}})
+    state = {"items": 2, "ended": False, "state": {"at": 2}}
+    dataset.load_state_dict({**state, "sha256": digest(state)})
     with pytest.raises(ResumeError, match="no load_state_dict"):
         list(dataset)
 

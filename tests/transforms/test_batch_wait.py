@@ -1,4 +1,4 @@
-"""Batches that leave after a while. Time is trio's, virtual: it passes when nothing else can happen."""
+"""Batches that leave after a while. Time is virtual: it passes when nothing else can happen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import anyio
 import numpy as np
 import pytest
-import trio.testing
 
 import streamline as sl
 from streamline.core.choices import Log
@@ -27,6 +26,7 @@ from streamline.testing.laws import ExpectedItems, quiescence_law, resume_law
 from streamline.testing.scripted import PAUSE, Abort, Script, scripted
 from streamline.testing.subjects import LOOPS, PipelineSubject
 from streamline.transforms.batch import Batch
+from tests.kit import in_virtual_time
 
 R = TypeVar("R")
 WAIT_S = 0.01
@@ -46,8 +46,7 @@ def run(work: Callable[[Tasks], Awaitable[R]]) -> R:
             group.cancel_scope.cancel()
         return found
 
-    clock = trio.testing.MockClock(autojump_threshold=0)
-    return anyio.run(main, backend="trio", backend_options={"clock": clock})
+    return in_virtual_time(main)
 
 
 def waiting(*shards: list[Any], size: int = 3, **options: Any) -> tuple[Pipeline[Any], Script]:

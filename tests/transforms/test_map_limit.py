@@ -12,7 +12,6 @@ from typing import Any
 import anyio
 import cloudpickle
 import pytest
-import trio.testing
 
 import streamline as sl
 from streamline.backends.hosts.host_server import Spec
@@ -25,6 +24,7 @@ from streamline.pipeline import Pipeline
 from streamline.runtime.pause import QUIESCE_S
 from streamline.transforms import retry
 from tests.copying_backend import Copying
+from tests.kit import in_virtual_time
 
 LENGTH = 60
 
@@ -115,10 +115,6 @@ def test_threads_that_wait_for_both_permits_and_tokens_get_them(
 
 
 # Failures, retries, closes --------------------------------------------------------------------------------------------
-
-
-def in_virtual_time(work: Callable[[], Any]) -> Any:
-    return anyio.run(work, backend="trio", backend_options={"clock": trio.testing.MockClock(autojump_threshold=0)})
 
 
 def test_a_call_that_waits_for_its_next_try_has_no_permit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Calls that are made again. Where times matter they are trio's, virtual: they pass when nothing else can happen."""
+"""Calls that are made again. Where times matter they are virtual: they pass when nothing else can happen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-import trio.testing
 from multidict import CIMultiDict
 
 import streamline as sl
@@ -23,6 +22,7 @@ from streamline.runtime.pause import QUIESCE_S
 from streamline.transforms import retry
 from streamline.transforms.retry import RetriedCalls, Retry, Tries
 from tests.copying_backend import Copying
+from tests.kit import in_virtual_time
 
 WAYS: dict[str, dict[str, Any]] = {
     "tasks": {"concurrency": 3},
@@ -121,11 +121,6 @@ def test_what_no_retry_can_mend_is_raised_at_once(error: Exception) -> None:
 
 
 # Pauses ---------------------------------------------------------------------------------------------------------------
-
-
-def in_virtual_time(work: Callable[[], Any]) -> Any:
-    clock = trio.testing.MockClock(autojump_threshold=0)
-    return anyio.run(work, backend="trio", backend_options={"clock": clock})
 
 
 def retried(fn: Callable[[Any], Any], **options: Any) -> RetriedCalls[Any, Any]:

@@ -1,7 +1,7 @@
 """The link to a host process: a socket for messages and small items, shared memory for large ones.
 
 The socket is read by a callback of the asyncio loop, registered once: that is not set up for each message, and what was
-read is there when the reader's task wakes. Under trio a task waits for it.
+read is there when the reader's task wakes.
 """
 
 from __future__ import annotations
@@ -52,15 +52,11 @@ class ReadWatcher:
         self._waiting: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
-        """Wait until something was read; raises `Gone`, `OSError` or `ClosedResourceError` if the socket is closed.
+        """Wait until something was read; raises `Gone` or `OSError` if the socket is closed.
 
         Cancellation: nothing is read until the next call.
         """
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            await self._wait_readable()
-            return
+        loop = asyncio.get_running_loop()
         if self._loop is None:
             self._begin(loop)
         self._waiting = loop.create_future()
@@ -79,11 +75,6 @@ class ReadWatcher:
             self._loop = None
             self._registered.close()
             self._wake()
-
-    async def _wait_readable(self) -> None:
-        with self._socket as sock:
-            await anyio.wait_readable(sock)
-        self._read()
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         with ExitStack() as registered:
@@ -452,7 +443,7 @@ class SocketLink(Link):
         while not self._arrived and self._read_closed is None:
             try:
                 await self._reading.wait()
-            except (Gone, OSError, anyio.ClosedResourceError) as error:
+            except (Gone, OSError) as error:
                 self._read_closed = str(error) or "this end was closed"
         if self._read_error is not None:
             read_error, self._read_error = self._read_error, None

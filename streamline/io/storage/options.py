@@ -9,9 +9,8 @@ import base64
 import math
 import os
 import re
-import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import InitVar, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
@@ -112,7 +111,6 @@ class HttpOptions:
       connect_timeout_s: seconds that a connection may take to come about, name look-up and TLS included; likewise.
       deadline_s: seconds that each MiB (or what is left, if it is less) may take of the server, with all attempts,
         redirects and pauses; likewise. The time in which the training loop holds a block doesn't count.
-      hedge_after_s: deprecated: has no effect. `timeout_s` ends a request without an answer, which is sent again then.
       require_validator: refuse, with a `ReadError`, an object for which the server sends neither an ETag nor a
         Last-Modified, so that it could be replaced in silence; and ask all URLs for theirs when a pipeline is opened,
         also more than 1,000. False: the log says, once for each host, that this is so.
@@ -132,7 +130,6 @@ class HttpOptions:
     timeout_s: float = 60.0
     connect_timeout_s: float = 30.0
     deadline_s: float = 300.0
-    hedge_after_s: InitVar[float | None] = None
     require_validator: bool = False
     headers: Mapping[str, str] | None = None
     auth: tuple[str, str] | str | None = None
@@ -140,14 +137,11 @@ class HttpOptions:
     ca_file: str | os.PathLike[str] | None = None
     client_cert: str | os.PathLike[str] | tuple[str | os.PathLike[str], str | os.PathLike[str]] | None = None
 
-    def __post_init__(self, hedge_after_s: float | None) -> None:
+    def __post_init__(self) -> None:
         check_int("HttpOptions(retries=)", self.retries, 0)
         for name in ("timeout_s", "connect_timeout_s", "deadline_s"):
             if getattr(self, name) != math.inf:
                 check_seconds(f"HttpOptions({name}=)", getattr(self, name))
-        if hedge_after_s is not None:
-            text = "HttpOptions(hedge_after_s=) has no effect: leave it out. A lower timeout_s= asks again earlier"
-            warnings.warn(text, DeprecationWarning, stacklevel=3)
         check_flag("HttpOptions(require_validator=)", self.require_validator)
         if self.headers is not None:
             _check_headers(self.headers)

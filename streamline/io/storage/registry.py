@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from streamline.core.meters import Traffic
-from streamline.errors import PlanError, ReadError
+from streamline.errors import PlanError
 from streamline.io.storage.base import ADDED, Storage
 from streamline.io.storage.local import LocalStorage
 from streamline.io.storage.object_cache import CachedStorage, ObjectCache
@@ -57,11 +56,7 @@ class Storages:
         self.cache = None if folder is None else ObjectCache(os.fspath(folder), most, self._traffic)
 
     def of(self, path: str) -> Storage:
-        """Return the storage that holds `path`.
-
-        Raises:
-          ReadError: this is not asyncio's event loop.
-        """
+        """Return the storage that holds `path`."""
         scheme = scheme_of(path)
         make = self._access.added.get(scheme) or SCHEMES.get(scheme, _local)
         if make not in self._open:
@@ -69,11 +64,6 @@ class Storages:
         return self._open[make]
 
     def _opened(self, make: Callable[..., Storage], *, own: bool) -> Storage:
-        if asyncio._get_running_loop() is None:
-            raise ReadError(
-                "files, servers and stores are read in asyncio's event loop, and this isn't one (trio's?): "
-                "open the pipeline with backend=sl.Threads(n), whose threads have one each"
-            )
         made = make(self._access) if own else make(self._access, self._traffic)
         if self.cache is None or make is _local:
             return made

@@ -8,7 +8,6 @@ from typing import Any
 
 import anyio
 import pytest
-from trio.testing import MockClock
 
 import streamline as sl
 from streamline.backends.hosts.placement import Elasticity, Placement
@@ -18,19 +17,12 @@ from streamline.backends.ipc.link import Link
 from streamline.core.tasks import Tasks
 from streamline.errors import HostError
 from tests.copying_backend import Copying, HostDeath
+from tests.kit import in_virtual_time
 from tests.laws.profile import sampled
-
-pytestmark = pytest.mark.anyio
 
 LENGTH = 3000
 
 OFTEN = tuple(HostDeath(link, received=5 + 7 * link % 11) for link in range(12))
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
 
 
 def pipeline(length: int = LENGTH, shards: int = 6) -> sl.Pipeline[int]:
@@ -250,6 +242,6 @@ def test_a_pause_stops_the_clock_for_hosts_that_are_missing(paused: bool) -> Non
             await anyio.sleep(1)
             group.cancel_scope.cancel()
 
-    anyio.run(main, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+    in_virtual_time(main)
     assert (room.taken == [worker]) == paused
     assert (worker.failure is None) == paused

@@ -62,8 +62,8 @@ def test_a_pool_serves_several_streams_at_once() -> None:
             assert [item for _, item in items] + list(two) == list(alone)
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "trio"])
-def test_a_pool_serves_other_event_loops_and_threads(loop: str) -> None:
+@pytest.mark.parametrize("uvloop", [False, True])
+def test_a_pool_serves_other_event_loops_and_threads(uvloop: bool) -> None:
     found: list[Any] = []
 
     async def validate(pool: Backend) -> None:
@@ -72,7 +72,9 @@ def test_a_pool_serves_other_event_loops_and_threads(loop: str) -> None:
 
     with sl.Threads(2) as pool, PIPE.open(backend=pool) as stream:
         batches = [next(stream)]
-        thread = threading.Thread(target=anyio.run, args=(validate, pool), kwargs={"backend": loop})
+        thread = threading.Thread(
+            target=anyio.run, args=(validate, pool), kwargs={"backend_options": {"use_uvloop": uvloop}}
+        )
         thread.start()
         batches += stream
         thread.join()

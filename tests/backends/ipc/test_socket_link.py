@@ -1,4 +1,4 @@
-"""A link over a socket: order, pressure, the other end's death at every byte, hoarding, leaks; on all loops."""
+"""A link over a socket: order, pressure, the other end's death at every byte, hoarding, leaks; on both loops."""
 
 from __future__ import annotations
 
@@ -25,29 +25,11 @@ from streamline.backends.ipc.messages import CloseWorker, Credit, ItemsMessage, 
 from streamline.backends.ipc.shared_memory import SLAB_BYTES
 from streamline.backends.ipc.socket_link import SocketLink
 from streamline.errors import HostError
+from tests.kit import run_on
 
-LOOPS: dict[str, tuple[str, dict[str, Any]]] = {
-    "asyncio": ("asyncio", {"use_uvloop": False}),
-    "uvloop": ("asyncio", {"use_uvloop": True}),
-    "trio": ("trio", {}),
-}
 LARGE = 1 << 20
 
 Run = Callable[[Callable[[], Awaitable[None]]], None]
-
-
-def run_on(loop: str, test: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        with anyio.fail_after(200):
-            await test()
-
-    backend, options = LOOPS[loop]
-    anyio.run(main, backend=backend, backend_options=options)
-
-
-@pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Run:
-    return lambda test: run_on(request.param, test)
 
 
 @contextmanager

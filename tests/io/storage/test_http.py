@@ -1,7 +1,6 @@
 import asyncio
 import gzip
 import logging
-import pickle
 import re
 import socket
 import threading
@@ -610,12 +609,3 @@ async def test_nothing_that_a_server_says_acts_on_a_terminal(
         assert str(caught.value).isprintable(), answer
     assert [text for text in caplog.messages if not text.isprintable()] == []
     assert len(caplog.messages) > 5
-
-
-def test_hedge_after_s_warns_that_it_has_no_effect() -> None:
-    with pytest.warns(DeprecationWarning, match="hedge_after_s=.*has no effect") as warned:
-        options = HttpOptions(hedge_after_s=0.5, retries=1)
-    assert warned[0].filename == __file__
-    assert options == HttpOptions(retries=1)
-    assert repr(options) == repr(HttpOptions(retries=1))
-    assert pickle.loads(pickle.dumps(options)) == options
