@@ -107,7 +107,8 @@ class Replica(Generic[T]):
     def __init__(self, dispatcher: Dispatcher, share: ReplicaShare) -> None:
         self._dispatcher = dispatcher
         self._share = share
-        self._items, self._pops = share.items, cast("Iterator[T]", share.pops)
+        self._items, self._budget = share.items, share.left
+        self._pops = cast("Iterator[T]", share.pops)
         self._asked = 0
         self._over: BaseException | None = None
         self._trace: TracebackType | None = None
@@ -138,7 +139,10 @@ class Replica(Generic[T]):
             if (end := self._ended(in_loop=True)) is not None:
                 raise StopAsyncIteration if isinstance(end, ReplicasEnd) else end.with_traceback(self._trace)
             await self._share.notifier.wait(self._ready)
-        self._promise()
+        share = self._share
+        share.promised = self._budget() - 1
+        if share.wanted_below:
+            self._make_room()
         return pop_uninterrupted(self._pops)
 
     def __next__(self) -> T:
@@ -146,14 +150,15 @@ class Replica(Generic[T]):
             if (end := self._ended(in_loop=False)) is not None:
                 raise StopIteration if isinstance(end, ReplicasEnd) else end.with_traceback(self._trace)
             self._share.notifier.wait_in_thread(self._ready)
-        self._promise()
+        share = self._share
+        share.promised = self._budget() - 1
+        if share.wanted_below:
+            self._make_room()
         return pop_uninterrupted(self._pops)
 
-    def _promise(self) -> None:
-        """Say that an item is about to be taken: after that, no line of Python may stand."""
-        share = self._share
-        share.promised = share.left() - 1
-        if len(self._items) <= share.wanted_below:
+    def _make_room(self) -> None:
+        """The dispatcher waits for this reader, which is just about to take an item, as it has promised."""
+        if len(self._items) <= self._share.wanted_below:
             self._dispatcher.news.ring()
 
     def _ready(self) -> bool:
