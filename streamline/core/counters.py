@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from streamline.core.tree import nbytes
 from streamline.errors import printable
@@ -506,23 +506,3 @@ def _size(item: Any) -> int:
         return nbytes(item)
     except Exception:  # an attribute of the user's, a container that holds itself
         return sys.getsizeof(item)
-
-
-class TimedCall(Generic[R]):
-    """A call that is timed in its thread: not counted while it waits for a thread, or for the event loop."""
-
-    __slots__ = ("_fn", "_slot", "_slots", "began", "ended")
-
-    def __init__(self, fn: Callable[[], R], slots: list[float], slot: int) -> None:
-        self._fn = fn
-        self._slots = slots
-        self._slot = slot
-        self.began = self.ended = 0.0
-
-    def __call__(self) -> R:
-        self.began = self._slots[self._slot] = perf_counter()
-        try:
-            return self._fn()
-        finally:
-            self.ended = perf_counter()
-            self._slots[self._slot] = 0.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import chain, islice, repeat, starmap
+from itertools import chain, repeat, starmap
 from operator import call
 from typing import Any, Generic, NoReturn, Self, TypeVar, cast
 from weakref import ref
@@ -21,6 +21,16 @@ from streamline.core.state import Reference, State
 from streamline.core.tracebacks import hide_frames
 
 T = TypeVar("T")
+
+
+def pop_uninterrupted(iterator: Iterator[T]) -> T:
+    """Return the next item of an iterator in C that has one: taken and returned, or neither, whenever Ctrl-C comes.
+
+    Python looks for signals when a function begins and after a call into C, such as `next(iterator)`, but not in a
+    `for` statement over an iterator in C, nor as a function returns to one that is written in Python.
+    """
+    for item in iterator: return item  # fmt: skip # noqa: E701 # one line: what traces lines strikes between two
+    raise AssertionError("unreachable: it has an item")
 
 
 class PartIterator(chain[T], Generic[T]):
@@ -229,8 +239,7 @@ class AsyncCursor(Cursor[T]):
         except Exception as error:
             hide_frames(error)
             raise
-        [item] = islice(part, 1)
-        return item
+        return pop_uninterrupted(part)
 
     async def part(self) -> Iterator[T]:
         """Return what gives the items at hand, as `_part_at_hand`; pull a list first, if there is none.

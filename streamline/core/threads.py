@@ -16,7 +16,6 @@ import math
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, InvalidStateError
 from contextlib import suppress
@@ -242,8 +241,13 @@ class ThreadPool:
             its lock, for which Python's end waits. "": the caller doesn't wait.
         """
         call = _ThreadCall(fn, what)
-        self._expect(1)
-        self._put(call, call.run)
+        if self._pending >= len(self._threads) < self._max_threads:
+            self._grow()
+        self._pending += 1
+        if self._max_threads:
+            self._jobs.put(call.run)
+        else:
+            call.wake(call.run)
         if what:
             self.library_calls.add(call)
         try:
@@ -252,22 +256,16 @@ class ThreadPool:
             self.library_calls.discard(call)
             self._pending -= 1
 
-    def share(self, most: int) -> ThreadShare:
-        """Return what runs calls in up to `most` of the threads at once."""
-        return ThreadShare(self, most)
+    @property
+    def crowded(self) -> bool:
+        """Whether calls wait for a thread."""
+        return not self._jobs.empty()
 
     def close(self) -> None:
         """Let the threads end after the calls that they are in. Returns at once."""
         for _ in self._threads:
             self._jobs.put(None)
         self._threads.clear()
-
-    def _expect(self, jobs: int) -> None:
-        """Count jobs that are about to be put, and see to it that there are threads for them."""
-        for _ in range(jobs):
-            if self._pending >= len(self._threads) < self._max_threads:
-                self._grow()
-            self._pending += 1
 
     def _grow(self) -> None:
         thread = threading.Thread(
@@ -280,75 +278,6 @@ class ThreadPool:
             self._threads.remove(thread)
             self._max_threads = len(self._threads)
             log_refused(error, f"with {self._max_threads} threads")
-
-    def _put(self, call: _ThreadCall[Any], job: Callable[[], None]) -> None:
-        """Let a thread do a job of a call; where there is none, the call's event loop."""
-        if self._max_threads:
-            self._jobs.put(job)
-        else:
-            call.wake(job)
-
-
-class ThreadShare:
-    """Some threads of a pool. Calls beyond their number wait, in order.
-
-    A thread goes on to the next call by itself: it doesn't wait for the event loop, which hears of its last one late.
-    """
-
-    def __init__(self, pool: ThreadPool, most: int) -> None:
-        self._pool = pool
-        self._most = most
-        self._lock = threading.Lock()
-        self._waiting: deque[_ThreadCall[Any]] = deque()
-        self._busy = 0  # calls that threads have, or are about to take
-        self._calls = 0
-
-    async def run(self, fn: Callable[[], R]) -> R:
-        """As `ThreadPool.run`."""
-        call = _ThreadCall(fn)
-        self._pool._expect(1 if self._calls < self._most else 0)
-        self._calls += 1
-        with self._lock:
-            begins = self._busy < self._most
-            if begins:
-                self._busy += 1
-            else:
-                self._waiting.append(call)
-        if begins:
-            self._put(call)
-        try:
-            return await call.wait()
-        finally:
-            self._calls -= 1
-            if self._calls < self._most:
-                self._pool._pending -= 1
-
-    def resize(self, most: int) -> None:
-        """Run calls in up to `most` threads at once from now on; those that are running are finished."""
-        counted, self._most = min(self._calls, self._most), most
-        self._pool._pending -= max(0, counted - most)
-        self._pool._expect(max(0, min(self._calls, most) - counted))
-        begun: list[_ThreadCall[Any]] = []
-        with self._lock:
-            while self._waiting and self._busy < most:
-                self._busy += 1
-                begun.append(self._waiting.popleft())
-        for call in begun:
-            self._put(call)
-
-    def _put(self, call: _ThreadCall[Any]) -> None:
-        self._pool._put(call, partial(self._run, call))
-
-    def _run(self, call: _ThreadCall[Any]) -> None:
-        try:
-            call.run()
-        finally:
-            with self._lock:
-                follower = self._waiting.popleft() if self._waiting and self._busy <= self._most else None
-                if follower is None:
-                    self._busy -= 1
-            if follower is not None:
-                self._put(follower)  # after those of others
 
 
 class _ThreadCall(Generic[R]):

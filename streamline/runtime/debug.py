@@ -27,7 +27,7 @@ from streamline.core.cursor import CurrentChunk, PartIterator
 from streamline.core.error_policy import ErrorReport
 from streamline.core.forks import belongs_elsewhere, disowned_in_copies
 from streamline.core.tasks import Session
-from streamline.core.threads import ThreadPool, ThreadShare
+from streamline.core.threads import ThreadPool
 from streamline.core.tracebacks import hide_frames
 from streamline.errors import ClosedError
 from streamline.observe.stats import Stats
@@ -287,16 +287,6 @@ class _CallingThread(ThreadPool):
     """Calls functions where it is asked to, instead of in threads."""
 
     async def run(self, fn: Callable[[], R], what: str = "") -> R:
-        return fn()
-
-    def share(self, most: int) -> ThreadShare:
-        return _InlineCalls(self, most)
-
-
-class _InlineCalls(ThreadShare):
-    """Some of them: none, too."""
-
-    async def run(self, fn: Callable[[], R]) -> R:
         return fn()
 
 

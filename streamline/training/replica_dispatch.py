@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
@@ -33,7 +34,7 @@ from streamline.core.state import Reference, Since
 from streamline.core.tasks import check_event_loop, spawn, surely
 from streamline.core.threads import hold_quietly, interruptible, start_thread, waker
 from streamline.errors import ClosedError, PlanError, PlanTypeError, ReplicaStalled
-from streamline.runtime.open import Openable, RunOptions
+from streamline.runtime.open import Openable, Opened, RunOptions
 from streamline.runtime.stream import Stream
 from streamline.runtime.stream_base import BaseStream
 from streamline.snapshot.snapshot import Snapshot
@@ -51,31 +52,26 @@ class Dispatcher:
     """Reads the stream for all replicas.
 
     Args:
-      shares: what each replica is given.
-      open_source: makes what reads the stream; called once, where the first item is asked for.
       stall_timeout: seconds; infinite: readers are waited for for ever.
 
     Attributes:
-      source: what reads the stream; None: it hasn't begun.
+      shares: what each replica is given.
+      source: what reads the stream.
       begun: it reads, or has read.
       end: what each replica ends with, after its last item; None: it goes on.
-      blocked: the share whose queue is full, while the task waits for its reader.
+      news: at which the task waits for its readers.
     """
 
-    def __init__(self, shares: ReplicaShares, open_source: Callable[[], ReplicaSource], stall_timeout: float) -> None:
+    def __init__(self, shares: ReplicaShares, source: ReplicaSource, stall_timeout: float) -> None:
         self.shares = shares
-        self.source: ReplicaSource | None = None
+        self.source = source
+        self.begun = False
         self.end: BaseException | None = None
-        self.blocked: ReplicaShare | None = None
-        self._ring_at = 0
-        self._news = Notifier()
-        self._open_source = open_source
+        self.news = Notifier()
         self._stall_timeout = stall_timeout
         self._lock = threading.RLock()  # Ctrl-C may come while it is held
         self._not_run = [True]
-        self.begun = self._stopped = False
-        self._scope: anyio.CancelScope | None = None
-        self._wake: Callable[[Callable[[], None]], object] | None = None
+        self._cancel: Callable[[], object] | None = None  # the task, from any thread, while it runs
         self._thread_id: int | None = None
         self._over: Future[None] = Future()
         self._owner = os.getpid()
@@ -85,7 +81,6 @@ class Dispatcher:
         """Give nothing more, if reading has begun: it goes on in the process that this one is a copy of."""
         if self.begun:
             self._lock, self._over = threading.RLock(), Future()  # another thread may have had theirs
-            self._wake = self._scope = None
             for share in self.shares.all:
                 share.items.clear()
             self._ended(ClosedError(belongs_elsewhere("replicator", self._owner)))
@@ -104,26 +99,16 @@ class Dispatcher:
             try:
                 if in_loop:
                     check_event_loop()
-                self.source = self.source or self._open_source()
+                self.source.open()
                 if in_loop and self.source.is_async:
                     self._thread_id = threading.get_ident()
-                    spawn(self._main, "replicator", self._cut_off)
+                    cut_off = ClosedError("the event loop in which the replicator was to read its stream has ended")
+                    spawn(self._main, "replicator", partial(self._ended, cut_off))
                 else:
                     start_thread(threading.Thread(target=self._run_thread, name="streamline replicator", daemon=True))
             except Exception as failure:
                 self._ended(failure)
             self.begun = True
-
-    def made_room(self) -> None:
-        """A reader is just about to take an item of the share that is waited for, as it has promised."""
-        share = self.blocked
-        if share is not None and len(share.items) - 1 <= self._ring_at:
-            self._news.ring()
-
-    def starves(self) -> None:
-        """A reader waits, and nothing is there for it."""
-        if self.blocked is not None:
-            self._news.ring()
 
     def leave(self, share: ReplicaShare) -> None:
         """A replica was closed on purpose: its share is dropped from now on."""
@@ -131,7 +116,7 @@ class Dispatcher:
         share.notifier.ring()
         if not self.shares.open:
             self.stop()
-        self._news.ring()
+        self.news.ring()
 
     def lose(self, share: ReplicaShare, why: str, cause: BaseException | None = None) -> None:
         """A replica's reader is gone: the others fail, unless it had everything. From a finalizer, perhaps twice."""
@@ -146,20 +131,16 @@ class Dispatcher:
                 replica=share.replica,
             )
             error.__cause__ = cause
-            self._finish(error, soon=True)
+            self._finish(error)
         self.stop()
         share.leave("lost")
 
     def stop(self) -> None:
         """Read no more; doesn't wait. From any thread."""
-        self._stopped = True
-        self._finish(ClosedError("the replicator is closed"), soon=True)
-        wake, scope = self._wake, self._scope
-        if wake is not None and scope is not None:
-            try:
-                wake(scope.cancel)
-            except RuntimeError:
-                return  # its event loop has ended
+        self._finish(ClosedError("the replicator is closed"))
+        if (cancel := self._cancel) is not None:
+            with suppress(RuntimeError):  # its event loop has ended
+                cancel()
 
     async def aclose(self) -> None:
         """Read no more, and wait until the stream is closed. The clean-up is finished also if this is cancelled."""
@@ -188,53 +169,52 @@ class Dispatcher:
     async def _main(self, own_loop: bool = False) -> None:
         if own_loop:
             hold_quietly()
-        source = self.source
-        assert source is not None
-        self._wake = waker()
         end: BaseException = ClosedError("the event loop in which the replicator read its stream has ended")
         try:
-            with anyio.CancelScope() as self._scope:
+            with anyio.CancelScope() as scope:
+                self._cancel = partial(waker(), scope.cancel)
                 try:
-                    if not self._stopped:
-                        end = await self._deal(source)
+                    end = await self._deal()
                 finally:
                     with anyio.CancelScope(shield=True):
-                        failure = await self._closed(source)
-                    if failure is not None and isinstance(end, ReplicasEnd):
-                        end = failure
+                        try:
+                            await self.source.aclose()
+                        except BaseException as error:
+                            if isinstance(end, ReplicasEnd):
+                                end = self._blamed(error, "its close")
         finally:
             self._ended(end)
 
-    def _cut_off(self) -> None:
-        """The task has ended, or never ran."""
-        if not self._over.done():
-            self._ended(ClosedError("the event loop in which the replicator was to read its stream has ended"))
-
     def _ended(self, end: BaseException) -> None:
-        self._wake = self._scope = None
+        """The task has ended, or never ran. Idempotent."""
+        self._cancel = None
         self._finish(end)
         if not self._over.done():
             self._over.set_result(None)
 
-    async def _deal(self, source: ReplicaSource) -> BaseException:
+    def _finish(self, end: BaseException) -> None:
+        """Let each replica end, after its last item; the first end holds, but for a replica that is lost."""
+        if self.end is None or (isinstance(self.end, ReplicasEnd) and isinstance(end, ReplicaStalled)):
+            self.end = end
+        for share in self.shares.all:
+            share.notifier.ring()
+
+    async def _deal(self) -> BaseException:
         """Deal until the end or a failure; return which."""
+        shares = self.shares
         try:
-            while await self._wait_room():
-                if await source.draw(int(min(self.shares.room, LIST_ITEMS)), self.shares):
+            while shares.open and self.end is None:
+                if shares.room < 1:
+                    await self._wait_reader(shares.next)
+                    continue
+                if await self.source.draw(int(min(shares.room, LIST_ITEMS)), shares):
                     return ReplicasEnd()
                 await anyio.lowlevel.checkpoint()
         except BaseException as error:
             if cancellation_requested(error):
                 raise
-            return self._blamed(error, f"item {self.shares.at + 1:,} of the stream")
+            return self._blamed(error, f"item {shares.at + 1:,} of the stream")
         return ClosedError("the replicator is closed")
-
-    async def _closed(self, source: ReplicaSource) -> BaseException | None:
-        try:
-            await source.aclose()
-        except BaseException as error:
-            return self._blamed(error, "its close")
-        return None
 
     def _blamed(self, error: BaseException, at: str) -> BaseException:
         if isinstance(error, ReplicaStalled):
@@ -243,46 +223,35 @@ class Dispatcher:
         error.add_note(f"in the stream of a StreamReplicator of {len(self.shares.all)} (pid {os.getpid()}), at {at}")
         return error
 
-    async def _wait_room(self) -> bool:
-        """Wait until an item may be dealt; False if none is wanted.
+    async def _wait_reader(self, share: ReplicaShare) -> None:
+        """Wait until half of a full queue was taken; if others starve, until any of it was.
 
         Raises:
-          ReplicaStalled: a replica wasn't read for too long while others starved.
+          ReplicaStalled: it wasn't read for too long while others starved.
         """
-        shares = self.shares
-        while shares.open and not self._stopped:
-            if shares.room >= 1:
-                return True
-            share = shares.next
-            self.blocked = share
-            try:
-                await self._wait_for(share)
-            finally:
-                self.blocked = None
-        return False
-
-    async def _wait_for(self, share: ReplicaShare) -> None:
-        """Wait until half of a full queue was taken; if others starve, until any of it was."""
         shares = self.shares
         starving, deadline = False, math.inf
 
         def taken() -> bool:
-            return not share.open or self._stopped or share.waiting <= self._ring_at
+            return not share.open or self.end is not None or share.waiting < share.wanted_below
 
         def news() -> bool:
             return taken() or bool(shares.starving) is not starving
 
-        while True:
-            before, starving = starving, bool(shares.starving)
-            self._ring_at = shares.capacity - 1 if starving else shares.capacity // 2
-            if taken():
-                return
-            if starving is not before:  # those that starve ring again and again, and the clock goes on
-                deadline = anyio.current_time() + self._stall_timeout if starving else math.inf
-            with anyio.CancelScope(deadline=deadline) as scope:
-                await self._news.wait(news)
-            if scope.cancelled_caught and shares.starving and not taken():
-                raise self._stalled(share)
+        try:
+            while True:
+                before, starving = starving, bool(shares.starving)
+                share.wanted_below = shares.capacity if starving else shares.capacity // 2 + 1
+                if taken():
+                    return
+                if starving is not before:  # those that starve ring again and again, and the clock goes on
+                    deadline = anyio.current_time() + self._stall_timeout if starving else math.inf
+                with anyio.CancelScope(deadline=deadline) as scope:
+                    await self.news.wait(news)
+                if scope.cancelled_caught and shares.starving and not taken():
+                    raise self._stalled(share)
+        finally:
+            share.wanted_below = 0
 
     def _stalled(self, share: ReplicaShare) -> ReplicaStalled:
         starving = ", ".join(map(str, self.shares.starving))
@@ -297,17 +266,6 @@ class Dispatcher:
     def _named(self, share: ReplicaShare) -> str:
         return f"replica {share.replica} of {len(self.shares.all)}"
 
-    def _finish(self, end: BaseException, soon: bool = False) -> None:
-        """Let each replica end, after its last item; the first end holds, but for a replica that is lost."""
-        if self.end is None or (isinstance(self.end, ReplicasEnd) and isinstance(end, ReplicaStalled)):
-            self.end = end
-        for share in self.shares.all:
-            share.notifier.ring(soon)
-
-
-class Passed(Exception):  # noqa: N818 - the caller looks again
-    """What was asked for is out of reach: readers have gone on."""
-
 
 class ReplicaSource(ABC):
     """Draws from the stream, in one task. What it has opened, it closes.
@@ -317,6 +275,9 @@ class ReplicaSource(ABC):
     """
 
     is_async = True
+
+    def open(self) -> None:  # noqa: B027 # an iterable needs none
+        """Check that it can be read; idempotent."""
 
     @abstractmethod
     async def draw(self, room: int, shares: ReplicaShares) -> bool:
@@ -359,7 +320,7 @@ class IterableReplicaSource(ReplicaSource):
 
 
 class PlanReplicaSource(ReplicaSource):
-    """A pipeline, opened here: what was drawn can be drawn again.
+    """A pipeline: what was drawn can be drawn again.
 
     Args:
       options: of `open`.
@@ -368,7 +329,8 @@ class PlanReplicaSource(ReplicaSource):
     """
 
     def __init__(self, pipe: Openable[Any], options: RunOptions, resume: Snapshot | None, at: int) -> None:
-        self._opened = pipe.open(resume=resume, **options)
+        self._open = partial(pipe.open, resume=resume, **options)
+        self._opened: Opened[Any] | None = None
         self._at = at
         self._stream: Stream[Any] | None = None
         self._marks: deque[tuple[int, Reference]] = deque()
@@ -376,12 +338,17 @@ class PlanReplicaSource(ReplicaSource):
         self._list: list[Any] = []
         self._dealt = 0
 
+    def open(self) -> None:
+        self._opened = self._opened or self._open()
+
     async def draw(self, room: int, shares: ReplicaShares) -> bool:
         stream = self._stream
         if stream is None:
+            assert self._opened is not None
             self._stream = stream = self._opened.stream()
             await stream.start()
-            self._marks.append((self._at, stream.state_after))
+            self._now = stream.state_after
+            self._marks.append((self._at, self._now))
         if self._dealt == len(self._list) and not await self._pull(stream, shares):
             return True
         part = self._list[self._dealt : self._dealt + room]
@@ -407,22 +374,16 @@ class PlanReplicaSource(ReplicaSource):
         self._at += len(self._list)
         return True
 
-    def snapshot(self, oldest: int) -> tuple[int, Snapshot] | None:
-        """Return a snapshot from which everything after item `oldest` is had again, and how many items are before it.
+    @property
+    def marks(self) -> tuple[tuple[int, Reference], ...]:
+        """From where what readers still need can be had again: how many items are before it. From any thread."""
+        return tuple(self._marks)
 
-        None: nothing was drawn. From any thread.
-
-        Raises:
-          Passed: that item is not needed any more.
-        """
-        now = self._now
-        if self._stream is None or now is None:
-            return None
-        reachable = [found for found in tuple(self._marks) if found[0] <= oldest]
-        if not reachable:
-            raise Passed
-        at, mark = reachable[-1]
-        return at, self._stream.snapshot_since(Since(mark.get(), now.get()), Gate())
+    def snapshot_at(self, mark: Reference) -> Snapshot:
+        """Return a snapshot at one of the marks, with what was chosen since. From any thread."""
+        assert self._stream is not None
+        assert self._now is not None
+        return self._stream.snapshot_since(Since(mark.get(), self._now.get()), Gate())
 
     async def aclose(self) -> None:
         if self._stream is not None:

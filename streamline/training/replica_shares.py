@@ -26,17 +26,11 @@ Standing = Literal["unasked", "read", "closed", "lost"]
 
 
 class _Waiter:
-    __slots__ = ("rung", "set", "thread", "wake")
+    __slots__ = ("rung", "thread", "wake")
 
-    def __init__(
-        self,
-        set_event: Callable[[], None],
-        wake: Callable[[Callable[[], None]], object] | None = None,
-        thread: int | None = None,
-    ) -> None:
-        self.set = set_event
+    def __init__(self, wake: Callable[[], object], thread: int | None = None) -> None:
         self.wake = wake
-        self.thread = thread
+        self.thread = thread  # that waits; None: a task does
         self.rung = False
 
 
@@ -58,32 +52,21 @@ class Notifier:
     @property
     def taken(self) -> bool:
         """Whether another waits: not this thread, in a wait that Ctrl-C has cut off."""
-        waiter = self.waiter
-        return waiter is not None and (waiter.wake is not None or waiter.thread != get_ident())
+        return self.waiter is not None and self.waiter.thread != get_ident()
 
-    def ring(self, soon: bool = False) -> None:
-        """Wake who waits, if anybody does. From any thread; doesn't wait.
-
-        Args:
-          soon: it is called from anywhere, a finalizer say: let the event loop do it.
-        """
+    def ring(self) -> None:
+        """Wake what waits, if anything does. From anywhere, a finalizer or another thread say; doesn't wait."""
         waiter = self.waiter
-        if waiter is None or waiter.rung:
-            return
-        try:
-            if waiter.wake is None or (not soon and waiter.thread == get_ident()):
-                waiter.set()
-            else:
-                waiter.wake(waiter.set)
-        except RuntimeError:
-            return  # its event loop has ended, and has cancelled who waited
-        waiter.rung = True  # not before: Ctrl-C may come in the middle of this
+        if waiter is not None and not waiter.rung:
+            with suppress(RuntimeError):  # its event loop has ended, and has cancelled what waited
+                waiter.wake()
+            waiter.rung = True  # not before: Ctrl-C may come in the middle of this
 
     async def wait(self, ready: Callable[[], bool]) -> None:
         """Wait until it rings, or not at all if it is `ready`. Cancellation: nothing has changed."""
         event = anyio.Event()
         try:
-            self.waiter = _Waiter(event.set, waker(), get_ident())
+            self.waiter = _Waiter(partial(waker(), event.set))
             if not ready():
                 await event.wait()
         finally:
@@ -96,7 +79,7 @@ class Notifier:
         """
         rings: SimpleQueue[None] = SimpleQueue()
         try:
-            self.waiter = _Waiter(partial(rings.put, None), thread=get_ident())
+            self.waiter = _Waiter(partial(rings.put, None), get_ident())
             while not ready():
                 with suppress(Empty):
                     rings.get(timeout=HEAR_S)
@@ -132,29 +115,29 @@ class ReplicaShare:
     """What one replica is given.
 
     Attributes:
+      before: items that an earlier run has taken.
       items: that wait for its reader.
       pops: gives them, while there are any, and counts them in the same step, in C: Ctrl-C may come anywhere.
       left: returns how many `pops` will still give, were there so many; it begins at `MOST`.
       promised: what `left` returns, or will as soon as its reader has taken the item that it is about to take: the
         dispatcher need not wait for that.
-      before: items that an earlier run has taken.
+      wanted_below: the dispatcher waits until fewer items wait; 0: it doesn't.
       notifier: at which its reader waits.
       open: whether it is given anything.
     """
 
-    __slots__ = ("before", "items", "left", "notifier", "open", "pops", "promised", "replica", "standing")
-
     def __init__(self, replica: int, taken: int) -> None:
         self.replica = replica
-        self.items: deque[Any] = deque()
         self.before = taken
+        self.items: deque[Any] = deque()
         budget = repeat((), MOST)
         self.pops: Iterator[Any] = starmap(self.items.popleft, budget)
         self.left: Callable[[], int] = budget.__length_hint__
         self.promised = MOST
+        self.wanted_below = 0
+        self.notifier = Notifier()
         self.standing: Standing = "unasked"
         self.open = True
-        self.notifier = Notifier()
 
     @property
     def taken(self) -> int:

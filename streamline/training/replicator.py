@@ -7,16 +7,16 @@ Each reader holds a `Replica`, for `async for` and for `for`; `ReplicaFeed` is o
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from threading import Lock
 from types import TracebackType
-from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, Unpack
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, Unpack, cast
 
 import msgspec
 
 from streamline.core.cleanup import Cleanup
+from streamline.core.cursor import pop_uninterrupted
 from streamline.core.options import check_int, check_seconds
 from streamline.core.pace import Pace
 from streamline.core.state_types import Count
@@ -29,7 +29,6 @@ from streamline.training.loader_state import SealedState
 from streamline.training.replica_dispatch import (
     Dispatcher,
     IterableReplicaSource,
-    Passed,
     PlanReplicaSource,
     ReplicasEnd,
     ReplicaSource,
@@ -109,7 +108,7 @@ class Replica(Generic[T]):
         self._dispatcher = dispatcher
         self._share = share
         self._items, self._budget = share.items, share.left
-        self._pops: Iterator[T] = share.pops
+        self._pops = cast("Iterator[T]", share.pops)
         self._asked = 0
         self._over: BaseException | None = None
         self._trace: TracebackType | None = None
@@ -133,55 +132,57 @@ class Replica(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        share = self._share
         self._asked += 1
         if self._asked & BREATHE_ITEMS == 0:
             await self._pace.breathe()
         while not self._items:
             if (end := self._ended(in_loop=True)) is not None:
                 raise StopAsyncIteration if isinstance(end, ReplicasEnd) else end.with_traceback(self._trace)
-            self._check_alone()
-            await share.notifier.wait(self._ready)
+            await self._share.notifier.wait(self._ready)
+        share = self._share
         share.promised = self._budget() - 1
-        if self._dispatcher.blocked is share:
-            self._dispatcher.made_room()
-        return next(self._pops)
+        if share.wanted_below:
+            self._make_room()
+        return pop_uninterrupted(self._pops)
 
     def __next__(self) -> T:
-        share = self._share
         while not self._items:
             if (end := self._ended(in_loop=False)) is not None:
                 raise StopIteration if isinstance(end, ReplicasEnd) else end.with_traceback(self._trace)
-            self._check_alone()
-            share.notifier.wait_in_thread(self._ready)
+            self._share.notifier.wait_in_thread(self._ready)
+        share = self._share
         share.promised = self._budget() - 1
-        if self._dispatcher.blocked is share:
-            self._dispatcher.made_room()
-        # Between taking an item and returning it there is no place where Python looks for a signal, and no other line.
-        for item in self._pops: return item  # fmt: skip # noqa: E701
-        raise AssertionError("unreachable: an item waited")
+        if share.wanted_below:
+            self._make_room()
+        return pop_uninterrupted(self._pops)
+
+    def _make_room(self) -> None:
+        """The dispatcher waits for this reader, which is just about to take an item, as it has promised."""
+        if len(self._items) <= self._share.wanted_below:
+            self._dispatcher.news.ring()
 
     def _ready(self) -> bool:
         """Whether there is no need to wait; looked at when a ring would be heard."""
-        if self._share.items or self._dispatcher.end is not None or not self._share.open:
+        if self._items or self._dispatcher.end is not None or not self._share.open:
             return True
-        self._dispatcher.starves()
+        self._dispatcher.news.ring()  # it starves
         return False
 
     def _ended(self, *, in_loop: bool) -> BaseException | None:
         """Return what this replica has ended with, if nothing waits for it; begin to read, if that hasn't begun."""
-        if self._over is None:
-            if not self._share.open:
-                self._over = ClosedError(f"replica {self.number} is closed")
-            elif (end := self._dispatcher.end) is None:
-                self._dispatcher.begin(in_loop=in_loop)
-                return self._dispatcher.end if not self._share.items else None
-            elif self._share.items:  # they came just before it
+        if self._over is not None:
+            return self._over
+        if self._share.open:
+            self._dispatcher.begin(in_loop=in_loop)
+            end = self._dispatcher.end
+            if end is None or self._items:  # they came just before it
+                self._check_alone()
                 return None
-            else:
-                hide_frames(end)
-                self._over, self._trace = end, end.__traceback__
-            self._cleanup.detach()
+            hide_frames(end)
+            self._over, self._trace = end, end.__traceback__
+        else:
+            self._over = ClosedError(f"replica {self.number} is closed")
+        self._cleanup.detach()
         return self._over
 
     def _check_alone(self) -> None:
@@ -279,12 +280,12 @@ class Replicator(Generic[T]):
         shares = ReplicaShares(taken, self._capacity, at)
         for replica in closed:
             shares.all[replica].leave("closed")
-        open_source: Callable[[], ReplicaSource]
+        source: ReplicaSource
         if isinstance(self._source, Openable):
-            open_source = partial(PlanReplicaSource, self._source, self._options, resume, at)
+            source = PlanReplicaSource(self._source, self._options, resume, at)
         else:
-            open_source = partial(IterableReplicaSource, self._source)
-        self._dispatcher = Dispatcher(shares, open_source, self._stall_timeout)
+            source = IterableReplicaSource(self._source)
+        self._dispatcher = Dispatcher(shares, source, self._stall_timeout)
         self._cleanup = Cleanup(self, _orphaned, self._dispatcher).not_at_exit()
 
     @property
@@ -345,14 +346,15 @@ class Replicator(Generic[T]):
         """
         self._check_again("state_dict")
         shares, source = self._dispatcher.shares, self._dispatcher.source
-        while True:
-            taken = shares.taken
-            try:
-                found = source.snapshot(shares.oldest(taken)) if isinstance(source, PlanReplicaSource) else None
-                break
-            except Passed:
-                continue  # readers have gone on since
-        at, snapshot = (self._from, self._resume) if found is None else found
+        assert isinstance(source, PlanReplicaSource)
+        at, snapshot = self._from, self._resume
+        marks, taken = source.marks, shares.taken  # in this order: readers go on meanwhile
+        if marks:
+            oldest = shares.oldest(taken)
+            at, mark = [found for found in marks if found[0] <= oldest][-1]
+            snapshot = source.snapshot_at(mark)
+        elif source.marks:  # they have just begun to read
+            return self.state_dict()
         closed = [share.replica for share in shares.all if share.standing == "closed"]
         return ReplicatorState(
             taken=taken, closed=closed, behind=at, snapshot="" if snapshot is None else snapshot.to_json()

@@ -5,6 +5,14 @@ the low-water mark (all inputs before it are done), and which inputs beyond it a
 chooses, so a mark on it also needs the choices made since: the inputs' numbers, counted from the low-water mark, in the
 order of completion. A flow opened at such a state completes those first, in that order, and holds the others meanwhile.
 
+Of inputs 0 to 5, let 0, 3, 4, 1 be delivered in this order, and the state after the third be read:
+
+    delivered                   low-water mark   state
+    0, 3, 4                     1                the upstream's after input 0, {"done": [[2, 4]], "replay": []}
+    the same, since then 1      1                likewise, with "replay": [0]
+
+3 and 4 are 2 and 3 counted from the mark, and 1 is 0. A resume passes over 3 and 4, and gives 1, then 2 and 5.
+
 Deliveries are kept in segments that link forward: a segment that no state refers to is garbage collected, and a state
 costs nothing until it is read.
 """
@@ -15,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -115,8 +123,8 @@ class Delivery(ABC, Generic[In, Out]):
         """Return what is due; None: nothing."""
 
     @abstractmethod
-    def due(self, part: AdmittedInputs[In], index: int) -> bool:
-        """Return whether a failure of item `index` of `part` may be reported although others still run."""
+    def due(self, position: int) -> bool:
+        """Return whether a failure of the input at `position` may be reported although others still run."""
 
 
 class InOrder(Delivery[In, Out]):
@@ -165,8 +173,8 @@ class InOrder(Delivery[In, Out]):
                 return Chunk((), (), part.after)
         return Chunk((), (), part.states[index])
 
-    def due(self, part: AdmittedInputs[In], index: int) -> bool:
-        return bool(self._parts) and part is self._parts[0] and index == self._next
+    def due(self, position: int) -> bool:
+        return bool(self._parts) and position == self._parts[0].first + self._next
 
 
 SEGMENT_ITEMS = 1024
@@ -212,6 +220,15 @@ class _LowWaterMark:
         self.low = low
 
 
+class InputList(NamedTuple):
+    """A list of inputs that has arrived: [first, stop) and the states after them, then progress."""
+
+    first: int
+    stop: int
+    states: States
+    after: State | None
+
+
 class DeliverySegment(LogSegment):
     """Consecutive deliveries, and the inputs that their states may refer to."""
 
@@ -227,32 +244,34 @@ class DeliverySegment(LogSegment):
         self.state = state  # the upstream's right before input `low`
         self.planned = planned  # the choices to repeat, outstanding until they are made
         self.positions: list[int] = []
-        self.inputs: list[tuple[int, int, States, State | None]] = []  # first, stop, states, progress after
+        self.inputs: list[InputList] = []
         self.handed_out = 0  # lists of inputs that a state refers to
 
     def state_after(self, position: int, seen: int) -> State:
         """Return the upstream's state after input `position`, or the last one before it in `seen` lists."""
         last = None
-        for entry in self.inputs[:seen]:
-            if entry[0] > position + (entry[0] == entry[1]):
+        for arrival in self.inputs[:seen]:
+            first = arrival.first
+            if first == arrival.stop:
+                first -= 1  # progress alone comes after the input before it
+            if first > position:
                 break
-            last = entry
+            last = arrival
         if last is None:
             return self.state
-        first, stop, states, after = last
-        if after is not None and position >= stop - 1:
-            return after
-        return states[min(position, stop - 1) - first]
+        if last.after is not None and position >= last.stop - 1:
+            return last.after
+        return last.states[min(position, last.stop - 1) - last.first]
 
     @property
     def arrived(self) -> int:
         """Inputs that have arrived so far."""
-        return self.inputs[-1][1] if self.inputs else self.low
+        return self.inputs[-1].stop if self.inputs else self.low
 
     def low_water(self, count: int, seen: int) -> _LowWaterMark:
         """Return the low-water mark after `count` deliveries and `seen` lists of inputs."""
         mark = _LowWaterMark(self.low, self.done)
-        mark.rise(self.positions[:count], self.inputs[seen - 1][1] if seen else self.low)
+        mark.rise(self.positions[:count], self.inputs[seen - 1].stop if seen else self.low)
         return mark
 
     def news(self, sent: tuple[int, int] | None) -> tuple[Any, Any]:
@@ -276,7 +295,7 @@ class DeliverySegment(LogSegment):
             self.planned = [at + shift for at in planned]
             self.positions, self.inputs, self.handed_out = [], [], 0
         self.positions += [at + shift for at in positions]
-        self.inputs += [(first + shift, stop + shift, states, after) for first, stop, states, after in inputs]
+        self.inputs += [InputList(first + shift, stop + shift, states, after) for first, stop, states, after in inputs]
         self.handed_out += len(inputs)
 
 
@@ -337,6 +356,53 @@ def ranges(positions: Iterable[int], low: int) -> list[list[int]]:
     return found
 
 
+class _Resume(Generic[In, Out]):
+    """What a saved state says of the inputs that come again: which are done, and which are to be delivered first.
+
+    Attributes:
+      outstanding: choices that are to be repeated, in order; the other inputs are parked meanwhile.
+    """
+
+    def __init__(self, own: Any) -> None:
+        self.done = {at for first, stop in (own["done"] if own else []) for at in range(first, stop)}
+        self.outstanding = deque[int](own["replay"] if own else [])
+        self._planned = frozenset(self.outstanding)
+        self._next = deque(self.outstanding)  # those that have not been started
+        self._arrived: dict[int, AdmittedInputs[In]] = {}  # their inputs that have arrived
+        self._early: dict[int, Out] = {}  # their results
+        self.parked: list[AdmittedInputs[In]] = []
+
+    def admit(self, chunk: Chunk[In], position: int) -> list[AdmittedInputs[In]]:
+        """Pass over what was done; start logged choices in their order, and hold all others while some are outstanding.
+
+        A choice started early would keep its place in the channel until the others are done, and the channel may be
+        smaller now than it was.
+        """
+        parts: list[AdmittedInputs[In]] = []
+        for index in range(len(chunk.items)):
+            at = position + index
+            if at in self.done:
+                self.done.discard(at)
+                continue
+            part = AdmittedInputs(chunk.part(index, 1), at)
+            if at in self._planned:
+                self._arrived[at] = part
+            elif self.outstanding:
+                self.parked.append(part)
+            else:
+                parts.append(part)
+        while self._next and self._next[0] in self._arrived:
+            parts.append(self._arrived.pop(self._next.popleft()))
+        return parts
+
+    def put(self, position: int, result: Out) -> Iterator[tuple[int, Out]]:
+        """Take a result, and yield those whose turn it is, with their positions."""
+        self._early[position] = result
+        while self.outstanding and self.outstanding[0] in self._early:
+            position = self.outstanding.popleft()
+            yield position, self._early.pop(position)
+
+
 class AsCompleted(Delivery[In, Out]):
     """Results leave when they are complete; at a resume, first in the order that was chosen before.
 
@@ -348,20 +414,12 @@ class AsCompleted(Delivery[In, Out]):
     """
 
     def __init__(self, name: str, begin: State, own: Any, max_ahead: int) -> None:
-        done = {at for first, stop in (own["done"] if own else []) for at in range(first, stop)}
-        replay: list[int] = list(own["replay"]) if own else []
         self._name = name
         self.max_ahead = max_ahead
-        self._segment = DeliverySegment(name, 0, 0, frozenset(done), begin, replay)
-        self._low_water = _LowWaterMark(0, done)  # after what was taken
+        self._resume = resume = _Resume[In, Out](own)
+        self._low_water = _LowWaterMark(0, resume.done)  # after what was taken
+        self._segment = DeliverySegment(name, 0, 0, frozenset(resume.done), begin, list(resume.outstanding))
         self._most_inputs = SEGMENT_ITEMS
-        self._skip = done
-        self._replay = deque(replay)
-        self._planned = set(replay)
-        self._next = deque(replay)  # choices that have not been started
-        self._arrived: dict[int, AdmittedInputs[In]] = {}  # their inputs that have arrived
-        self._parked: list[AdmittedInputs[In]] = []
-        self._early: dict[int, Out] = {}
         self._positions: list[int] = []
         self._results: list[Out] = []
         self._progress = False
@@ -379,43 +437,39 @@ class AsCompleted(Delivery[In, Out]):
     def room(self, position: int) -> int:
         self._low_water.rise((), self._segment.arrived)
         limit = self._low_water.low + self.max_ahead
-        if self._replay:  # they were within the bound of the run that chose them
-            limit = max(limit, max(self._replay) + 1)
+        if self._resume.outstanding:  # they were within the bound of the run that chose them
+            limit = max(limit, max(self._resume.outstanding) + 1)
         return max(0, limit - position)
 
     def admit(self, chunk: Chunk[In], position: int) -> list[AdmittedInputs[In]]:
-        count = len(chunk.items)
-        inputs = self._segment.inputs
-        if not count and len(inputs) > self._segment.handed_out and inputs[-1][0] == inputs[-1][1] == position:
+        count, inputs, resume = len(chunk.items), self._segment.inputs, self._resume
+        if not count and len(inputs) > self._segment.handed_out and inputs[-1].first == inputs[-1].stop == position:
             inputs.pop()  # one progress at a place is enough, unless a state refers to it
-        inputs.append((position, position + count, chunk.states, chunk.after))
+        inputs.append(InputList(position, position + count, chunk.states, chunk.after))
         self._progress = chunk.after is not None
-        if not self._skip and not self._replay:
-            self._running += count
-            return [AdmittedInputs(chunk, position)] if count else []
-        return self._admit_at_resume(chunk, position)
+        if resume.done or resume.outstanding:
+            parts = resume.admit(chunk, position)
+            self._running += len(parts)
+            return parts
+        self._running += count
+        return [AdmittedInputs(chunk, position)] if count else []
 
     def put(self, part: AdmittedInputs[In], index: int, result: Out) -> bool:
         self._running -= 1
-        if self._replay:
-            return self._put_early(part.first + index, result)
-        self._positions.append(part.first + index)
-        self._results.append(result)
-        return True
-
-    def _put_early(self, position: int, result: Out) -> bool:
-        """While logged choices are outstanding: deliver those, in their order."""
-        self._early[position] = result
-        while self._replay and self._replay[0] in self._early:
-            position = self._replay.popleft()
+        if not self._resume.outstanding:
+            self._positions.append(part.first + index)
+            self._results.append(result)
+            return True
+        for position, due in self._resume.put(part.first + index, result):
             self._positions.append(position)
-            self._results.append(self._early.pop(position))
+            self._results.append(due)
         return bool(self._results)
 
     def released(self) -> list[AdmittedInputs[In]]:
-        if self._replay or not self._parked:
+        resume = self._resume
+        if resume.outstanding or not resume.parked:
             return []
-        parked, self._parked = self._parked, []
+        parked, resume.parked = resume.parked, []
         self._running += len(parked)
         return parked
 
@@ -425,7 +479,7 @@ class AsCompleted(Delivery[In, Out]):
             segment = self._next_segment()
         count, seen = len(segment.positions), len(segment.inputs)
         if not self._results:
-            if not self._progress or self._running or self._parked:
+            if not self._progress or self._running or self._resume.parked:
                 return None
             self._progress = False
             segment.handed_out = seen
@@ -444,36 +498,12 @@ class AsCompleted(Delivery[In, Out]):
             return Chunk((), (), UnorderedState(self._name, segment, seen, count + 1))
         return Chunk(results, MadeStates(UnorderedState, self._name, segment, seen, first=count + 1))
 
-    def due(self, part: AdmittedInputs[In], index: int) -> bool:
+    def due(self, position: int) -> bool:
         return False  # what runs is finished and delivered first
 
     @property
     def stranded(self) -> bool:
-        return bool(self._replay)
-
-    def _admit_at_resume(self, chunk: Chunk[In], position: int) -> list[AdmittedInputs[In]]:
-        """Pass over what was done; start logged choices in their order, and hold all others while some are outstanding.
-
-        A choice started early would keep its place in the channel until the others are done, and the channel may be
-        smaller now than it was.
-        """
-        parts: list[AdmittedInputs[In]] = []
-        for index in range(len(chunk.items)):
-            at = position + index
-            if at in self._skip:
-                self._skip.discard(at)
-                continue
-            part = AdmittedInputs(chunk.part(index, 1), at)
-            if at in self._planned:
-                self._arrived[at] = part
-            elif self._replay:
-                self._parked.append(part)
-            else:
-                parts.append(part)
-        while self._next and self._next[0] in self._arrived:
-            parts.append(self._arrived.pop(self._next.popleft()))
-        self._running += len(parts)
-        return parts
+        return bool(self._resume.outstanding)
 
     def _next_segment(self) -> DeliverySegment:
         """Begin a new segment, which keeps no inputs before the low-water mark."""
@@ -482,7 +512,7 @@ class AsCompleted(Delivery[In, Out]):
         low = self._low_water.low
         done, state = frozenset(self._low_water.done), old.state_after(low - 1, seen)
         new = DeliverySegment(self._name, old.start + count, low, done, state, old.planned)
-        new.inputs = [entry for entry in old.inputs if entry[1] > low]
+        new.inputs = [arrival for arrival in old.inputs if arrival.stop > low]
         self._most_inputs = max(SEGMENT_ITEMS, 2 * len(new.inputs))
         old.later = self._segment = new
         return new

@@ -1,8 +1,13 @@
 """Calls a function on many items at once, in tasks or in threads.
 
-A job has k long-lived workers, one task that feeds them and one that delivers. Workers claim inputs in order; the
-deliverer sends what is due as one list whenever it is notified. No task is started per item. `resize` changes k: more
-workers are started, or nothing is claimed until as many as there are too many have come back from their calls.
+                pull             claim              put               take      post
+      upstream ─────▶ Admission ──────▶ k workers ─────▶ Delivery ────────▶ Deliverer ────▶ channel
+                      lists, in                          in order, or       wakes at
+                      order                              as completed       news
+
+The channel's capacity bounds all that is between the admission of an input and the consumer. Workers are long-lived: no
+task is started per item. `resize` says how many there are to be: it starts those that are missing, and each worker
+looks after its call whether there are too many.
 
 Success: the feeder sees the end, the workers run dry, the deliverer sends the last list, the channel finishes.
 Failure of an item: nothing more is started; ordered, what comes before it is finished and delivered; unordered, what
@@ -14,14 +19,16 @@ with the results.
 
 from __future__ import annotations
 
-import math
+import asyncio
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -29,11 +36,11 @@ import anyio.lowlevel
 from streamline.core.blame import blame, cancellation_requested
 from streamline.core.capacity import LIST_ITEMS
 from streamline.core.channel import Channel
-from streamline.core.counters import StageMeter, TimedCall
+from streamline.core.counters import StageMeter
 from streamline.core.driver import into
 from streamline.core.error_policy import Failure, Skips
-from streamline.core.flow import Chunk, Flow, Site
-from streamline.core.gate import resting
+from streamline.core.flow import Flow, Site
+from streamline.core.gate import Gate, resting
 from streamline.core.limits import Limit, StagePermits
 from streamline.core.pace import SLICE_S, Pace, call_all, check_awaited
 from streamline.core.replay import FailedCall
@@ -46,321 +53,364 @@ from streamline.transforms.retry import RetriedCalls, Retry
 In = TypeVar("In")
 Out = TypeVar("Out")
 
+Claim: TypeAlias = tuple[AdmittedInputs[In], int, int]
+"""A list of inputs, and which of them, [start, stop), are its holder's to call."""
+
 LEAST_S = 0.001
-"""Seconds of work in a thread from which on a call isn't made longer. One costs the event loop some 0.1 ms; but the
+"""Seconds of work in a thread from which on a claim isn't made longer. One costs the event loop some 0.1 ms; but the
 results of its first items wait for the last, which may suddenly take long."""
 
 MANY = 16
 """Results in a turn of the event loop from which on those of the next turn are waited for: a hand-over to the consumer
 costs as much as some 20 short calls."""
 
+NOT_AWAITED = "give .map the `async def`, without executor="
 
-class CallPool(ABC, Generic[In, Out]):
-    """The job of one concurrent map.
 
-    Args:
-      stage: as printed in notes.
-      upstream: opened; closed by this job.
-      channel: of the results. Its capacity bounds everything between the admission of an input and the consumer.
-      workers: calls, or threads, at once.
-      skips: items skipped because of errors; None: none are.
-      order: in which results leave.
-      meter: of this stage; None: nothing is counted.
-      retry: when a failed call is made again; None: never.
-      limit: bounds its calls together with others'; None: nothing does.
+@dataclass(frozen=True, kw_only=True)
+class Calls(Generic[In]):
+    """What a concurrent map calls.
 
     Attributes:
-      claims_each: calls claimed by each worker: one runs, the others are queued.
-      on_resize: called with how many calls at once there are from now on; None: not called.
+      stage: as printed in notes.
+      at_once: calls, or threads, at once.
+      retry: when a failed call is made again; None: never.
+      limit: bounds its calls together with others'; None: nothing does.
+      skips: items skipped because of errors; None: none are.
+      on_resize: called with how many calls there are at once from now on.
     """
 
-    on_resize: Callable[[int], None] | None = None
+    fn: Callable[[In], Any]
+    stage: str
+    at_once: int
+    retry: Retry | None
+    limit: Limit | None
+    skips: Skips | None
+    on_resize: Callable[[int], None]
 
-    claims_each: ClassVar[int] = 1
+
+class Admission(Generic[In]):
+    """Inputs from their admission until workers claim them, in order.
+
+    Args:
+      tell: called when there may be something to deliver.
+
+    Attributes:
+      workers: how many claim.
+      ended: nothing more is admitted.
+      failure: what the upstream failed with.
+      full: nothing is admitted until results leave.
+      held: nothing may be claimed.
+    """
+
+    def __init__(self, channel: Channel[Any], order: Delivery[In, Any], tell: Callable[[], None]) -> None:
+        self.workers = 0
+        self.ended = self.full = self.held = False
+        self.failure: BaseException | None = None
+        self._channel = channel
+        self._order = order
+        self._tell = tell
+        self._lists: deque[AdmittedInputs[In]] = deque()
+        self._index = 0  # in the first list
+        self._waiting: list[anyio.Event] = []  # workers
+        self._delivered: anyio.Event | None = None
+
+    async def feed(self, upstream: Flow[In], gate: Gate) -> None:
+        """Admit all inputs, as there is room for them."""
+        position = 0
+        try:
+            while not self.ended:
+                self.full = True
+                room = min(await self._channel.wait_room(), LIST_ITEMS)
+                while not (allowed := self._order.room(position)):
+                    self._delivered = anyio.Event()
+                    await resting(self._delivered.wait())
+                self.full = False
+                if gate.holding:
+                    await gate.passage()
+                chunk = await upstream.pull(min(room, allowed))
+                if gate.holding:
+                    await gate.passage()
+                if chunk is None or self.ended:
+                    break
+                if not self.add(self._order.admit(chunk, position)):
+                    self._tell()  # nothing to call, but perhaps progress to deliver
+                position += len(chunk.items)
+                del chunk  # release the inputs while the next are made
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as failure:
+            self.failure = failure
+        self.ended = True
+        self._tell()
+
+    def look_again(self) -> None:
+        """Say that results have left, or that more may be in flight."""
+        if self._delivered is not None:
+            self._delivered.set()
+
+    def add(self, lists: list[AdmittedInputs[In]]) -> int:
+        """Let workers claim these inputs; return how many there are."""
+        count = sum(len(part.items) for part in lists)
+        self._channel.reserve(count)
+        self._lists.extend(part for part in lists if part.items)
+        self._wake(count)
+        return count
+
+    def claim(self, most: int = 1) -> Claim[In] | None:
+        """Return the next inputs, at most so many; None: there are none now."""
+        lists, start = self._lists, self._index
+        if self.held or not lists:
+            return None
+        part, stop = lists[0], start + most
+        if stop < len(part.items):
+            self._index = stop
+        else:
+            stop, self._index = len(part.items), 0
+            lists.popleft()
+        return part, start, stop
+
+    async def wait(self) -> None:
+        """Wait, as a worker, until there may be something to claim, or too many workers."""
+        event = anyio.Event()
+        self._waiting.append(event)
+        if self.ended:
+            self._tell()
+        await resting(event.wait())
+
+    @property
+    def over(self) -> bool:
+        """Whether all calls have been made."""
+        return self.ended and not self._lists and len(self._waiting) == self.workers
+
+    def join(self) -> None:
+        """Count a worker from now on."""
+        self.workers += 1
+
+    def leave(self) -> None:
+        """Count it no more."""
+        self.workers -= 1
+        if self.ended:
+            self._tell()
+
+    def hold(self) -> None:
+        """Let nothing be claimed."""
+        self.held = True
+
+    def release(self) -> None:
+        """Let claims go on."""
+        self.held = False
+        self.wake_all()
+
+    def stop(self) -> None:
+        """Admit nothing more, and drop what wasn't claimed."""
+        self.ended = True
+        self._lists = deque()  # another one: a thread may be about to claim
+        self.wake_all()
+        self._tell()
+
+    def wake_all(self) -> None:
+        """Let all workers that wait look again."""
+        self._wake(len(self._waiting))
+
+    def _wake(self, workers: int) -> None:
+        for _ in range(min(workers, len(self._waiting))):
+            self._waiting.pop().set()
+
+
+class Deliverer(Generic[In, Out]):
+    """Takes results and failures of calls, and sends on what is due, as one list whenever there is news."""
+
+    def __init__(
+        self, calls: Calls[In], site: Site, channel: Channel[Out], order: Delivery[In, Out], meter: StageMeter
+    ) -> None:
+        self.admission = Admission[In](channel, order, self.tell)
+        self._calls = calls
+        self._site = site
+        self._channel = channel
+        self._order = order
+        self._meter = meter
+        self._failed_at: int | None = None
+        self._failure: BaseException | None = None
+        self._event = anyio.Event()
+        self._news_at: float | None = None  # when the first news came since it last looked
+        order.on_skip = self._skip
+
+    def tell(self) -> None:
+        """Say that there may be something to deliver."""
+        if self._news_at is None:
+            self._news_at = perf_counter()
+            self._event.set()
+
+    def put(self, part: AdmittedInputs[In], index: int, result: Out) -> None:
+        """Take the result of item `index` of `part`."""
+        if self._order.put(part, index, result) and self._news_at is None:
+            self.tell()
+
+    def fail(self, part: AdmittedInputs[In], index: int, error: BaseException) -> None:
+        """Skip the failed item, or let nothing more start. Of several failures, the first in order is reported."""
+        item, position, skips = part.items[index], part.states[index], self._calls.skips
+        error = blame(error, self._calls.stage, self._site, position, FailedCall(self._calls.fn, item))
+        if skips is not None:
+            verdict = skips.judge(error, item, position)
+            if isinstance(verdict, Failure):
+                self._order.num_skipped += 1
+                self.put(part, index, cast("Out", SkippedResult(verdict)))
+                return
+            error = verdict
+        if not self.is_late(part, index):
+            self._failed_at = part.first + index
+            self._failure = error
+        self.admission.stop()
+
+    def is_late(self, part: AdmittedInputs[In], index: int) -> bool:
+        """Whether an item comes after one that has failed, so that it isn't called any more."""
+        return self._failed_at is not None and part.first + index > self._failed_at
+
+    def _skip(self, failure: Failure) -> None:
+        """Count a skipped item, and free its place in the channel."""
+        assert self._calls.skips is not None
+        self._calls.skips.add(failure)
+        self._channel.freed(1, 0)
+
+    async def run(self) -> BaseException | None:
+        """Send on what is due, until all is sent or a failure is due; return that."""
+        admission, order, gate = self.admission, self._order, self._site.tasks.gate
+        while True:
+            self._event, self._news_at = anyio.Event(), None
+            while (chunk := order.take()) is not None:
+                self._meter.count(chunk.items)
+                self._channel.post(chunk.counting(self._calls.skips))
+            admission.look_again()
+            if self._failed_at is None:
+                admission.add(order.released())
+            elif order.due(self._failed_at):
+                return self._failure
+            if admission.over:
+                failure = self._failure or admission.failure
+                if failure is None and order.stranded:
+                    return ResumeError(f"{self._calls.stage}: fewer items came than when the snapshot was taken")
+                return failure
+            await resting(self._event.wait())
+            await self._let_more_come()
+            if gate.holding:
+                await gate.passage()
+
+    async def _let_more_come(self) -> None:
+        """Give calls more turns while each brings many results in little time, up to a quarter of the channel."""
+        until, before, most = (self._news_at or 0.0) + SLICE_S, 0, self._channel.capacity.items // 4
+        while before + MANY <= (ready := self._order.ready) <= most and not self._failure and perf_counter() < until:
+            before = ready
+            await anyio.lowlevel.checkpoint()
+
+
+class CallPool(ABC, Generic[In, Out]):
+    """The job of one concurrent map: its workers, and what they need.
+
+    Args:
+      channel: of the results.
+      order: in which they leave.
+      meter: of this stage; None: nothing is counted.
+    """
 
     def __init__(
         self,
-        fn: Callable[[In], Any],
-        stage: str,
-        upstream: Flow[In],
-        channel: Channel[Out],
+        calls: Calls[In],
         site: Site,
-        workers: int,
+        channel: Channel[Out],
         order: Delivery[In, Out],
-        skips: Skips | None = None,
         meter: StageMeter | None = None,
-        retry: Retry | None = None,
-        limit: Limit | None = None,
     ) -> None:
-        self._fn = fn
-        self._stage = stage
-        self._upstream = upstream
-        self._channel = channel
+        self._calls = calls
         self._site = site
-        self._workers = workers
-        self._order = order
-        self._skips = skips
-        order.on_skip = self._skip
-        self._meter = meter or StageMeter(stage, "", site.shard, workers)
-        self._meter.slots = self._slots = [0.0] * (workers * self.claims_each)
-        self._unused = deque(range(len(self._slots)))  # slots without a worker
-        self._surplus = 0  # workers that are to end
-        self._start_workers: Callable[[], None] | None = None  # while the job runs
+        self._channel = channel
+        self._meter = meter or StageMeter(calls.stage, "", site.shard, calls.at_once)
+        self._results = Deliverer(calls, site, channel, order, self._meter)
+        self._admission = self._results.admission
+        self._at_once = calls.at_once
+        self._free_slots: list[int] = []  # of the meter
+        self._start: Callable[[], None] | None = None  # the workers that are missing, while the job runs
         self._permits: StagePermits | None = None
-        if limit is not None:
-            gate, start = site.tasks.gate, site.tasks.start
-            self._permits = StagePermits(site.tasks.session.limits.permits(limit, gate, start))
-            self._meter.details_from(self._permits.details)
         self._retried: RetriedCalls[In, Out] | None = None
-        if retry is not None:
-            self._retried = RetriedCalls(fn, retry, site.tasks.gate, self._permits, self._calling)
+        tasks = site.tasks
+        if calls.limit is not None:
+            self._permits = StagePermits(tasks.session.limits.permits(calls.limit, tasks.gate, tasks.start))
+            self._meter.details_from(self._permits.details)
+        if calls.retry is not None:
+            self._retried = RetriedCalls(calls.fn, calls.retry, tasks.gate, self._permits, self._calling)
             self._meter.details_from(self._retried.details)
-        self._full = False
-        self._parts: deque[AdmittedInputs[In]] = deque()
-        self._part: AdmittedInputs[In] | None = None
-        self._index = 0
-        self._stop = 0  # items of the part that may be claimed: all of them, unless items must not move
-        self._idle: list[anyio.Event] = []
-        self._running = 0
-        self._fed = False
-        self._failure: BaseException | None = None
-        self._failed_at: tuple[AdmittedInputs[In], int] | None = None
-        self._news = anyio.Event()
-        self._notified, self._notified_at = False, 0.0
-        self._delivered: anyio.Event | None = None
 
-    async def run(self) -> None:
-        """Run the job; raises nothing but its own cancellation."""
-        await into(self._channel, self._upstream, self._run)
+    async def run(self, upstream: Flow[In]) -> None:
+        """Run the job, and close the upstream; raises nothing but its own cancellation."""
+        await into(self._channel, upstream, partial(self._run, upstream))
 
-    async def _run(self) -> None:
-        gate, group = self._site.tasks.gate, anyio.create_task_group()
-        gate.on_pause(self._hold, self._release)
-        name = f"{self._stage} of shard {self._site.shard}"
+    async def _run(self, upstream: Flow[In]) -> None:
+        admission, gate, group = self._admission, self._site.tasks.gate, anyio.create_task_group()
+        name, feeder = f"{self._calls.stage} of shard {self._site.shard}", f"feeder of {self._calls.stage}"
+        gate.on_pause(admission.hold, admission.release)
         try:
             with closing(Starter(group)) as tasks:
                 async with group:
-                    feeder = f"feeder of {self._stage}"
-                    tasks.start(partial(gate.participate, f"{feeder} of shard {self._site.shard}", self._feed), feeder)
-                    self._start_workers = partial(self._start, tasks, name)
-                    self._start_workers()
+                    feed = partial(admission.feed, upstream, gate)
+                    tasks.start(partial(gate.participate, f"feeder of {name}", feed), feeder)
+                    self._start = partial(self._start_workers, tasks, name)
+                    self._start()
                     try:
-                        await self._deliver()
+                        failure = await self._results.run()
                     finally:
-                        self._start_workers = None
+                        self._start = None
                     group.cancel_scope.cancel()
         except BaseExceptionGroup as failures:
             if failures.subgroup(MemoryError) is None:
                 raise
             raise MemoryError(f"no memory is left for the calls at once of {name}") from failures
         finally:
-            gate.forget_pause(self._hold)
+            gate.forget_pause(admission.hold)
+            admission.hold()  # threads may still be at work
             if self._retried is not None:
                 self._retried.stop()
-        if self._failure is not None:
-            raise self._failure
+        if failure is not None:
+            raise failure
 
-    def _start(self, tasks: Starter, name: str) -> None:
-        """Start a worker for each slot that has none, as far as there may be so many."""
-        while self._working < self._workers * self.claims_each:
-            work = partial(self._work, self._unused.popleft())
-            tasks.start(partial(self._site.tasks.gate.participate, name, work), self._stage)
+    def _start_workers(self, tasks: Starter, name: str) -> None:
+        slots, free = self._meter.slots, self._free_slots
+        while self._admission.workers < self._at_once:
+            if not free:
+                free.append(len(slots))
+                slots.append(0.0)
+            self._admission.join()
+            worker = partial(self._run_worker, free.pop())
+            tasks.start(partial(self._site.tasks.gate.participate, name, worker), self._calls.stage)
 
-    @property
-    def _working(self) -> int:
-        """Workers that there are, and that are to stay."""
-        return len(self._slots) - len(self._unused) - self._surplus
+    async def _run_worker(self, slot: int) -> None:
+        await self._work(slot)
+        self._free_slots.append(slot)
+        self._admission.leave()
 
-    def resize(self, workers: int) -> None:
+    def resize(self, at_once: int) -> None:
         """Make so many calls at once from now on; those at work are finished, and nothing is claimed before.
 
         In the event loop's thread.
         """
-        self._workers = self._meter.concurrency = workers
-        if self.on_resize is not None:
-            self.on_resize(workers)
-        more = workers * self.claims_each - len(self._slots)
-        if more > 0:
-            self._unused.extend(range(len(self._slots), len(self._slots) + more))
-            self._slots.extend([0.0] * more)
-        if self._start_workers is None:
-            return
-        excess = self._working - workers * self.claims_each
-        if excess >= 0:
-            self._surplus += excess
-        else:
-            self._surplus = max(0, self._surplus + excess)
-            self._start_workers()
-        if self._surplus:
-            self._stop = 0
-            self._wake(len(self._idle))
-        else:
-            self._claim_again()
-        if self._delivered is not None:  # more may be admitted beyond the oldest input that isn't done
-            self._delivered.set()
-
-    def _ends(self, slot: int) -> bool:
-        """Whether a worker that has nothing to claim is to end."""
-        if not self._surplus:
-            return False
-        self._surplus -= 1
-        self._unused.append(slot)
-        if not self._surplus:
-            self._claim_again()
-        return True
-
-    def _claim_again(self) -> None:
-        """Let claims go on, unless items must not move."""
-        if not self._site.tasks.gate.holding:
-            self._release()
-
-    async def _feed(self) -> None:
-        position, gate = 0, self._site.tasks.gate
-        try:
-            while not self._fed:
-                self._full = True
-                room = min(await self._channel.wait_room(), LIST_ITEMS)
-                while not (allowed := self._order.room(position)):
-                    self._delivered = anyio.Event()
-                    await resting(self._delivered.wait())
-                self._full = False
-                if gate.holding:
-                    await gate.passage()
-                chunk = await self._upstream.pull(min(room, allowed))
-                if gate.holding:
-                    await gate.passage()
-                if chunk is None or self._fed:
-                    break
-                self._admit(chunk, position)
-                position += len(chunk.items)
-                del chunk  # release the inputs while the next are made
-        except anyio.get_cancelled_exc_class():
-            raise
-        except BaseException as failure:
-            self._failure = self._failure or failure
-        self._fed = True
-        self._wake(len(self._idle))
-        self._notify()
-
-    def _admit(self, chunk: Chunk[In], position: int) -> None:
-        parts = self._order.admit(chunk, position)
-        self._run_parts(parts)
-        if not parts or not chunk.items:
-            self._notify()  # nothing to run, but perhaps progress to deliver
-
-    def _run_parts(self, parts: list[AdmittedInputs[In]]) -> None:
-        count = sum(len(part.items) for part in parts)
-        self._channel.reserve(count)
-        self._parts.extend(parts)
-        self._wake(count)
-
-    def _wake(self, count: int) -> None:
-        for _ in range(min(count, len(self._idle))):
-            self._idle.pop().set()
-
-    def _hold(self) -> None:
-        """Stop all claims."""
-        self._stop = 0
-
-    def _release(self) -> None:
-        """Resume claims, once workers that are to end have."""
-        if self._part is not None and not self._surplus:
-            self._stop = len(self._part.items)
-        self._wake(len(self._idle))
-
-    def _next_part(self) -> bool:
-        """Make the next part with items to run the current one; return whether there is one."""
-        if self._site.tasks.gate.holding:
-            return False
-        while self._parts:
-            self._part, self._index = self._parts.popleft(), 0
-            self._stop = len(self._part.items)
-            if self._part.items:
-                return True
-        if self._exhausted:
-            self._part, self._stop = None, 0  # release its items while the next are made
-        return False
-
-    def _notify(self) -> None:
-        """Wake the deliverer."""
-        if not self._notified:
-            self._notified, self._notified_at = True, perf_counter()
-            self._news.set()
-
-    async def _wait_claim(self, slot: int) -> None:
-        """Wait for something to claim; after the end, for what was held back until others are done."""
-        if self._fed:
-            self._notify()
-        event = anyio.Event()
-        counts = self._working - len(self._idle) <= self._workers  # else it is only that nothing waits for a worker
-        self._idle.append(event)
-        if counts:
-            self._meter.wait_begins("wait_output" if self._full else "wait_input", slot)
-        try:
-            await resting(event.wait())
-        finally:
-            if counts:
-                self._meter.wait_ends(slot)
-
-    def _fail(self, part: AdmittedInputs[In], index: int, error: BaseException) -> None:
-        """Skip the failed item, or start nothing more. Of several failures, the first in order is reported."""
-        item, position = part.items[index], part.states[index]
-        error = blame(error, self._stage, self._site, position, FailedCall(self._fn, item))
-        if self._skips is not None:
-            verdict = self._skips.judge(error, item, position)
-            if isinstance(verdict, Failure):
-                self._order.num_skipped += 1
-                if self._order.put(part, index, cast("Out", SkippedResult(verdict))):
-                    self._notify()
-                return
-            error = verdict
-        if self._failed_at is None or part.first + index < self._failed_at[0].first + self._failed_at[1]:
-            self._failed_at = (part, index)
-            self._failure = error
-        self._fed = True
-        self._parts.clear()
-        self._part, self._stop = None, 0
-        self._wake(len(self._idle))
-        self._notify()
-
-    def _skip(self, failure: Failure) -> None:
-        """Count a skipped item, and free its place in the channel."""
-        assert self._skips is not None
-        self._skips.add(failure)
-        self._channel.freed(1, 0)
-
-    async def _deliver(self) -> None:
-        """Send on what is due, until all is sent or a failure is due."""
-        while True:
-            self._news, self._notified = anyio.Event(), False
-            while (chunk := self._order.take()) is not None:
-                self._meter.count(chunk.items)
-                self._channel.post(chunk.counting(self._skips))
-            if self._delivered is not None:
-                self._delivered.set()
-            if self._failed_at is None:
-                self._run_parts(self._order.released())
-            if self._failed_at is not None and self._order.due(*self._failed_at):
-                return
-            if self._fed and not self._running and not self._parts and self._exhausted:
-                if self._failure is None and self._order.stranded:
-                    self._failure = ResumeError(f"{self._stage}: fewer items came than when the snapshot was taken")
-                return
-            await resting(self._news.wait())
-            await self._let_more_come()
-            if self._site.tasks.gate.holding:
-                await self._site.tasks.gate.passage()
-
-    async def _let_more_come(self) -> None:
-        """Give calls more turns while each brings many results in little time, up to a quarter of the channel."""
-        until, before, most = self._notified_at + SLICE_S, 0, self._channel.capacity.items // 4
-        while before + MANY <= (ready := self._order.ready) <= most and not self._failure and perf_counter() < until:
-            before = ready
-            await anyio.lowlevel.checkpoint()
+        self._at_once = self._meter.concurrency = at_once
+        self._calls.on_resize(at_once)
+        if self._start is not None:
+            self._start()
+            self._admission.wake_all()  # those that are too many end
+            self._admission.look_again()
 
     @property
-    def _exhausted(self) -> bool:
-        return self._part is None or self._index == len(self._part.items)
+    def _too_many(self) -> bool:
+        """Whether a worker is to end."""
+        return self._admission.workers > self._at_once
+
+    async def _wait(self, slot: int) -> None:
+        """Wait for something to claim; after the end, for what was held back until others are done."""
+        self._meter.wait_begins("wait_output" if self._admission.full else "wait_input", slot)
+        try:
+            await self._admission.wait()
+        finally:
+            self._meter.wait_ends(slot)
 
     def _calling(self, fn: Callable[[In], Any]) -> Callable[[In], Any]:
         """Return what calls `fn` and, if calls need permits, gives one back."""
@@ -368,7 +418,7 @@ class CallPool(ABC, Generic[In, Out]):
 
     @abstractmethod
     async def _work(self, slot: int) -> None:
-        """Claim and run items until cancelled, as one of `workers`."""
+        """Claim and run items, as one of the workers, until there are too many of these."""
 
 
 class TaskPool(CallPool[In, Out]):
@@ -380,32 +430,22 @@ class TaskPool(CallPool[In, Out]):
     async def _permitted(self, permits: StagePermits, part: AdmittedInputs[In], index: int) -> bool:
         """Wait for a permit; False: an item before this one has failed meanwhile, so that its call isn't made."""
         await permits.wait()
-        failed = self._failed_at
-        if failed is not None and part.first + index > failed[0].first + failed[1]:
+        if self._results.is_late(part, index):
             permits.release(unused=True)
             return False
         return True
 
     async def _work(self, slot: int) -> None:
         fn: Callable[[In], Awaitable[Out]]
-        fn = self._calling(self._fn) if self._retried is None else self._retried.acall
-        permits = self._permits
-        put, pace, calls = self._order.put, Pace(), 0
-        slots, worked = self._slots, self._meter.worked
-        while True:
-            part, index = self._part, self._index
-            if part is None or index >= self._stop:
-                del part  # not kept while waiting
-                if self._ends(slot):
-                    return
-                if not self._next_part():
-                    await self._wait_claim(slot)
+        fn = self._calling(self._calls.fn) if self._retried is None else self._retried.acall
+        admission, put, permits = self._admission, self._results.put, self._permits
+        slots, worked, pace, calls = self._meter.slots, self._meter.worked, Pace(), 0
+        while admission.workers <= self._at_once:  # `_too_many`, in fewer steps
+            if (claim := admission.claim()) is None:
+                await self._wait(slot)
                 continue
-            self._index = index + 1
-            self._running += 1
+            part, index, _ = claim
             if permits is not None and not (permits.acquire_nowait() or await self._permitted(permits, part, index)):
-                self._running -= 1
-                self._notify()
                 continue
             call_began = slots[slot] = perf_counter()
             try:
@@ -413,14 +453,13 @@ class TaskPool(CallPool[In, Out]):
             except BaseException as error:
                 if cancellation_requested(error):
                     raise
-                self._fail(part, index, error)
+                self._results.fail(part, index, error)
             else:
-                if put(part, index, result) and not self._notified:
-                    self._notify()
+                put(part, index, result)
                 del result
+            del part, claim  # not kept while waiting
             slots[slot] = 0.0
             worked(call_began, perf_counter())
-            self._running -= 1
             calls += 1
             if not calls % 16:
                 await pace.breathe()  # an async function need not ever wait
@@ -437,14 +476,6 @@ async def _holding(permits: StagePermits, fn: Callable[[In], Awaitable[Out]], it
 class LimitedThreads(TaskPool[In, Out]):
     """Calls of a sync function in threads, one item a call. No thread waits for a permit, or for another try."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._threads = self._site.tasks.threads.share(self._workers)
-
-    def resize(self, workers: int) -> None:
-        super().resize(workers)
-        self._threads.resize(workers)
-
     def _calling(self, fn: Callable[[In], Any]) -> Callable[[In], Any]:
         return partial(self._in_thread, fn)
 
@@ -452,12 +483,12 @@ class LimitedThreads(TaskPool[In, Out]):
         assert self._permits is not None
         call = _HoldingCall(fn, item, self._permits)
         try:
-            results, error = await self._threads.run(call)
+            results, error = await self._site.tasks.threads.run(call)
         finally:
             call.drop()
         if error is not None:
             raise error
-        check_awaited(self._stage, results, "give .map the `async def`, without executor=")
+        check_awaited(self._calls.stage, results, NOT_AWAITED)
         return results[0]
 
 
@@ -490,100 +521,96 @@ class _HoldingCall(Generic[In, Out]):
 
 
 class ThreadedPool(CallPool[In, Out]):
-    """Calls of a sync function in threads, a list a call, as long as some milliseconds of work.
+    """Calls of a sync function in threads.
 
-    After each call another one is queued, so that its thread continues while the results travel to the event loop.
-    Items that a call gives back (it took long enough, one was skipped, a pause began) go to another call. With one
-    thread, the queued call lets them go first, so that calls keep the order of their inputs.
+    A thread claims by itself, a list at a time, as long as some milliseconds of work, and goes on while the results
+    travel to the event loop. It comes back when there is nothing to claim, after a failure, for a pause, where other
+    calls wait for a thread, and where the event loop is late: it may need the GIL.
     """
-
-    claims_each = 2
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._threads = self._site.tasks.threads.share(self._workers)
-        self._end = math.inf  # of what is called: the position of the first item that has failed
-        self._turn = math.inf  # with one thread: the position of an item that was given back, and comes first
-
-    def resize(self, workers: int) -> None:
-        super().resize(workers)
-        self._threads.resize(workers)
+        self._claiming = threading.Lock()
 
     async def _work(self, slot: int) -> None:
-        limit = 1
-        while True:
-            part, start = self._part, self._index
-            if part is None or start >= self._stop:
-                del part  # not kept while waiting
-                if self._ends(slot):
-                    return
-                if not self._next_part():
-                    await self._wait_claim(slot)
+        gate, wake = self._site.tasks.gate, waker()
+        claim: Claim[In] | None = None
+        most = 1
+        while claim is not None or not self._too_many:
+            if claim is None and (claim := self._claim(most)) is None:
+                await self._wait(slot)
                 continue
-            stop = self._index = min(start + limit, len(part.items))
-            self._running += 1
-            took_s = await self._run_claimed(part, start, stop, slot)
-            self._running -= 1
-            limit = self._next_limit(limit, took_s)
+            call = partial(self._call, wake, slot, most, claim)
+            claim = None  # `call` has it
+            most, claim, error = await self._site.tasks.threads.run(call)
+            del call
+            if gate.holding:
+                await gate.passage()
+            if error is not None and claim is not None:
+                claim = self._without_failed(*claim, error)
+            del error
 
-    async def _run_claimed(self, part: AdmittedInputs[In], start: int, stop: int, slot: int) -> float:
-        """Call the function of the items that were claimed, and return the seconds that it took."""
-        took_s = 0.0
-        while start < stop and self._wanted(part, start):
-            call = TimedCall(partial(self._call, part, start, stop), self._slots, slot)
+    def _without_failed(
+        self, part: AdmittedInputs[In], start: int, stop: int, error: BaseException
+    ) -> Claim[In] | None:
+        """Return what is left of a claim whose first item has failed."""
+        if start == stop:
+            raise error  # Ctrl-C after the last call: no item's failure
+        self._results.fail(part, start, error)
+        return (part, start + 1, stop) if start + 1 < stop else None
+
+    def _call(
+        self, wake: Callable[[Callable[[], None]], object], slot: int, most: int, claim: Claim[In]
+    ) -> tuple[int, Claim[In] | None, BaseException | None]:
+        """Call the function of what is claimed, then of more, in a thread.
+
+        Returns:
+          How many items to claim next time; what is left of the last claim; what its first item has failed with.
+        """
+        left: Claim[In] | None = claim
+        fn = self._calls.fn if self._retried is None else self._retried.call
+        slots, admission, threads = self._meter.slots, self._admission, self._site.tasks.threads
+        comes_back = asyncio._get_running_loop() is not None  # no thread could be started: this is the event loop
+        untaken = deque[list[Out]]()
+        while left is not None:
+            part, start, stop = left
+            if self._results.is_late(part, start):
+                return most, None, None
+            began = slots[slot] = perf_counter()
+            results, error = call_all(fn, part.items[start:stop])
+            slots[slot], ended = 0.0, perf_counter()
             try:
-                results, error = await self._threads.run(call)
-                check_awaited(self._stage, results, "give .map the `async def`, without executor=")
-            except (MemoryError, PlanTypeError) as failure:
+                check_awaited(self._calls.stage, results, NOT_AWAITED)
+            except PlanTypeError as failure:
                 results, error = [], failure
-            self._meter.worked(call.began, call.ended)
-            took_s += call.ended - call.began
-            for index, result in enumerate(results, start):
-                if self._order.put(part, index, result):
-                    self._notify()
-            start += len(results)
-            if self._site.tasks.gate.holding:
-                await self._site.tasks.gate.passage()
+            rest = start + len(results)
+            untaken.append(results)
+            del results  # large ones are not kept
+            wake(partial(self._take, part, start, untaken, began, ended))
             if error is not None:
-                if start >= stop:
-                    raise error  # Ctrl-C after the last call: no item's failure
-                self._fail(part, start, error)
-                if self._failed_at is not None:
-                    self._stops_at(*self._failed_at)
-                start += 1
-        return took_s
+                return most, (part, rest, stop), error
+            most = self._next_most(most, ended - began)
+            left = (part, rest, stop) if rest < stop else None
+            event_loop_is_late = len(untaken) > 1
+            if event_loop_is_late or comes_back or admission.held or self._too_many or threads.crowded:
+                break
+            left = left or self._claim(most)
+        return most, left, None
 
-    def _call(self, part: AdmittedInputs[In], start: int, stop: int) -> tuple[list[Out], BaseException | None]:
-        """Call the function of some items, in a thread; of none, if in the meantime they aren't to be called."""
-        if not self._wanted(part, start):
-            return [], None
-        if self._turn >= self._end:  # nor is that one wanted
-            self._turn = math.inf
-        if self._site.tasks.gate.holding or self._turn < part.first + start:
-            self._give_back(part, start)
-            return [], None
-        self._turn = math.inf
-        fn = self._fn if self._retried is None else self._retried.call
-        results, error = call_all(fn, part.items[start:stop])
-        if error is not None and self._skips is None:
-            self._stops_at(part, start + len(results))
-        elif (rest := start + len(results) + (error is not None)) < stop:
-            self._give_back(part, rest)
-        return results, error
+    def _claim(self, most: int) -> Claim[In] | None:
+        with self._claiming:
+            return self._admission.claim(most)
 
-    def _give_back(self, part: AdmittedInputs[In], index: int) -> None:
-        if self._workers == 1:
-            self._turn = min(self._turn, part.first + index)
+    def _take(
+        self, part: AdmittedInputs[In], start: int, untaken: deque[list[Out]], began: float, ended: float
+    ) -> None:
+        """Take the first list of results, in the event loop."""
+        self._meter.worked(began, ended)
+        for index, result in enumerate(untaken.popleft(), start):
+            self._results.put(part, index, result)
 
-    def _stops_at(self, part: AdmittedInputs[In], index: int) -> None:
-        """Note that an item has failed before the event loop sees it: the thread is in its next call by then."""
-        self._end = min(self._end, part.first + index)
-
-    def _wanted(self, part: AdmittedInputs[In], index: int) -> bool:
-        """Whether a claimed item is to be called: items after a failed one aren't."""
-        return part.first + index < self._end
-
-    def _next_limit(self, limit: int, took_s: float) -> int:
-        """Return how many items the next call gets: 1 to 4 ms of work, but no more than one worker's share."""
-        share = max(1, self._channel.capacity.items // (4 * self._workers))
-        return min(share, limit * 2) if took_s < LEAST_S else max(1, limit // 2) if took_s > 4 * LEAST_S else limit
+    def _next_most(self, most: int, took_s: float) -> int:
+        """Return how many items to claim: 1 to 4 ms of work, but no more than one worker's share."""
+        if took_s < LEAST_S:
+            return min(most * 2, max(1, self._channel.capacity.items // (4 * self._at_once)))
+        return max(1, most // 2) if took_s > 4 * LEAST_S else most

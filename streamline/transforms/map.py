@@ -27,7 +27,7 @@ from streamline.core.state_types import Count
 from streamline.errors import PlanError, PlanTypeError, install
 from streamline.transforms.base import Stage, StageLayout
 from streamline.transforms.completion_order import AsCompleted, CompletionPart, Delivery, InOrder
-from streamline.transforms.concurrent import CallPool, LimitedThreads, TaskPool, ThreadedPool
+from streamline.transforms.concurrent import CallPool, Calls, LimitedThreads, TaskPool, ThreadedPool
 from streamline.transforms.retry import Retry
 
 In = TypeVar("In")
@@ -199,18 +199,24 @@ class ConcurrentMap(Stage[In, Out]):
         skips = upstream.site.skips(self.name, self.kind, state)
         channel = Channel[Out](begin if skips is None else skips.over(begin), Capacity(self.capacity))
         channel.filler = flow.meter  # admitting inputs waits for room; the pool counts idle calls
-        meter = upstream.site.meter(self.name, self.kind, self.concurrency)
+        site = upstream.site
+        meter = site.meter(self.name, self.kind, self.concurrency)
         if meter is not None:
             meter.executor, meter.ordered = self.executor, self.ordered
         in_threads = ThreadedPool if self.limit is None else LimitedThreads
         pool = TaskPool if self.executor == "task" else in_threads
-        fn, site, calls = self.fn, upstream.site, self.concurrency
-        job: CallPool[In, Out] = pool(
-            fn, str(self), flow, channel, site, calls, order, skips, meter, self.retry, self.limit
+        calls = Calls(
+            fn=self.fn,
+            stage=str(self),
+            at_once=self.concurrency,
+            retry=self.retry,
+            limit=self.limit,
+            skips=skips,
+            on_resize=partial(self._resize, channel, order),
         )
-        inbox = run_into(channel, job.run, upstream.site, str(self), self.name)
+        job: CallPool[In, Out] = pool(calls, site, channel, order, meter)
+        inbox = run_into(channel, partial(job.run, flow), site, str(self), self.name)
         if (widths := site.tasks.session.widths) is not None:
-            job.on_resize = partial(self._resize, channel, order)
             widths.join(self.name, job)
         return inbox
 

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from functools import partial
-from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
@@ -20,7 +19,7 @@ import anyio.to_thread
 import pytest
 
 from streamline.core import threads as starter
-from streamline.core.threads import OneThread, ThreadPool, ThreadShare, start_thread, undisturbed, waker
+from streamline.core.threads import OneThread, ThreadPool, start_thread, undisturbed, waker
 from streamline.errors import HostError
 
 STARTER = starter.__file__
@@ -60,7 +59,7 @@ async def test_where_no_more_threads_can_be_started_those_that_are_there_do_the_
 ) -> None:
     names, others = set[str](), ThreadPool()
 
-    async def work(by: ThreadPool | ThreadShare) -> None:
+    async def work(by: ThreadPool) -> None:
         names.add(await by.run(lambda: threading.current_thread().name))
 
     async with anyio.create_task_group() as group:
@@ -70,10 +69,8 @@ async def test_where_no_more_threads_can_be_started_those_that_are_there_do_the_
     assert len(threads()) == 2
     names.clear()
     async with anyio.create_task_group() as group:
-        share = others.share(3)
         for _ in range(9):
             group.start_soon(work, others)
-            group.start_soon(work, share)
     assert names == {threading.current_thread().name}
     one = OneThread("streamline files")
     assert one.submit(threading.current_thread).result() is threading.current_thread()
@@ -90,10 +87,9 @@ async def test_a_function_that_raises_all_the_same_fails_its_caller_and_not_the_
     def out_of_memory() -> None:
         raise MemoryError
 
-    for by in (pool, pool.share(1)):
-        with pytest.raises(MemoryError):
-            await by.run(out_of_memory)
-        assert await by.run(lambda: 1) == 1
+    with pytest.raises(MemoryError):
+        await pool.run(out_of_memory)
+    assert await pool.run(lambda: 1) == 1
     assert len(threads()) == 1
 
 
@@ -110,10 +106,8 @@ async def test_calls_run_at_once_up_to_the_limit(pool: ThreadPool) -> None:
     assert len(threads()) == 3
 
 
-@pytest.mark.parametrize(("limit", "calls"), [(3, 9), (2, 8)], ids=["all threads of a pool", "those of a share"])
-async def test_more_calls_than_threads_wait_their_turn(pool: ThreadPool, limit: int, calls: int) -> None:
+async def test_more_calls_than_threads_wait_their_turn(pool: ThreadPool) -> None:
     running, most, lock = 0, 0, threading.Lock()
-    run = pool.run if limit == 3 else pool.share(limit).run
 
     def work() -> None:
         nonlocal running, most
@@ -124,12 +118,12 @@ async def test_more_calls_than_threads_wait_their_turn(pool: ThreadPool, limit: 
         with lock:
             running -= 1
 
-    barrier = threading.Barrier(limit, timeout=200)
+    barrier = threading.Barrier(3, timeout=200)
     async with anyio.create_task_group() as group:
-        for _ in range(calls):
-            group.start_soon(run, work)
-    assert most == limit
-    assert len(threads()) == limit
+        for _ in range(9):
+            group.start_soon(pool.run, work)
+    assert most == 3
+    assert len(threads()) == 3
 
 
 async def test_one_call_after_another_needs_one_thread(pool: ThreadPool) -> None:
@@ -209,83 +203,25 @@ async def test_a_waker_reaches_the_loop_from_another_thread() -> None:
     thread.join()
 
 
-async def test_a_thread_goes_on_to_the_next_call_of_a_share_while_the_event_loop_is_held(pool: ThreadPool) -> None:
-    share, second = pool.share(1), threading.Event()
-    async with anyio.create_task_group() as group:
-        group.start_soon(share.run, lambda: None)
-        group.start_soon(share.run, second.set)
-        await anyio.lowlevel.checkpoint()
-        assert second.wait(200)  # the loop stands still meanwhile
-
-
-async def test_calls_of_a_share_begin_in_order(pool: ThreadPool) -> None:
-    share, begun = pool.share(1), list[int]()
-    async with anyio.create_task_group() as group:
-        for number in range(20):
-            group.start_soon(share.run, lambda number=number: begun.append(number))
-    assert begun == list(range(20))
-
-
-async def test_a_call_that_was_cancelled_while_it_waited_is_not_made(pool: ThreadPool) -> None:
-    share, started, release, begun = pool.share(1), threading.Event(), threading.Event(), list[str]()
+async def test_a_call_that_was_cancelled_while_it_waited_is_not_made() -> None:
+    pool, started, release, begun = ThreadPool(1), threading.Event(), threading.Event(), list[str]()
 
     def stuck() -> None:
         started.set()
         release.wait(200)
 
     async with anyio.create_task_group() as group:
-        group.start_soon(share.run, stuck)
-        group.start_soon(share.run, lambda: begun.append("cancelled"))
-        assert await pool.run(lambda: started.wait(200))
+        group.start_soon(pool.run, stuck)
+        await anyio.to_thread.run_sync(started.wait)
+        group.start_soon(pool.run, lambda: begun.append("cancelled"))
+        await anyio.wait_all_tasks_blocked()
+        assert pool.crowded
         group.cancel_scope.cancel()
     release.set()
-    assert await share.run(lambda: "next") == "next"
+    assert await pool.run(lambda: "next") == "next"
     assert begun == []
-
-
-async def test_a_share_whose_calls_were_cancelled_has_all_its_threads_again(pool: ThreadPool) -> None:
-    share = pool.share(2)
-    with anyio.move_on_after(0):
-        await share.run(lambda: None)
-    barrier = threading.Barrier(2, timeout=200)
-    async with anyio.create_task_group() as group:
-        for _ in range(2):
-            group.start_soon(share.run, barrier.wait)
-
-
-async def test_a_share_that_is_resized_begins_more_calls_at_once_or_fewer_later(
-    pool: ThreadPool,
-) -> None:
-    share, release = pool.share(1), [threading.Semaphore(0) for _ in range(6)]
-    begun: SimpleQueue[int] = SimpleQueue()
-
-    def call(number: int) -> None:
-        begun.put(number)
-        release[number].acquire()
-
-    async with anyio.create_task_group() as group:
-        for number in range(6):
-            group.start_soon(share.run, partial(call, number))
-        await _comes(begun, [0])
-        share.resize(3)
-        await _comes(begun, [1, 2])
-        share.resize(2)
-        release[0].release()
-        release[1].release()
-        await _comes(begun, [3])
-        assert share._busy == 2
-        share.resize(1)
-        share.resize(3)  # before any has ended
-        await _comes(begun, [4])
-        for each in release:
-            each.release()
     assert pool._pending == 0
-
-
-async def _comes(queue: SimpleQueue[int], numbers: list[int]) -> None:
-    """Wait for numbers, in any order."""
-    found = [await anyio.to_thread.run_sync(queue.get) for _ in numbers]
-    assert sorted(found) == numbers
+    pool.close()
 
 
 def test_a_thread_of_storages_ends_with_an_owner_that_was_never_closed() -> None:

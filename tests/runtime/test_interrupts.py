@@ -346,7 +346,7 @@ def test_a_replica_that_makes_room_for_others() -> None:
         replica = replicator.replica(0)
         struck_until_its_end(strikes, replica, got, by_for, lambda: None)
     assert got == list(range(60))
-    assert "made_room" in strikes.struck
+    assert {"_make_room", "ring"} <= strikes.struck
 
 
 def test_a_replica_that_waits_for_its_next_item_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

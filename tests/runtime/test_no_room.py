@@ -82,7 +82,7 @@ def test_out_of_memory_is_one_error_and_not_a_group_of_them(monkeypatch: pytest.
     def out_of_memory(*_: object) -> int:
         raise MemoryError
 
-    monkeypatch.setattr(ThreadedPool, "_next_limit", out_of_memory)
+    monkeypatch.setattr(ThreadedPool, "_next_most", out_of_memory)
     with pytest.raises(MemoryError, match=r"no memory is left for the calls at once of map\(double\) of shard \d"):
         list(numbers().map(double, executor="thread", concurrency=3))
 
