@@ -82,7 +82,7 @@ class LoopThread(Generic[T]):
                 self._patience.wait(take, self._wake, self._thread.ident, now)
 
         self._session.meters.consumer.asks(now)
-        self.bridge.consumer.take(wait, now)
+        self.bridge.consumer.take(wait, now, self.signal)
 
     def stop(self) -> None:
         """End the loop and its thread; wait for that, though not for user code that is stuck."""

@@ -54,28 +54,31 @@ HOLD_S = 0.02
 class ConsumerCapacity(Capacity):
     """Items that may be out at once: as many as suit the consumer's pace, or `ahead` if that is more.
 
-    The pace doubles when the consumer has dealt with a list in no time and finds no other, or with a short one in
-    little time, and is halved when it is slow: a slow consumer keeps few items waiting.
+    None at first, so that a consumer on its way to its first item needn't wait for the interpreter's lock. Then the
+    pace doubles when the consumer has dealt with a list in no time and finds no other, or with a short one in little
+    time, and is halved when it is slow: a slow consumer keeps few items waiting.
 
     Args:
       most: items that may be out, however quick the consumer is.
-      ahead: items that may be out, however slow it is: what the last stages make ahead of it. They begin with
-        `read_ahead`: before the consumer has its first item, they would only keep it from running.
+      ahead: items that may be out, however slow it is: what the last stages make ahead of it, from `read_ahead` on.
       size: likewise in bytes; None: no bound.
     """
 
     def __init__(self, most: int, ahead: int = 1, size: float | None = None) -> None:
-        super().__init__(min(2, most), size, by_list=True)
+        super().__init__(0, size, by_list=True)
         self._most = most
         self._ahead = ahead
         self._least = 1
         self._pace = self._slowest = min(2, most)
-        self._fit()
 
     @property
     def is_quick(self) -> bool:
         """Whether the consumer is so quick that the two threads had better take turns."""
         return self._pace >= LONG_LIST_ITEMS
+
+    def begin(self) -> None:
+        """Admit the first items."""
+        self._fit()
 
     def read_ahead(self) -> None:
         """Admit what the last stages make ahead."""
@@ -137,6 +140,19 @@ class ThreadBridge(Sink[T]):
         self._settle()
         return super().room_at_once
 
+    async def wait_room(self) -> int:
+        """Wait until there is room, and return it; first, for a moment, until the consumer asks for its first list."""
+        if not self.capacity.items:
+            due = asyncio.get_running_loop().call_later(HOLD_S, self._admit, self.capacity.begin)
+            self._waiting = asked = Rest()
+            try:
+                if not self.capacity.items:  # else the consumer's thread has just asked
+                    await asked.wait()
+            finally:
+                self._waiting = None
+                due.cancel()
+        return await super().wait_room()
+
     def wanted(self, room: int) -> tuple[int, int]:
         self._asked_at = perf_counter()
         return super().wanted(room)
@@ -150,7 +166,7 @@ class ThreadBridge(Sink[T]):
             await self._wait_bytes(size)
             self._sizes.append((self.sent + items, size))
         if not self.sent:
-            asyncio.get_running_loop().call_later(HOLD_S, self._read_ahead)  # the consumer may be elsewhere
+            asyncio.get_running_loop().call_later(HOLD_S, self._admit, self.capacity.read_ahead)
         self.sent += items
         self.capacity.add(items, size)
         if self.meter is not None:
@@ -159,12 +175,12 @@ class ThreadBridge(Sink[T]):
             self.meter.peak = max(self.meter.peak, self.capacity.held)
         self._add_to_pile(chunk)
         self._is_slow = took_s > SLOW_ITEM_S * items
-        if took_s > HANDOVER_S:
+        takes_turns = self.capacity.is_quick and took_s < TINY_ITEM_S * items
+        if took_s > HANDOVER_S and not takes_turns:
             self._hand_over()
         elif self._due is None:
-            loop, tiny = asyncio.get_running_loop(), took_s < TINY_ITEM_S * items
-            take_turns = self.capacity.is_quick and tiny
-            self._due = loop.call_later(PILE_S, self.flush) if take_turns else loop.call_soon(self._hand_over)
+            loop = asyncio.get_running_loop()
+            self._due = loop.call_later(PILE_S, self.flush) if takes_turns else loop.call_soon(self._hand_over)
 
     def finish(self) -> None:
         self._on_finish()
@@ -217,8 +233,9 @@ class ThreadBridge(Sink[T]):
         if self._is_slow:
             self.consumer.let_take()
 
-    def _read_ahead(self) -> None:
-        self.capacity.read_ahead()
+    def _admit(self, more: Callable[[], None]) -> None:
+        """Let the driver go on, although the consumer is elsewhere."""
+        more()
         if self._waiting is not None:
             self._waiting.set()
 
@@ -260,10 +277,17 @@ class ConsumerEnd(Generic[T]):
         self._loop_waits = False
         self._taken: SimpleQueue[None] = SimpleQueue()
 
-    def take(self, take: Callable[[], object], now: float) -> None:
-        """Let `take` take from the queue; Ctrl-C comes out of it, or out of here after it."""
+    def take(self, take: Callable[[], object], now: float, wake: Callable[[Rest], None]) -> None:
+        """Let `take` take from the queue; Ctrl-C comes out of it, or out of here after it.
+
+        Args:
+          wake: as in `note_consumed`.
+        """
+        is_first = not self._bridge.capacity.items
         self._bridge.capacity.note_consumed(now - self.taken_at, finds_none=self.queue.empty())
         self._waits = True
+        if is_first and (waiting := self._bridge.waiting) is not None:
+            wake(waiting)
         try:
             take()
         finally:

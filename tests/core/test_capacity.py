@@ -61,6 +61,8 @@ def test_a_quick_consumer_may_have_more_out_and_a_slow_one_less() -> None:
 
 def test_what_is_made_ahead_of_a_slow_consumer_is_admitted_from_its_first_item_on() -> None:
     capacity = ConsumerCapacity(4096, 512)
+    assert capacity.items == 0
+    capacity.begin()
     assert (capacity.items, capacity.longest) == (2, 1)
     capacity.read_ahead()
     capacity.note_consumed(3 * STEADY_S, finds_none=True)

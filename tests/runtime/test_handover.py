@@ -50,7 +50,7 @@ async def bridge(clock: Clock) -> ThreadBridge[int]:
     found = ThreadBridge[int](ConsumerCapacity(MOST))
     found.consumer.taken_at = 1.0
     for _ in range(20):
-        found.consumer.take(lambda: None, 1.0)  # there is none yet
+        found.consumer.take(lambda: None, 1.0, Rest.set)  # there is none yet
     return found
 
 
@@ -76,7 +76,7 @@ async def test_lists_of_tiny_items_are_piled_up_until_as_many_are_out_as_may_be(
     events: list[Rest] = []
     for number in range(1, 5):
         assert events == []  # the loop is woken when nothing is left
-        bridge.consumer.take(lambda: found.append(queue.get()), clock.now)
+        bridge.consumer.take(lambda: found.append(queue.get()), clock.now, events.append)
         bridge.consumer.note_consumed(number * LONG_LIST_ITEMS, events.append)
     assert [len(chunk.items) for chunk in found] == 4 * [LONG_LIST_ITEMS]
     events.pop().set()
@@ -110,6 +110,7 @@ async def test_what_is_sent_before_the_driver_gives_way_is_handed_over_as_one_li
 
 async def test_the_loop_is_woken_when_a_consumer_that_is_not_quick_leaves_a_quarter_free(clock: Clock) -> None:
     bridge = ThreadBridge[int](ConsumerCapacity(2))
+    bridge.capacity.begin()
     for _ in range(2):
         await sent(bridge, clock, 1)
     waiting = asyncio.create_task(bridge.wait_room())
@@ -141,6 +142,7 @@ async def test_what_is_piled_up_comes_before_the_end(bridge: ThreadBridge[int], 
 
 async def test_no_more_bytes_are_out_than_may_be_but_one_list_always(clock: Clock) -> None:
     bridge = ThreadBridge[bytes](ConsumerCapacity(2, 100, 1000))
+    bridge.capacity.begin()
     for at in range(2):
         bridge.wanted(1)
         sending = asyncio.create_task(bridge.send(Chunk([bytes(2000)], CountedStates("items", at))))
@@ -152,8 +154,13 @@ async def test_no_more_bytes_are_out_than_may_be_but_one_list_always(clock: Cloc
     assert bridge.capacity.held == 1
 
 
-async def test_what_is_made_ahead_begins_when_the_consumer_has_its_first_item(clock: Clock) -> None:
+async def test_items_are_made_when_the_consumer_asks_and_ahead_when_it_has_one(clock: Clock) -> None:
     bridge = ThreadBridge[int](ConsumerCapacity(4096, 512))
+    assert bridge.room_at_once == 0
+    waiting = asyncio.create_task(bridge.wait_room())
+    await asyncio.sleep(0)
+    bridge.consumer.take(lambda: None, 1e6, Rest.set)
+    assert await waiting == 2
     await sent(bridge, clock, 1)
     assert bridge.room_at_once == 1
     bridge.consumer.note_consumed(1, lambda freed: None)
@@ -163,6 +170,7 @@ async def test_what_is_made_ahead_begins_when_the_consumer_has_its_first_item(cl
 async def test_it_begins_without_a_consumer_too(clock: Clock) -> None:
     """One that comes later finds them ready."""
     bridge = ThreadBridge[int](ConsumerCapacity(4096, 512))
+    assert await bridge.wait_room() == 2
     for _ in range(2):
         await sent(bridge, clock, 1)
     assert await bridge.wait_room() == 510
@@ -173,7 +181,7 @@ def test_a_consumer_that_waits_is_let_take_a_slow_list_and_no_other_is_waited_fo
     consumer, took = bridge.consumer, threading.Event()
 
     def take() -> None:
-        consumer.take(consumer.queue.get, 1.0)
+        consumer.take(consumer.queue.get, 1.0, Rest.set)
         took.set()
 
     consumer.let_take()  # nobody waits
