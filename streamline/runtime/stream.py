@@ -25,7 +25,7 @@ from streamline.core.flow import Chunk, Flow
 from streamline.core.options import check_ago
 from streamline.core.pace import SLICE_S, Pace
 from streamline.core.tasks import Session, Tasks, check_event_loop, spawn, supervise, surely
-from streamline.core.threads import waker
+from streamline.core.threads import threadsafe_call
 from streamline.errors import ClosedError, PlanError, PlanTypeError
 from streamline.observe.watchdog import HoldHint, watch
 from streamline.runtime.pause import QUIESCE_S, Pause, check_asked
@@ -208,7 +208,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         due = self.count - self._gave_way_at >= TURN_ITEMS
         if due:
             self._gave_way_at = self.count
-        await self._pace.give_way(0.0 if due else SLICE_S)
+        await self._pace.yield_after(0.0 if due else SLICE_S)
 
     def _on_consumed(self, current: CurrentChunk[T]) -> None:
         if self._flow is not None:
@@ -229,7 +229,7 @@ class _Supervisor:
 
     async def start(self) -> Tasks:
         """Start the task, and return what jobs are started with."""
-        self._wake = waker()
+        self._wake = threadsafe_call()
         spawn(self._run, "supervisor", self._over)
         self._spawned = True
         try:

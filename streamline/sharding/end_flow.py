@@ -170,7 +170,7 @@ class _Ending:
         if self._left is None:
             return chunk
         own, self._left = self._own(), self._left - len(chunk.items)
-        after = None if chunk.after is None else Over(NAME, self._own(), chunk.after)
+        after = None if chunk.progress is None else Over(NAME, self._own(), chunk.progress)
         return Chunk(chunk.items, _Leaving(own, chunk.states), after)
 
     async def _again(self, most: int) -> Chunk[Any]:
@@ -203,7 +203,7 @@ class _Ending:
         """Log and report the items dropped or padded on this rank."""
         rank, more = self._agreement.rank, self._left is None and not self._over
         epoch = self._demand.site.epoch[0]
-        self._session.spare = spare, more
+        self._session.surplus_of_rank = spare, more
         which = f"rank {rank.rank} of {rank.world_size}"
         if spare:
             logger.warning(

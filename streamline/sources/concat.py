@@ -38,11 +38,11 @@ class Concat(Several[T]):
             while (chunk := await flow.pull(demand.want)) is not None:
                 states = _ConcatStates(self.name, dict(parts), name, chunk.states)
                 parts[name] = chunk.end_reference
-                after = None if chunk.after is None else SeveralState(self.name, {}, dict(parts))
-                made = [Chunk(chunk.emptied(), states, after)]
+                after = None if chunk.progress is None else SeveralState(self.name, {}, dict(parts))
+                made = [Chunk(chunk.take_items(), states, after)]
                 del chunk  # the items are the reader's
                 yield made.pop()
-                await pace.breathe()
+                await pace.maybe_yield()
             parts[name] = Reference.to(flow.state)
             yield Chunk((), (), SeveralState(self.name, {}, dict(parts)))
 

@@ -74,7 +74,7 @@ class CustomSource(Source[T]):
                 if rows.failure is not None:
                     raise rows.failure
                 del items
-                await pace.breathe()
+                await pace.maybe_yield()
 
 
 class _SourceRun(Generic[T]):

@@ -136,16 +136,16 @@ class Items(Source[T]):
                         raise
                     at = _AtIndex(self.name, done + len(found) + 1, indices[len(found)])
                     failure = blame(error, self.name, site, at, self._call(indices[len(found) :], error))
-                going_on = failure is None and await pace.goes_on(len(found), need, began)
+                going_on = failure is None and await pace.keep_filling(len(found), need, began)
             if found:
                 yield Chunk(found, CountedStates(self.name, done + 1))
                 done += len(found)
             if failure is not None:
                 after = At(self.name, done + 1)
-                run.judge(failure, indices[len(found)], after)
+                run.skip_or_raise(failure, indices[len(found)], after)
                 done += 1
                 yield Chunk((), (), after)
-            await pace.breathe()
+            await pace.maybe_yield()
 
     def _reader(self, meter: StageMeter | None) -> Callable[[Sequence[int], Pace, list[T]], None]:
         """Return a function that appends the items of more indices to a list, as many as fit a slice of time."""

@@ -101,7 +101,7 @@ class IteratedSource(Source[T], ABC):
                     yield Chunk(found[passed_over:], Shifted(states, passed_over))
                 if failure is not None:
                     raise failure
-                await reader.pace.breathe()
+                await reader.pace.maybe_yield()
         finally:
             await reader.aclose()
 

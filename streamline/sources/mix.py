@@ -119,7 +119,7 @@ class MixRun:
                     self._metrics.now = chunk.end_reference
                     yield chunk
                     del chunk
-                    await pace.breathe()
+                    await pace.maybe_yield()
                     continue
                 name, buffer = list(self._number)[drawn[0]], self._buffers[drawn[0]]
                 if not await buffer.pull(demand.want):

@@ -69,7 +69,7 @@ class Zip(Several[tuple[Any, ...]]):
             parts = {name: Reference(states, count - 1) for name, states in columns.items()}
             held = [chunk.part(count, len(chunk.items)) for chunk in held]
             want = demand.want
-            await pace.breathe()
+            await pace.maybe_yield()
 
     async def _ended(self, at: int, flows: Sequence[tuple[str, Flow[Any]]], held: Sequence[Chunk[Any]]) -> None:
         """If `strict`, raise a DataError unless all other components end with number `at`."""

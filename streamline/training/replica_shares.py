@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import anyio
 
-from streamline.core.threads import HEAR_S, waker
+from streamline.core.threads import HEAR_S, threadsafe_call
 
 Standing = Literal["unasked", "read", "closed", "lost"]
 
@@ -66,7 +66,7 @@ class Notifier:
         """Wait until it rings, or not at all if it is `ready`. Cancellation: nothing has changed."""
         event = anyio.Event()
         try:
-            self.waiter = _Waiter(partial(waker(), event.set))
+            self.waiter = _Waiter(partial(threadsafe_call(), event.set))
             if not ready():
                 await event.wait()
         finally:

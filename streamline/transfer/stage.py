@@ -67,7 +67,7 @@ class Transfer(Stage[Any, Any]):
         site.tasks.own(mover.close)
         session = site.tasks.session
         if mover.hands_over:
-            session.arrived = mover.arrived
+            session.unwrap_output = mover.arrived
         session.place, session.on_mapped = mover.place, mover.on_mapped  # for what is opened next
         flow = upstream(state)
         run = self.run_over(flow, site, state, None)
@@ -88,13 +88,13 @@ class Transfer(Stage[Any, Any]):
             run.meter.details_from(mover.tells)
         async with aclosing(results(run, mover.move, str(self), "")) as parts:
             async for chunk, moved in parts:
-                yield Chunk(moved, chunk.states, chunk.after)
+                yield Chunk(moved, chunk.states, chunk.progress)
                 del chunk, moved
 
     async def _moved(self, run: Run[Any], mover: Mover) -> Lists[Any]:
         try:
             while (chunk := await run.upstream.pull(1)) is not None:
-                items, states, after = chunk.items, chunk.states, chunk.after
+                items, states, after = chunk.items, chunk.states, chunk.progress
                 del chunk  # batches are large: release each as soon as possible
                 if not items:
                     yield Chunk((), (), after)
@@ -105,7 +105,7 @@ class Transfer(Stage[Any, Any]):
                     if cancellation_requested(error):
                         raise
                     last = states[0]
-                    run.judge(blame(error, str(self), run.site, last), items[0], last)
+                    run.skip_or_raise(blame(error, str(self), run.site, last), items[0], last)
                     yield Chunk((), (), last if after is None else after)
                     continue
                 del items

@@ -151,7 +151,7 @@ class Batch(Stage[In, Out]):
         while (
             chunk := await run.pull(min(together, self.size * run.want) - len(held), self.size - len(held))
         ) is not None:
-            items, states, after, start = chunk.items, chunk.states, chunk.after, 0
+            items, states, after, start = chunk.items, chunk.states, chunk.progress, 0
             del chunk  # the items of a batch are many and large: none is kept longer than it is needed
             while len(items) - start >= (missing := self.size - len(held)):
                 held.extend(items[start : start + missing])
@@ -162,7 +162,7 @@ class Batch(Stage[In, Out]):
                     items, start = (), 0
                 yield batch
                 del batch
-                await pace.breathe()
+                await pace.maybe_yield()
             held.extend(items[start:])
             if start < len(items):
                 last = Reference(states, len(items) - 1)
@@ -194,7 +194,7 @@ def collated(
         check_awaited(stage, made, "await it in a .map after .batch(collate=None)")
         return made
     except BaseException as error:
-        run.judge(blame(error, str(stage), run.site, last, FailedCall(collate, held)), held, last, len(held))
+        run.skip_or_raise(blame(error, str(stage), run.site, last, FailedCall(collate, held)), held, last, len(held))
         return []
 
 
@@ -343,10 +343,10 @@ class WaitingBatch(LoggedBatches[In, Out]):
             self._take(chunk)
             if not self._missing or (chunk is LATE):
                 yield self._batch(run, self._after)
-            elif not self._held and chunk.after is not None:
-                yield Chunk((), (), self.state_after(chunk.after))
+            elif not self._held and chunk.progress is not None:
+                yield Chunk((), (), self.state_after(chunk.progress))
             del chunk
-            await pace.breathe()
+            await pace.maybe_yield()
         self._check_replayed()
         if self._held and not self._stage.drop_remainder:
             yield self._batch(run, self._inbox.state)
@@ -360,7 +360,7 @@ class WaitingBatch(LoggedBatches[In, Out]):
 
     async def _pull(self) -> Chunk[In] | None:
         """Return the next list; None at the end; `LATE` if the current batch has waited long enough."""
-        if self._deadline is None or not self._inbox.idle:
+        if self._deadline is None or not self._inbox.nothing_pending:
             return await self._inbox.pull(self._missing)
         if anyio.current_time() < self._deadline:
             with anyio.CancelScope(deadline=self._deadline):  # no yield in here: this is a coroutine
@@ -370,7 +370,7 @@ class WaitingBatch(LoggedBatches[In, Out]):
     def _take(self, chunk: Chunk[In]) -> None:
         """Add a list to the current batch; its first item starts the clock."""
         if chunk is not LATE:
-            self._after = chunk.after
+            self._after = chunk.progress
         if not chunk.items:
             return
         max_wait_s = self._stage.max_wait_s

@@ -123,16 +123,16 @@ class BucketByLength(Stage[In, Out]):
                     start, full, error = held.take(chunk.items, start)
                 if error is not None:
                     item, now = chunk.items[start - 1], chunk.states[start - 1]
-                    run.judge(blame(error, str(self), run.site, now, FailedCall(self.measured, item)), item, now)
+                    run.skip_or_raise(blame(error, str(self), run.site, now, FailedCall(self.measured, item)), item, now)
                     yield Chunk((), (), held.states(Reference.to(now))[0])
                 elif full is not None:
                     batch = self._batch(held, full, run, Reference(chunk.states, start - 1))
                     del full
                     yield batch
                     del batch
-                    await pace.breathe()
-            if chunk.after is not None and not held.count:
-                yield Chunk((), (), held.states(Reference.to(chunk.after))[0])
+                    await pace.maybe_yield()
+            if chunk.progress is not None and not held.count:
+                yield Chunk((), (), held.states(Reference.to(chunk.progress))[0])
             del chunk  # release the items while the next are made
         held.check_end(str(self))
         end = run.upstream.state

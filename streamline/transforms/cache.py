@@ -129,7 +129,7 @@ class Cache(Stage[T, T]):
         while len(kept.items) < served:
             if await run.upstream.pull(served - len(kept.items)) is None:
                 raise ResumeError(gives_fewer(str(self), served, len(kept.items)))
-            await pace.breathe()
+            await pace.maybe_yield()
         if served:  # no later item may come to report what was skipped among these
             yield Chunk((), (), CacheState(place, served, Since(kept.begin, kept.now)))
         while True:
@@ -139,14 +139,14 @@ class Cache(Stage[T, T]):
             elif (drawn := await run.upstream.pull(run.want)) is not None:
                 items = drawn.items
                 after = None
-                if drawn.after is not None:
-                    after = CacheState(place, served + len(items), Since(kept.begin, drawn.after))
+                if drawn.progress is not None:
+                    after = CacheState(place, served + len(items), Since(kept.begin, drawn.progress))
                 chunk = Chunk(items, ServedStates(place, served, kept.begin, drawn.states), after)
             else:
                 return
             served += len(items)
             yield chunk
-            await pace.breathe()
+            await pace.maybe_yield()
 
 
 class _CachedPass(Generic[T]):

@@ -45,7 +45,7 @@ from streamline.core.limits import Limit, StagePermits
 from streamline.core.pace import SLICE_S, Pace, call_all, check_awaited
 from streamline.core.replay import FailedCall
 from streamline.core.tasks import Starter
-from streamline.core.threads import waker
+from streamline.core.threads import threadsafe_call
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.transforms.completion_order import AdmittedInputs, Delivery, SkippedResult
 from streamline.transforms.retry import RetriedCalls, Retry
@@ -252,7 +252,7 @@ class Deliverer(Generic[In, Out]):
         item, position, skips = part.items[index], part.states[index], self._calls.skips
         error = blame(error, self._calls.stage, self._site, position, FailedCall(self._calls.fn, item))
         if skips is not None:
-            verdict = skips.judge(error, item, position)
+            verdict = skips.decide(error, item, position)
             if isinstance(verdict, Failure):
                 self._order.num_skipped += 1
                 self.put(part, index, cast("Out", SkippedResult(verdict)))
@@ -280,7 +280,7 @@ class Deliverer(Generic[In, Out]):
             self._event, self._news_at = anyio.Event(), None
             while (chunk := order.take()) is not None:
                 self._meter.count(chunk.items)
-                self._channel.post(chunk.counting(self._calls.skips))
+                self._channel.post(chunk.with_skip_counts(self._calls.skips))
             admission.look_again()
             if self._failed_at is None:
                 admission.add(order.released())
@@ -462,7 +462,7 @@ class TaskPool(CallPool[In, Out]):
             worked(call_began, perf_counter())
             calls += 1
             if not calls % 16:
-                await pace.breathe()  # an async function need not ever wait
+                await pace.maybe_yield()  # an async function need not ever wait
 
 
 async def _holding(permits: StagePermits, fn: Callable[[In], Awaitable[Out]], item: In) -> Out:
@@ -499,7 +499,7 @@ class _HoldingCall(Generic[In, Out]):
         self._fn = fn
         self._item = item
         self._permits = permits
-        self._wake = waker()
+        self._wake = threadsafe_call()
         self._begin = [True]  # taken by the thread, or by who drops the call before
 
     def __call__(self) -> tuple[list[Out], BaseException | None]:
@@ -533,7 +533,7 @@ class ThreadedPool(CallPool[In, Out]):
         self._claiming = threading.Lock()
 
     async def _work(self, slot: int) -> None:
-        gate, wake = self._site.tasks.gate, waker()
+        gate, wake = self._site.tasks.gate, threadsafe_call()
         claim: Claim[In] | None = None
         most = 1
         while claim is not None or not self._too_many:

@@ -107,14 +107,14 @@ class _Cutting(LoggedBatches[In, Out]):
                 if error is not None:
                     call = FailedCall(self._stage.measure, chunk.items[stop])
                     failure = blame(error, str(self._stage), run.site, chunk.states[stop], call)
-                    run.judge(failure, chunk.items[stop], chunk.states[stop])
+                    run.skip_or_raise(failure, chunk.items[stop], chunk.states[stop])
                     self._last, skipped = Reference(chunk.states, stop), True
                     stop += 1
                 at = stop
                 if complete:
-                    yield self._list(run, chunk.after if at == len(chunk.items) else None)
-                await pace.breathe()
-            if not self._held and (skipped or chunk.after is not None):
+                    yield self._list(run, chunk.progress if at == len(chunk.items) else None)
+                await pace.maybe_yield()
+            if not self._held and (skipped or chunk.progress is not None):
                 yield Chunk((), (), self.state_after(chunk.end))
             self._last = chunk.end_reference
             del chunk  # release the items while the next are made

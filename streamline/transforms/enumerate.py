@@ -35,9 +35,9 @@ class Enumerate(Stage[T, tuple[int, T]]):
     async def lists(self, run: Run[T]) -> Lists[tuple[int, T]]:
         seen: int = run.own or 0
         while (chunk := await run.pull()) is not None:
-            pairs = list(enumerate(chunk.emptied(), self.start + seen))
+            pairs = list(enumerate(chunk.take_items(), self.start + seen))
             states = NumberedStates(self.name, seen + 1, chunk.states)
             seen += len(pairs)
-            made = [Chunk(pairs, states, None if chunk.after is None else Over(self.name, seen, chunk.after))]
+            made = [Chunk(pairs, states, None if chunk.progress is None else Over(self.name, seen, chunk.progress))]
             del chunk, pairs  # the items are the reader's: none is kept while the next are made
             yield made.pop()

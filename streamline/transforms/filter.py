@@ -61,7 +61,7 @@ class Filter(Stage[T, T]):
                 )
             if index > begin:
                 yield _kept(chunk.part(begin, index - begin), kept)
-            run.judge(failure, chunk.items[index], chunk.states[index])
+            run.skip_or_raise(failure, chunk.items[index], chunk.states[index])
             kept, begin = [], index + 1
         if begin < len(verdicts):
             yield _kept(chunk.part(begin, len(verdicts) - begin), kept)

@@ -63,18 +63,18 @@ class FlatMap(Stage[In, Out]):
                 unfolding.start(item)
                 while not unfolding.finished:
                     part = unfolding.list(pace)
-                    if part.items or part.after is not None:
+                    if part.items or part.progress is not None:
                         yield part
                     del part  # release the outputs while the next are made
                     if unfolding.failure is not None:
-                        run.judge(unfolding.failure, item, now)
+                        run.skip_or_raise(unfolding.failure, item, now)
                         yield Chunk((), (), Over(self.name, 0, now))
                         break  # what came before the failure stays delivered
-                    await pace.breathe()
+                    await pace.maybe_yield()
                 mark, skip = now, 0
                 del item, unfolding
-            if chunk.after is not None:
-                mark = chunk.after
+            if chunk.progress is not None:
+                mark = chunk.progress
                 yield Chunk((), (), Over(self.name, skip, mark))  # at a resume, its input may be yet to come
             del chunk
 

@@ -51,8 +51,8 @@ class Take(Stage[T, T]):
             states = NumberedStates(self.name, taken + 1, chunk.states)
             taken += len(chunk.items)
             last = taken == self.count  # progress after the last item is there or not by chance
-            after = None if chunk.after is None or last else Over(self.name, taken, chunk.after)
-            yield Chunk(chunk.emptied(), states, after)
+            after = None if chunk.progress is None or last else Over(self.name, taken, chunk.progress)
+            yield Chunk(chunk.take_items(), states, after)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class Skip(Stage[T, T]):
             kept = chunk.part(drop, len(chunk.items)) if drop else chunk
             states = MadeStates(Over, self.name, skipped, states=kept.states)
             end = Over(self.name, skipped, chunk.end)
-            items = [kept.emptied()]
+            items = [kept.take_items()]
             chunk.items = ()
             yield Chunk(items.pop(), states, end)
 

@@ -83,7 +83,7 @@ class Map(Stage[In, Out]):
             look = Look(str(self), run.site)
         async with aclosing(results(run, self.fn, str(self), awaiting_way(self.fn), look)) as parts:
             async for chunk, out in parts:
-                made = [Chunk(out, chunk.states, chunk.after)]
+                made = [Chunk(out, chunk.states, chunk.progress)]
                 chunk.items = ()  # a batch that was changed in place is its reader's alone
                 del chunk, out  # release large results while they are used, and the next are made
                 yield made.pop()
@@ -292,7 +292,7 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
             pairs = [(item, generators.of(at)) for at, item in enumerate(chunk.items, ordinal)]
             states = NumberedStates(self.name, ordinal + 1, chunk.states)
             ordinal += len(pairs)
-            yield Chunk(pairs, states, None if chunk.after is None else Over(self.name, ordinal, chunk.after))
+            yield Chunk(pairs, states, None if chunk.progress is None else Over(self.name, ordinal, chunk.progress))
             del chunk, pairs
 
 

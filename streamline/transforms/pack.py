@@ -108,15 +108,15 @@ class Pack(Stage[Any, Block]):
                     taken, error = held.take(chunk, start, mark)
                 while held.blocks:
                     yield held.cut(min(held.blocks, held.together, run.want))
-                    await pace.breathe()
+                    await pace.maybe_yield()
                 start += taken
                 mark = Reference(chunk.states, start - 1) if start else mark
                 if error is not None:
                     item, now = chunk.items[start], chunk.states[start]
-                    run.judge(blame(error, str(self), run.site, now, FailedCall(self.tokens, item)), item, now)
+                    run.skip_or_raise(blame(error, str(self), run.site, now, FailedCall(self.tokens, item)), item, now)
                     held.pass_over()
                     start, mark = start + 1, Reference(chunk.states, start)
-            mark = mark if chunk.after is None else Reference.to(chunk.after)
+            mark = mark if chunk.progress is None else Reference.to(chunk.progress)
             if not held.tokens:
                 yield Chunk((), (), held.state(mark.get()))
             del chunk  # release the documents while the next are made

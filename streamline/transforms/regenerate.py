@@ -213,7 +213,7 @@ class CycleFlow(Flow[Cycle]):
                     break
                 items.extend(chunk.items)
                 del chunk
-                await pace.breathe()
+                await pace.maybe_yield()
         except BaseException:
             items.clear()  # the failure's traceback keeps this frame
             raise
@@ -248,7 +248,7 @@ class CycleFlow(Flow[Cycle]):
                     self._mark = before
                     return self._skip
                 self._last_block, self._skip = None, 0
-            await pace.breathe()
+            await pace.maybe_yield()
         self._mark = self._upstream.state
         return 0
 
@@ -400,7 +400,7 @@ class Regenerate(Stage[T, T]):
                 counts.serves(cycle.place, served)
                 states = MadeStates(cycle.place.state, self.name, first=first + 1)
                 yield Chunk(cycle.outputs(first, served, run.site), states)  # held by nothing here
-                await pace.breathe()
+                await pace.maybe_yield()
             drawing.recycle(cycle)
             del cycle  # before the next one is drawn
             served = 0

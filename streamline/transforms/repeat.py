@@ -111,7 +111,7 @@ class Repeat(Stage[T, T]):
 
     def _in_pass(self, chunk: Chunk[T], number: int, yielded: bool, seen: int) -> Chunk[T]:
         own = {"pass": number, "yielded": yielded, **({"seen": seen} if seen else {})}
-        after = None if chunk.after is None else _PassState(self.name, own, chunk.after)
+        after = None if chunk.progress is None else _PassState(self.name, own, chunk.progress)
         return Chunk(chunk.items, MadeStates(_PassState, self.name, own, states=chunk.states), after)
 
 

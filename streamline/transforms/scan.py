@@ -59,7 +59,7 @@ class Scan(Stage[In, Out]):
         async with aclosing(results(run, fold, str(self), way)) as parts:
             async for chunk, made in parts:
                 carries = [carry for carry, _ in made]
-                after = None if chunk.after is None else Over(self.name, {"carry": fold.saved}, chunk.after)
+                after = None if chunk.progress is None else Over(self.name, {"carry": fold.saved}, chunk.progress)
                 part = [Chunk([out for _, out in made], _CarriedStates(self.name, carries, chunk.states), after)]
                 chunk.items = ()
                 del chunk, made, carries

@@ -209,7 +209,7 @@ class PlainMark(Shuffle[Any]):
     async def lists(self, run: Run[Any]) -> Lists[Any]:
         async for chunk in super().lists(run):
             states = [_without_since(chunk.states[index]) for index in range(len(chunk.items))]
-            yield Chunk(chunk.items, states, chunk.after)
+            yield Chunk(chunk.items, states, chunk.progress)
 
 
 def _without_since(state: State) -> State:

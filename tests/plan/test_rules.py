@@ -337,7 +337,7 @@ class Doubled(Stage[int, int]):
 
     async def lists(self, run: Run[int]) -> Lists[int]:
         while (chunk := await run.upstream.pull(run.want)) is not None:
-            yield Chunk([2 * item for item in chunk.items], chunk.states, chunk.after)
+            yield Chunk([2 * item for item in chunk.items], chunk.states, chunk.progress)
 
 
 def test_a_stage_class_of_the_users_is_put_into_a_plan() -> None:

@@ -83,7 +83,7 @@ def test_flush_points_are_the_last_items_of_a_worker_in_each_batch(size: int, st
             part = next(end for end in ends if end > done) - done
             for most in (1, 3, 8):
                 whole = [end - done for end in ends if 0 < end - done <= most]
-                assert points.wanted(5 + done, most) == (max(whole, default=most), part)
+                assert points.next_boundary(5 + done, most) == (max(whole, default=most), part)
 
 
 @pytest.mark.parametrize("seed", range(12))

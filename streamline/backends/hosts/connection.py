@@ -455,7 +455,7 @@ class HostConnection:
 
     def _skipped(self, message: SkippedItem) -> None:
         failure = decode_skipped(message.failure)
-        self._tasks.session.errors.happened(message.key, failure, message.epoch, message.number)
+        self._tasks.session.errors.record_skip(message.key, failure, message.epoch, message.number)
 
     def _broken(self, message: HostFailed) -> None:
         raise decode_failure(message.failure)

@@ -14,7 +14,7 @@ from streamline.core.counters import HoldTimer, Working
 from streamline.core.flow import Chunk, Demand, Lists
 from streamline.core.pace import Pace
 from streamline.core.state import At
-from streamline.core.threads import OneThread
+from streamline.core.threads import SerialExecutor
 from streamline.errors import DataError, ReadError
 from streamline.io.fetch.file import File
 from streamline.io.formats.base import Format, IndexedStates, Place
@@ -120,7 +120,7 @@ async def _unpacked(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the pieces that are not empty. The event loop gets its turn between them, or a thread makes them."""
     decoder, pace, loop = Decompressor(kind), Pace(), asyncio.get_running_loop()
-    thread = OneThread("streamline unpacking") if kind.threaded else None
+    thread = SerialExecutor("streamline unpacking") if kind.threaded else None
     try:
         async for block, _ in _plain(head, blocks):
             step = partial(next, decoder.feed(block), None)
@@ -128,7 +128,7 @@ async def _unpacked(
                 if piece:
                     yield piece
                 if thread is None:
-                    await pace.breathe()
+                    await pace.maybe_yield()
         decoder.check_end()
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
@@ -235,7 +235,7 @@ class CutFormat(Format[T]):
                     if cutter.over:
                         return
                     more = found.more
-                    await pace.breathe()
+                    await pace.maybe_yield()
         with HoldTimer(meter):
             found = cutter.finish()
         for chunk in chunks.of(found, final=True):
@@ -270,5 +270,5 @@ class _CutChunks:
             self.number += 1
             end = found.wrong.end
             place = dict(self.after) if end is None else {"file": self.path, "byte": end, self.count: self.number}
-            self.demand.judge(found.wrong.error, found.wrong.item, At(self.name, place))
+            self.demand.skip_or_raise(found.wrong.error, found.wrong.item, At(self.name, place))
             yield Chunk((), (), At(self.name, place))

@@ -302,7 +302,7 @@ class GroupReader:
         rows, size = (self.group.rows or 0) - self.row, self.format.batch_rows
         item = {"file": self.path, "group": self.group.index, "row": self.row, "rows": rows}
         count = max(1, rows if size is None else -(-rows // size))
-        self.demand.judge(error, item, At(self.name, self._place(self.row)), count)
+        self.demand.skip_or_raise(error, item, At(self.name, self._place(self.row)), count)
         return Chunk((), (), At(self.name, self.after))
 
     def _items(self, decoded: DecodedRows) -> Iterator[Chunk[Any]]:
@@ -331,7 +331,7 @@ class GroupReader:
     def _bad_row(self, failure: Exception, after: int) -> Chunk[Any]:
         state, row = At(self.name, self._place(after)), after - 1
         item = {"file": self.path, "group": self.group.index, "row": row}
-        self.demand.judge(self._error(failure, f" row {row:,}"), item, state)
+        self.demand.skip_or_raise(self._error(failure, f" row {row:,}"), item, state)
         return Chunk((), (), state)
 
     def _place(self, row: int) -> Place:

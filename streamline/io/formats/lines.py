@@ -280,7 +280,7 @@ class TextCursor(ABC, Generic[T]):
 
     def _leave_out(self, error: DataError, raw: bytes, lines: int, size: int, final: bool, demand: Demand) -> Chunk[T]:
         """Go on after the next lines, which are bad, if they may be left out."""
-        demand.judge(error, raw, self._state_after(lines, size, None))
+        demand.skip_or_raise(error, raw, self._state_after(lines, size, None))
         after = self._state_after(lines, size, self._after if final else None)
         self._pass(lines, size)
         return Chunk((), (), after)

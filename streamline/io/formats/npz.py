@@ -191,7 +191,7 @@ async def inflated(file: File, member: ArchivedArray) -> AsyncGenerator[bytes, N
                         if held:
                             yield held
                         held = piece
-                    await pace.breathe()
+                    await pace.maybe_yield()
         decoder.check_end()
         if size != member.size or crc != member.crc:
             what = "its checksum (CRC-32)" if size == member.size else "its length"

@@ -111,14 +111,14 @@ class RowFormat(Format[Any]):
                 if wrong is None or (following := table.following(row)) >= share.stop:
                     break
                 state = At(name, {"file": file.path, "row": following})
-                demand.judge(_placed(wrong, f"{place}, row {row:,}"), file.path, state, following - row)
+                demand.skip_or_raise(_placed(wrong, f"{place}, row {row:,}"), file.path, state, following - row)
                 yield Chunk((), (), state)
                 row, wrong = following, None
             rest, place = share.stop - row, f"{file.path}, row {row:,}"
             if rest > 0 and wrong is None:
                 wrong = DataError(table.cut_short())
         if wrong is not None:
-            demand.judge(_placed(wrong, place), file.path, At(name, dict(after)), rest)
+            demand.skip_or_raise(_placed(wrong, place), file.path, At(name, dict(after)), rest)
             yield Chunk((), (), At(name, dict(after)))
 
     def _chunks(
@@ -145,7 +145,7 @@ class RowFormat(Format[Any]):
             if failure is not None:
                 at += 1
                 state = At(name, dict(after) if row + at == stop else {"file": path, "row": row + at})
-                demand.judge(_placed(failure, f"{path}, row {row + at - 1:,}"), path, state)
+                demand.skip_or_raise(_placed(failure, f"{path}, row {row + at - 1:,}"), path, state)
                 yield Chunk((), (), state)
 
 

@@ -304,7 +304,7 @@ class Walk:
         self._window = min(2 * self._window, MOST_BYTES)
         pace = Pace()
         while self._walk():
-            await pace.breathe()
+            await pace.maybe_yield()
         if self._scanner.ended:
             self._read = self._size
         elif self._scanner.beyond >= SEEK_BYTES:

@@ -64,7 +64,7 @@ class WholeFormat(Format[WholeFile]):
                     yield Chunk(items, tuple(map(state, range(begin, index))))
                 last = found[-1][1]
                 if isinstance(last, ReadError):
-                    demand.judge(last, paths[index], state(index))
+                    demand.skip_or_raise(last, paths[index], state(index))
                     yield Chunk((), (), state(index))
                     index += 1
 
