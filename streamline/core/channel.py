@@ -348,7 +348,7 @@ class Inbox(Flow[T]):
         return min((self._channel.capacity.items + 1) // 2, len(self._packet.items))
 
     @property
-    def at_once(self) -> bool:
+    def is_ready(self) -> bool:
         return self.ready > 0 or super().is_ready
 
     @property

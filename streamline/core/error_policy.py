@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from streamline.core.counters import label
 from streamline.core.meters import Meters
 from streamline.core.options import check_int, is_async
-from streamline.core.replay import KEY, Adapter, FailedCall
+from streamline.core.replay import CALL_ATTRIBUTE, Adapter, FailedCall
 from streamline.core.state import Reference, SkipCounts, Skipped, State, Tally, Tree, consumed_of, skips_in, with_skips
 from streamline.core.tracebacks import trace_of
 from streamline.errors import (
@@ -452,7 +452,7 @@ class Skips:
         """
         if not self.active or not isinstance(error, Exception) or isinstance(error.__cause__, GeneratorExit):
             return error
-        call = vars(error).get(KEY)
+        call = vars(error).get(CALL_ATTRIBUTE)
         failure = Failure(
             stage=self.name,
             kind=self._kind,

@@ -34,7 +34,7 @@ class Chunk(Generic[T]):
     A chunk without items carries progress alone: what was read since the last item was dropped.
     """
 
-    __slots__ = ("progress", "items", "states")
+    __slots__ = ("items", "progress", "states")
 
     def __init__(self, items: Sequence[T], states: States, after: State | None = None) -> None:
         self.items = items
@@ -213,7 +213,7 @@ class Site:
         return self.tasks.session.errors.skips(name, kind, self.shard, self.epoch, count)
 
 
-class Demand:
+class StageContext:
     """What a generator of chunks knows of its reader, and of where it runs.
 
     Attributes:
@@ -248,7 +248,7 @@ class Demand:
         return failure
 
 
-class Run(Demand, Generic[In]):
+class StageRun(StageContext, Generic[In]):
     """One run of a stage, as its generator sees it.
 
     Attributes:
@@ -285,7 +285,7 @@ class ListsFlow(Flow[T]):
     Args:
       begin: the state before the first item.
       lists: the generator, not started.
-      demand: where the generator reads how many items are wanted.
+      context: where the generator reads how many items are wanted.
       opened: flows to close after it.
 
     Attributes:
@@ -294,27 +294,27 @@ class ListsFlow(Flow[T]):
 
     instant = False
 
-    def __init__(self, begin: State, lists: Lists[T], demand: Demand, *opened: Flow[Any]) -> None:
-        skips = demand.skips
+    def __init__(self, begin: State, lists: Lists[T], context: StageContext, *opened: Flow[Any]) -> None:
+        skips = context.skips
         super().__init__(begin if skips is None else skips.over(begin))
         self._lists = lists
-        self._demand = demand
+        self._context = context
         self._opened = opened
-        self.meter = demand.meter
+        self.meter = context.meter
 
     @property
-    def at_once(self) -> bool:
+    def is_ready(self) -> bool:
         return self.instant or super().is_ready
 
     async def _next(self, limit: int) -> Chunk[T] | None:
-        self._demand.want, self._demand.need = limit, self.need
+        self._context.want, self._context.need = limit, self.need
         try:
             chunk = await anext(self._lists, None)
         except anyio.get_cancelled_exc_class():
             # The generator is dead now: without this, the next pull would look like an end.
             self._failure = ClosedError("a pull inside the pipeline was cancelled; open the pipeline again")
             raise
-        return chunk if self._demand.skips is None or chunk is None else chunk.with_skip_counts(self._demand.skips)
+        return chunk if self._context.skips is None or chunk is None else chunk.with_skip_counts(self._context.skips)
 
     async def aclose(self) -> None:
         await super().aclose()

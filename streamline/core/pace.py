@@ -22,7 +22,7 @@ from streamline.errors import PlanTypeError
 
 if TYPE_CHECKING:
     from streamline.core.counters import StageMeter
-    from streamline.core.flow import Run
+    from streamline.core.flow import StageRun
     from streamline.core.process_random import Look
 
 In = TypeVar("In")
@@ -201,7 +201,7 @@ def check_awaited(stage: object, results: Sequence[Any], way: str) -> None:
 
 
 async def results(
-    run: Run[In], fn: Callable[[In], Out], stage: str, way: str, look: Look | None = None
+    run: StageRun[In], fn: Callable[[In], Out], stage: str, way: str, look: Look | None = None
 ) -> AsyncGenerator[tuple[Chunk[In], list[Out]], None]:
     """Yield parts of the upstream's chunks, each with `fn` of its items; a chunk without items as it is.
 
@@ -244,7 +244,7 @@ async def results(
 
 def _slice(
     pace: Pace,
-    run: Run[In],
+    run: StageRun[In],
     fn: Callable[[In], Out],
     stage: str,
     chunk: Chunk[In],

@@ -34,7 +34,7 @@ from streamline.core.state import Json, Reference, State, States, Tally, Tree
 
 T = TypeVar("T")
 
-MANY = 2**31
+ALL_ROUNDS = 2**31
 """Rounds: no bound but the items."""
 
 
@@ -96,7 +96,7 @@ class MergeFlow(Flow[T]):
       held: progress deferred until its worker's turn; None: all progress counts as soon as it is seen.
     """
 
-    apart = True
+    has_own_task = True
     choosing = False
     held: DeferredProgress | None = None
 

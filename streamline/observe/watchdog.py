@@ -26,7 +26,7 @@ import anyio
 from streamline.core.counters import HOLD_S, HostMeter, StageMeter
 from streamline.core.gate import Phase
 from streamline.core.meters import Meters
-from streamline.core.tasks import WaitedWorker, Session
+from streamline.core.tasks import Session, WaitedWorker
 from streamline.errors import printable
 from streamline.observe.verdict import way_out
 

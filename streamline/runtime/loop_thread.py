@@ -22,7 +22,14 @@ from streamline.core.flow import Chunk, Flow
 from streamline.core.gate import Rest
 from streamline.core.state import State
 from streamline.core.tasks import Session, Tasks, supervise
-from streamline.core.threads import CALL_S, disable_slow_callback_log, interruptible, new_event_loop, start_thread, threadsafe_call
+from streamline.core.threads import (
+    CALL_S,
+    disable_slow_callback_log,
+    interruptible,
+    new_event_loop,
+    start_thread,
+    threadsafe_call,
+)
 from streamline.errors import ClosedError
 from streamline.observe.watchdog import Patience
 from streamline.runtime.pause import RemoteGate
@@ -81,7 +88,7 @@ class LoopThread(Generic[T]):
             else:
                 self._patience.wait(take, self._wake, self._thread.ident, now)
 
-        self._session.meters.consumer.asks(now)
+        self._session.meters.consumer.wait_begins(now)
         self.bridge.consumer.take(wait, now, self.signal)
 
     def stop(self) -> None:

@@ -20,7 +20,7 @@ from streamline.core.error_policy import Errors, Policy, counts_in
 from streamline.core.flow import Flow, Opener, Site
 from streamline.core.meters import Meters, Traffic
 from streamline.core.state import Json, Tree
-from streamline.core.tasks import MEMORY_BYTES, WaitedWorker, Session, Tasks
+from streamline.core.tasks import MEMORY_BYTES, Session, Tasks, WaitedWorker
 from streamline.core.text import Entry
 from streamline.core.threads import undisturbed
 from streamline.errors import PlanError

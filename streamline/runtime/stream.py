@@ -173,7 +173,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
             check_asked(self._session.gate)
         meters, consumer = self._session.meters, self._session.meters.consumer
         consumer.body_ends()
-        consumer.asks(perf_counter())
+        consumer.wait_begins(perf_counter())
         try:
             flow = self._flow or await self.start()
             await self._give_way()
@@ -188,13 +188,13 @@ class Stream(BaseStream[T], AsyncCursor[T]):
             raise
         finally:
             now = perf_counter()
-            consumer.gets(now)
+            consumer.wait_ends(now)
         if chunk is None:
             await self.aclose()
         elif self._closed:  # by another task, meanwhile
             raise ClosedError("the stream is closed")
         else:
-            meters.gave(len(chunk.items))
+            meters.count_list(len(chunk.items))
         if meters.on and consumer.body_begins(now):
             self._call_soon(consumer.body_ends)
         return chunk

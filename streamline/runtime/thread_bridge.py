@@ -153,7 +153,7 @@ class ThreadBridge(Sink[T]):
                 due.cancel()
         return await super().wait_room()
 
-    def wanted(self, room: int) -> tuple[int, int]:
+    def pull_size(self, room: int) -> tuple[int, int]:
         self._asked_at = perf_counter()
         return super().pull_size(room)
 

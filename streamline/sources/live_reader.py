@@ -331,7 +331,7 @@ class WorkerQueue(Feeder):
         self.notice()
 
     @property
-    def hungry(self) -> bool:
+    def starved(self) -> bool:
         """Whether the worker needs another item to give one: it has consumed all, and its output was taken."""
         return self.channel.inbox.starved and (self.worker is None or self.worker.nothing_pending)
 
@@ -421,7 +421,7 @@ class WorkerQueues:
     def starving(self) -> WorkerQueue | None:
         """A worker that starves: the merge waits, and nothing that it waits for can come without another item."""
         queues = [self.queues[index] for index in self.awaited]
-        if queues and all(queue.hungry for queue in queues):
+        if queues and all(queue.starved for queue in queues):
             return queues[0]
         return None
 

@@ -13,7 +13,7 @@ from streamline.core.blame import blame, cancellation_requested
 from streamline.core.channel import Inbox
 from streamline.core.counters import Working
 from streamline.core.driver import behind_channel
-from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
 from streamline.core.pace import results
 from streamline.core.state import Tree
 from streamline.transfer.base import Mover, Target
@@ -81,7 +81,7 @@ class Transfer(Stage[Any, Any]):
     def _mover(self) -> Mover:
         return (self.target or found(self.device)).mover(self.depth)
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         """Convert batches in place: no task, no channel."""
         mover = self._mover()
         if run.meter is not None and mover.tells is not None:
@@ -91,7 +91,7 @@ class Transfer(Stage[Any, Any]):
                 yield Chunk(moved, chunk.states, chunk.progress)
                 del chunk, moved
 
-    async def _moved(self, run: Run[Any], mover: Mover) -> Lists[Any]:
+    async def _moved(self, run: StageRun[Any], mover: Mover) -> Lists[Any]:
         try:
             while (chunk := await run.upstream.pull(1)) is not None:
                 items, states, after = chunk.items, chunk.states, chunk.progress
@@ -115,7 +115,7 @@ class Transfer(Stage[Any, Any]):
             mover.close()
             run.site.tasks.disown(mover.close)
 
-    async def _move(self, mover: Mover, batch: Any, run: Run[Any]) -> Any:
+    async def _move(self, mover: Mover, batch: Any, run: StageRun[Any]) -> Any:
         with Working(run.meter), CancelScope(shield=True):  # it would copy from memory that is free
             return await run.site.tasks.threads.run(partial(mover.move, batch), "a batch")
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
 from streamline.core.pace import Pace
 from streamline.core.state import Json, Since, SkipCounts, Tree, consumed_of, read_again, skips_in, with_skips
 from streamline.core.state_types import Count, FileName, Unsigned
@@ -124,7 +124,7 @@ class Cache(Stage[T, T]):
         begin = CacheState(place, served, Since(kept.begin, kept.now))
         return ListsFlow(begin, self._serve(run, kept, place, served), run, reading)
 
-    async def _serve(self, run: Run[T], kept: _CachedPass[T], place: PassPlace, served: int) -> Lists[T]:
+    async def _serve(self, run: StageRun[T], kept: _CachedPass[T], place: PassPlace, served: int) -> Lists[T]:
         pace = Pace()
         while len(kept.items) < served:
             if await run.upstream.pull(served - len(kept.items)) is None:

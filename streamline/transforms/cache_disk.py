@@ -22,7 +22,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Generic, TypeVar, cast
 
-from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run, Site
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Site, StageRun
 from streamline.core.pace import Pace
 from streamline.core.state import Json, Over, Since, State, States, Tally, Tree, read_again, skips_in, with_skips
 from streamline.core.tree import nbytes
@@ -51,7 +51,7 @@ def open_on_disk(
     name: str,
     chosen: bool,
     files: CacheFiles,
-    run_over: Callable[[Flow[T]], Run[T]],
+    run_over: Callable[[Flow[T]], StageRun[T]],
     history: PassHistory,
     upstream: Opener[T],
     state: Tree | None,
@@ -90,7 +90,7 @@ class _DiskPass(Generic[T]):
     def __init__(
         self,
         files: CacheFiles,
-        run: Run[T],
+        run: StageRun[T],
         history: PassHistory,
         place: PassPlace,
         upstream: Opener[T],

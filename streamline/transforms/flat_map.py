@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from streamline.core.blame import blame
 from streamline.core.counters import HoldTimer
-from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.flow import Chunk, Lists, StageRun
 from streamline.core.pace import Pace, check_awaited
 from streamline.core.replay import FailedCall
 from streamline.core.state import Json, MadeStates, Over, Since, State
@@ -41,7 +41,7 @@ class FlatMap(Stage[In, Out]):
     }
     state_type: ClassVar[Any] = Count
     rewinds = True
-    first_own = 0
+    initial_state = 0
 
     fn: Callable[[In], Iterable[Out]]
 
@@ -52,7 +52,7 @@ class FlatMap(Stage[In, Out]):
             or None
         )
 
-    async def lists(self, run: Run[In]) -> Lists[Out]:
+    async def lists(self, run: StageRun[In]) -> Lists[Out]:
         mark = run.upstream.state
         skip: int = run.own or 0
         pace = Pace(run.meter)
@@ -82,7 +82,7 @@ class FlatMap(Stage[In, Out]):
 class _Unfolding(Generic[In, Out]):
     """The outputs of one input, list by list."""
 
-    def __init__(self, stage: FlatMap[In, Out], run: Run[In], mark: State, now: State, skip: int) -> None:
+    def __init__(self, stage: FlatMap[In, Out], run: StageRun[In], mark: State, now: State, skip: int) -> None:
         self._stage, self._run, self._mark, self._now = stage, run, mark, now
         self._skip = skip
         self._delivered = skip
@@ -147,5 +147,5 @@ class Unbatch(FlatMap[In, Out]):
 
     uncounted_options = ("fn",)
     kind: ClassVar[str] = "unbatch"
-    nests: ClassVar[int] = -1
+    depth_change: ClassVar[int] = -1
     in_flight = 1

@@ -14,7 +14,7 @@ from streamline.core.blame import stage_name
 from streamline.core.capacity import Capacity
 from streamline.core.channel import Channel
 from streamline.core.driver import run_into
-from streamline.core.flow import Chunk, Flow, Lists, Opener, Run, Site
+from streamline.core.flow import Chunk, Flow, Lists, Opener, Site, StageRun
 from streamline.core.knobs import Knob, KnobKind
 from streamline.core.lazy_numpy import np
 from streamline.core.limits import Limit
@@ -75,7 +75,7 @@ class Map(Stage[In, Out]):
     def answers(cls, options: Mapping[str, Any]) -> bool:
         return options.get("ordered") is not False
 
-    async def lists(self, run: Run[In]) -> Lists[Out]:
+    async def lists(self, run: StageRun[In]) -> Lists[Out]:
         look = None
         if isinstance(self.fn, Seeded) and self.fn.seed_globals:
             check_alone(str(self), run.site)
@@ -257,7 +257,7 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     order_preserving: ClassVar[frozenset[str]] = frozenset({"seed", "seed_globals", "removed"})
     state_type: ClassVar[Any] = Count
     one_to_one = True
-    first_own = 0
+    initial_state = 0
     part_of_next: ClassVar[bool] = True
     own_state_counts: ClassVar[bool] = False
 
@@ -285,7 +285,7 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
         """Name the change as one of the map that this stage belongs to."""
         return f"{name.removesuffix('.rng')}.{what if what in ('name', 'removed') else 'seed'}"
 
-    async def lists(self, run: Run[In]) -> Lists[tuple[In, np.random.Generator]]:
+    async def lists(self, run: StageRun[In]) -> Lists[tuple[In, np.random.Generator]]:
         ordinal: int = run.own or 0
         generators = Generators(self.seed, self.stage, run.site)
         while (chunk := await run.upstream.pull(run.want)) is not None:

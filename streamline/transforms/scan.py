@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.flow import Chunk, Lists, StageRun
 from streamline.core.options import check_function, given, is_async
 from streamline.core.pace import results
 from streamline.core.replay import Adapter
@@ -52,7 +52,7 @@ class Scan(Stage[In, Out]):
     def begin(self, upstream: State, own: Any) -> State:
         return Over(self.name, own or {"carry": json_copy(self.init, self._whose)}, upstream)
 
-    async def lists(self, run: Run[In]) -> Lists[Out]:
+    async def lists(self, run: StageRun[In]) -> Lists[Out]:
         carried = json_copy(run.own["carry"] if run.own else self.init, self._whose)
         fold = _Fold(self.fn, carried, self._whose)
         way = "await it in a .map before; a scan takes each item after the one before"

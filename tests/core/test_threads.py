@@ -19,7 +19,7 @@ import anyio.to_thread
 import pytest
 
 from streamline.core import threads as starter
-from streamline.core.threads import SerialExecutor, ThreadPool, start_thread, undisturbed, threadsafe_call
+from streamline.core.threads import SerialExecutor, ThreadPool, start_thread, threadsafe_call, undisturbed
 from streamline.errors import HostError
 
 STARTER = starter.__file__

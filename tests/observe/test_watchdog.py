@@ -19,7 +19,7 @@ import pytest
 import streamline as sl
 from streamline.core.gate import Event as GateEvent
 from streamline.core.state import At
-from streamline.core.tasks import WaitedWorker, Session
+from streamline.core.tasks import Session, WaitedWorker
 from streamline.errors import PlanError, PlanTypeError
 from streamline.observe.watchdog import Patience, Watched, user_frame, watch
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import streamline as sl
 from streamline.cli import main
 from streamline.core.state import At
-from streamline.core.tasks import WaitedWorker, Session
+from streamline.core.tasks import Session, WaitedWorker
 from streamline.errors import DataError, PlanError, ResumeError
 from streamline.observe import exporters, page, progress
 from streamline.observe.stats import Stats

@@ -112,7 +112,7 @@ class ItemSender(Sink[T]):
         self.capacity.limit_to(inbox.keep())
         return self.capacity.items
 
-    def wanted(self, room: int) -> tuple[int, int]:
+    def pull_size(self, room: int) -> tuple[int, int]:
         """Likewise; what fills a message is a list: large items are better sent while they are in the cache."""
         most, need = super().pull_size(room)
         full = self.capacity.items_of_message(most, room)

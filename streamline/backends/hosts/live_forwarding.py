@@ -73,7 +73,7 @@ class LiveForwarding:
             self._room.set()
 
     @property
-    def hungry(self) -> bool:
+    def starved(self) -> bool:
         """Whether the worker has consumed all that came."""
         return self._inbox.starved
 

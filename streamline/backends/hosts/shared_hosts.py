@@ -40,7 +40,7 @@ from streamline.backends.network.handshake import PeerHello
 from streamline.core.cleanup import Cleanup
 from streamline.core.counters import HostKind, host_label
 from streamline.core.forks import ForkSafeLock, disowned_in_copies
-from streamline.core.threads import resolve, wait_future, start_thread
+from streamline.core.threads import resolve, start_thread, wait_future
 from streamline.errors import ClosedError, HostError
 
 logger = logging.getLogger("streamline.hosts")

@@ -38,7 +38,7 @@ from streamline.backends.remote.control import AgentCalls, TrainerCalls, call, t
 from streamline.backends.remote.network_link import watch_peer
 from streamline.core.forks import ForkSafeLock, disowned_in_copies
 from streamline.core.text import counted
-from streamline.core.threads import resolve, wait_future, start_thread
+from streamline.core.threads import resolve, start_thread, wait_future
 from streamline.errors import HostError
 
 logger = logging.getLogger("streamline.hosts")
