@@ -17,7 +17,7 @@ from typing import NamedTuple
 from streamline.core.text import counted
 from streamline.observe.figures import Figures, StageStats, ThreadStats, WorkerStats, per_s
 
-MOST_TIMES_THE_CALLS = 8
+MOST_FACTOR = 8
 """The most calls at once, for each there are now, that is advised in one step."""
 
 
@@ -450,7 +450,7 @@ def _loop(loads: Loads) -> Finding | None:
         why = f"{why}, with calls of {1e6 * loads.call_s(stage):.1f} µs"
         advice = f"{LARGER.get(stage.kind, LARGER_CALLS)}: {_about(1 / rest)} at the most"
         return Finding(stage, f"{stage} limits", why, advice, 1 / rest)
-    calls = max(2, min(MOST_TIMES_THE_CALLS, math.ceil(1 / rest)))
+    calls = max(2, min(MOST_FACTOR, math.ceil(1 / rest)))
     speedup = min(1 / rest, calls / held) if stage.kind == "map" else 1 / rest  # the others get threads by a map
     more, faster = _more_hosts(loads, stage, rest)
     advice = (
@@ -475,8 +475,8 @@ def _more_hosts(loads: Loads, stage: StageStats, rest: float) -> tuple[str, floa
     rest = rest if kind == "process" else loads.rest_of_rank(stage)
     elsewhere = any(host.node for host in loads.figures.hosts)  # the CPUs of this machine are no limit
     count = min(
-        MOST_TIMES_THE_CALLS * now if elsewhere else loads.figures.cpus,
-        MOST_TIMES_THE_CALLS * now,
+        MOST_FACTOR * now if elsewhere else loads.figures.cpus,
+        MOST_FACTOR * now,
         math.ceil(now / rest),
     )
     speedup = min(1 / rest, count / now)
@@ -519,7 +519,7 @@ def _calls_full(loads: Loads) -> Finding | None:
     rest = loads.next_limit(stage)
     if stage.executor == "thread" and stage.slots > 1 and loads.take_turns():
         return _threads_in_turn(loads, stage, rest)
-    more = min(MOST_TIMES_THE_CALLS, math.ceil(1 / rest))
+    more = min(MOST_FACTOR, math.ceil(1 / rest))
     speedup = min(float(more), 1 / rest)
     why = f"busy {_percent(loads.awaited(stage))}{_repeats(loads, stage)}"
     if_threads = " if it waits or releases the GIL" if stage.executor == "thread" else ""

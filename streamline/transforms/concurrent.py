@@ -60,7 +60,7 @@ LEAST_S = 0.001
 """Seconds of work in a thread from which on a claim isn't made longer. One costs the event loop some 0.1 ms; but the
 results of its first items wait for the last, which may suddenly take long."""
 
-MANY_RESULTS = 16
+MANY_READY = 16
 """Results in a turn of the event loop from which on those of the next turn are waited for: a hand-over to the consumer
 costs as much as some 20 short calls."""
 
@@ -300,9 +300,7 @@ class Deliverer(Generic[In, Out]):
         """Give calls more turns while each brings many results in little time, up to a quarter of the channel."""
         until, before, most = (self._news_at or 0.0) + SLICE_S, 0, self._channel.capacity.items // 4
         while (
-            before + MANY_RESULTS <= (ready := self._order.ready) <= most
-            and not self._failure
-            and perf_counter() < until
+            before + MANY_READY <= (ready := self._order.ready) <= most and not self._failure and perf_counter() < until
         ):
             before = ready
             await anyio.lowlevel.checkpoint()
