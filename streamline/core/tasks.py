@@ -78,15 +78,16 @@ class Session:
       journal: of a live source; None for any other.
       errors: items that are left out because of an error.
       beginnings: the first items of shards, compared with one another.
-      workers_exhausted: told, in the event loop's thread, that the workers have given all that they have, or that no more is wanted
-        of them; perhaps more than once. None: not called.
+      workers_exhausted: called, in the event loop's thread, when the workers have given all that they have, or no more
+        is wanted of them; perhaps more than once. None: not called.
       budget: of the bytes that sources may hold read ahead, all together.
       limits: of the calls that stages make at once, or in a second, all together.
-      per_source: what the flows of one source share, by its name; their own business.
+      per_source: what the flows of one source share, by its name.
       other_ranks: what is waited for that others have to say; "": nothing.
-      surplus_of_rank: items that this rank doesn't give, since others have none left; and whether there may be more of them.
-      unwrap_output: makes what the last stage hands out of what its channel carries, in the consumer's thread, when it takes
-        it; None: that is the same.
+      surplus_of_rank: items that this rank doesn't give, since others have none left; and whether there may be more of
+        them.
+      unwrap_output: makes what the last stage hands out of what its channel carries, in the consumer's thread, when it
+        takes it; None: that is the same.
       where: how messages call the host that this is in: "process 2, pid 4711"; "": it is the run itself.
       place: where what leaves this host, or goes to a device, is written; None: in ordinary memory.
       widths: the values of knobs that are turned while it runs; None: none are.
