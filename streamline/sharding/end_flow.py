@@ -16,6 +16,7 @@ from streamline.core.choices import Branch
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Site, StageContext
 from streamline.core.state import Over, State, States, Tally, Tree, trimmed
 from streamline.core.tasks import Session
+from streamline.core.text import counted
 from streamline.errors import RanksError
 from streamline.sharding.ends import NAME, Agreement, nothing_to_pad
 from streamline.sharding.rank_sync import Rounds, opened
@@ -207,9 +208,8 @@ class _Ending:
         which = f"rank {rank.rank} of {rank.world_size}"
         if spare:
             logger.warning(
-                'ends="drop", epoch %d: %s drops %d surplus item%s%s: another rank has fewer',
-                epoch, which, spare, "s" * (spare != 1), " or more" * more,
+                'ends="drop", epoch %d: %s drops %s%s: another rank has fewer',
+                epoch, which, counted(spare, "surplus item"), " or more" if more else "",
             )  # fmt: skip
         elif self._padded:
-            count = f"{self._padded} item{'s' * (self._padded != 1)}"
-            logger.info('ends="pad", epoch %d: %s gave %s again', epoch, which, count)
+            logger.info('ends="pad", epoch %d: %s gave %s again', epoch, which, counted(self._padded, "item"))

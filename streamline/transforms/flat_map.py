@@ -47,10 +47,9 @@ class FlatMap(Stage[In, Out]):
 
     @classmethod
     def replay_cost(cls, own: Json) -> str | None:
-        return (
-            f"unfolds one input again, and passes over the {own:,} outputs of it that were delivered" * bool(own)
-            or None
-        )
+        if not own:
+            return None
+        return f"unfolds one input again, and passes over the {own:,} outputs of it that were delivered"
 
     async def lists(self, run: StageRun[In]) -> Lists[Out]:
         mark = run.upstream.state
