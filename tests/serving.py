@@ -290,7 +290,7 @@ def read() -> Callable[..., Awaitable[Reading]]:
                         await anext(flow)
                 made.end = flow.state.json()
             assert session.budget.held == 0
-            assert not session.shares
+            assert not session.per_source
         finally:
             stop.set()
             await supervisor

@@ -29,7 +29,7 @@ from streamline.backends.network.connections import UnreachableError
 from streamline.backends.remote.agents import Agents, HostGone, RemoteProcess, agents_at
 from streamline.backends.remote.remote import AgentsBackend, RemoteHost
 from streamline.core.forks import ForkSafeLock
-from streamline.core.threads import bring, start_thread
+from streamline.core.threads import resolve, start_thread
 from streamline.errors import DISTRIBUTION, HostError, PlanError, install
 from streamline.plan.plan import Plan
 
@@ -263,7 +263,7 @@ class _AskedActor:
         except Exception as error:  # Ray has errors of many kinds, where a cluster has just gone
             self.failure = HostGone(f"Ray can't be asked for an actor: {_told(error)}")
         if self.failure is not None:
-            bring(placed, self.failure)
+            resolve(placed, self.failure)
 
     def end(self) -> None:
         """End it, with the host that it runs."""
@@ -278,7 +278,7 @@ class _AskedActor:
             try:
                 check_own_node()
             except HostError as error:
-                bring(self._placed, error)
+                resolve(self._placed, error)
 
     def _ended(self, served: Future[object]) -> None:
         error = served.exception()
@@ -289,7 +289,7 @@ class _AskedActor:
         passes = not _is_final(error) and (self._replaces or self._goes_on_without)  # other nodes can run it
         kind = HostGone if self.fit or passes else HostError
         self.failure = kind(why if advice is None else f"{why}. {advice}")
-        bring(self._placed, self.failure)
+        resolve(self._placed, self.failure)
 
     @property
     def _goes_on_without(self) -> bool:

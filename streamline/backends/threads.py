@@ -20,7 +20,7 @@ from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.ipc.link import Link, PipeLink, pipe
 from streamline.core.options import check_int
 from streamline.core.tasks import Session
-from streamline.core.threads import hold_quietly, new_event_loop, start_thread, waker
+from streamline.core.threads import disable_slow_callback_log, new_event_loop, start_thread, threadsafe_call
 from streamline.errors import ClosedError, HostError
 from streamline.plan.plan import Plan
 
@@ -133,8 +133,8 @@ class ThreadHost(Host):
         anyio.run(self._serve, backend_options={"loop_factory": lambda: loop})
 
     async def _serve(self) -> None:
-        hold_quietly()
-        self._wake = waker()
+        disable_slow_callback_log()
+        self._wake = threadsafe_call()
         async with anyio.create_task_group() as group:
             while True:
                 with self._lock:

@@ -47,7 +47,7 @@ class FlushPoints(NamedTuple):
     step: int
     size: int
 
-    def wanted(self, sent: int, most: int) -> tuple[int, int]:
+    def next_boundary(self, sent: int, most: int) -> tuple[int, int]:
         """Return how many items after the first `sent` to ask for, `most` at the most, and how many end a part."""
         at = (self.at + (sent - self.first) * self.step) % self.size
         batches = (at + most * self.step) // self.size
@@ -80,10 +80,10 @@ class Sink(ABC, Generic[T]):
         """Items that may be pulled now; 0 where `wait_room` waits."""
         return self.capacity.room_at_once
 
-    def wanted(self, room: int) -> tuple[int, int]:
+    def pull_size(self, room: int) -> tuple[int, int]:
         """Return how long a list to pull, and how many of its items the consumer can't go on without."""
         most = min(room, self.capacity.longest)
-        return (most, 1) if self.flush_points is None else self.flush_points.wanted(self.sent, most)
+        return (most, 1) if self.flush_points is None else self.flush_points.next_boundary(self.sent, most)
 
     async def wait_room(self) -> int:
         """Wait until there is room, and return it; after it was full, for a quarter of it: lists are to be long."""
@@ -248,7 +248,7 @@ class Channel(Sink[T]):
 
     def post(self, chunk: Chunk[T]) -> None:
         """Hand on a chunk whose items have been reserved."""
-        if not chunk.items and chunk.after is None:
+        if not chunk.items and chunk.progress is None:
             return
         packet = self._packet()
         if chunk.items:
@@ -256,7 +256,7 @@ class Channel(Sink[T]):
             packet.items.extend(chunk.items)
             if self.meter is not None:
                 self.meter.items += len(chunk.items)
-        packet.after = chunk.after  # supersedes an earlier one: at most one progress is pending
+        packet.after = chunk.progress  # supersedes an earlier one: at most one progress is pending
         self.inbox.notify()
 
     def finish(self) -> None:
@@ -348,20 +348,20 @@ class Inbox(Flow[T]):
         return min((self._channel.capacity.items + 1) // 2, len(self._packet.items))
 
     @property
-    def at_once(self) -> bool:
-        return self.ready > 0 or super().at_once
+    def is_ready(self) -> bool:
+        return self.ready > 0 or super().is_ready
 
     @property
-    def idle(self) -> bool:
+    def nothing_pending(self) -> bool:
         """Whether there is nothing to see: no item, no progress, no end."""
         packet, channel = self._packet, self._channel
         news = packet.items or packet.after is not None or packet.failure is not None or channel.open is not None
         return not (news or channel.finished or self._shut)
 
     @property
-    def hungry(self) -> bool:
+    def starved(self) -> bool:
         """Whether a receiver waits here that has consumed all it took, and there is nothing to see."""
-        return self._waiting and not self._unreleased and self.idle
+        return self._waiting and not self._unreleased and self.nothing_pending
 
     @property
     def unreleased(self) -> tuple[int, int]:
@@ -390,7 +390,7 @@ class Inbox(Flow[T]):
         return chunk
 
     @property
-    def over(self) -> bool:
+    def exhausted(self) -> bool:
         """Whether everything was taken and no more will come.
 
         Raises:
@@ -415,7 +415,7 @@ class Inbox(Flow[T]):
         try:
             self._channel.feeder.on_wait()
             await anyio.lowlevel.checkpoint_if_cancelled()  # asyncio can't cancel a wait whose event is set each turn
-            while self.idle:
+            while self.nothing_pending:
                 news = self._news = Rest()
                 await news.wait()
                 self._channel.gate.turned_at = perf_counter()
@@ -463,7 +463,7 @@ class Inbox(Flow[T]):
         self.start()
         self.release()
         while (chunk := self.take(limit)) is None:
-            if self.over:
+            if self.exhausted:
                 return None
             if (reader := self.reader) is not None:
                 reader.wait_begins("wait_input")

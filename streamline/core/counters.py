@@ -180,7 +180,7 @@ Executor: TypeAlias = Literal["inline", "task", "thread"]
 
 HostKind: TypeAlias = Literal["process", "thread"]
 
-BORDER = " (border)"
+FROM_HOST = " (border)"
 """Suffix of the name of a channel whose items come from a host; the stage may fill another channel there."""
 
 

@@ -112,7 +112,7 @@ class CurrentChunk(Generic[T]):
         self.last: Iterator[T] = starmap(rest.popleft, repeat((), size and 1))
         self.received = received + size
         self.coming: list[Chunk[T] | BaseException | None] = []
-        self._states, self._after = chunk.states, chunk.after
+        self._states, self._after = chunk.states, chunk.progress
         self._passed, self._before, self._earlier = passed, before, earlier
 
     @property

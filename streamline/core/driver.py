@@ -105,7 +105,7 @@ async def drive(flow: Flow[T], channel: Sink[T], gate: Gate) -> None:
                 pace.begin()  # its reader had a turn
             if gate.holding:
                 await gate.passage()
-            most, flow.need = channel.wanted(room)
+            most, flow.need = channel.pull_size(room)
             chunk = await flow.pull(most)
             if gate.holding:
                 await gate.passage()  # after a read that ended when nothing was to move any more
@@ -114,7 +114,7 @@ async def drive(flow: Flow[T], channel: Sink[T], gate: Gate) -> None:
             await channel.send(chunk)
             chunk.items = ()  # as `emptied`
             del chunk
-            await pace.give_way(HANDOVER_S, channel.turns)
+            await pace.yield_after(HANDOVER_S, channel.turns)
 
     await into(channel, flow, pump)
 

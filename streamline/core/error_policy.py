@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from streamline.core.counters import label
 from streamline.core.meters import Meters
 from streamline.core.options import check_int, is_async
-from streamline.core.replay import KEY, Adapter, FailedCall
+from streamline.core.replay import CALL_ATTRIBUTE, Adapter, FailedCall
 from streamline.core.state import Reference, SkipCounts, Skipped, State, Tally, Tree, consumed_of, skips_in, with_skips
 from streamline.core.tracebacks import trace_of
 from streamline.errors import (
@@ -252,7 +252,7 @@ class Errors:
             return None
         return Skips(self, name, kind, shard, epoch, count)
 
-    def happened(self, key: Key, failure: Failure, epoch: tuple[int, ...], number: int) -> None:
+    def record_skip(self, key: Key, failure: Failure, epoch: tuple[int, ...], number: int) -> None:
         """Record a skipped item, before the state that counts it is passed on.
 
         Args:
@@ -276,13 +276,13 @@ class Errors:
         with self._deciding:
             return on_error(failure)
 
-    def count(self, state: State) -> None:
+    def settle(self, state: State) -> None:
         """Count and write what was skipped up to `state`, which the consumer has reached."""
         if self._happened == self._counted and not self._unjudged:
             return
         self._count(state)
 
-    def judge(self, state: Reference) -> None:
+    def enforce_limit(self, state: Reference) -> None:
         """Count, and fail the run if the limit is exceeded: from then on, each call raises."""
         if self._failure is not None:
             raise self._failure.with_traceback(None)  # else it would grow with every raise
@@ -357,7 +357,7 @@ class Errors:
         self._reported = True
         try:
             if state is not None:
-                self.count(state)
+                self.settle(state)
         except DeadLetterError as error:
             logger.error("%s", error)
         report = self.report()
@@ -441,7 +441,7 @@ class Skips:
         """Whether anything may be skipped."""
         return self._errors.policy.skips
 
-    def judge(self, error: BaseException, item: object, position: State, items: int = 1) -> Failure | BaseException:
+    def decide(self, error: BaseException, item: object, position: State, items: int = 1) -> Failure | BaseException:
         """Return the failure to skip, or the exception that fails the stream.
 
         Args:
@@ -452,7 +452,7 @@ class Skips:
         """
         if not self.active or not isinstance(error, Exception) or isinstance(error.__cause__, GeneratorExit):
             return error
-        call = vars(error).get(KEY)
+        call = vars(error).get(CALL_ATTRIBUTE)
         failure = Failure(
             stage=self.name,
             kind=self._kind,
@@ -474,7 +474,7 @@ class Skips:
         self.count += failure.items
         if self.count <= self._consumed:
             return
-        self._errors.happened((self.shard, self.name), failure, self._epoch, self.count)
+        self._errors.record_skip((self.shard, self.name), failure, self._epoch, self.count)
 
     def _decided(self, failure: Failure) -> BaseException | None:
         """Ask the handler; return the exception that fails the stream, or None."""

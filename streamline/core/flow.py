@@ -34,24 +34,24 @@ class Chunk(Generic[T]):
     A chunk without items carries progress alone: what was read since the last item was dropped.
     """
 
-    __slots__ = ("after", "items", "states")
+    __slots__ = ("items", "progress", "states")
 
     def __init__(self, items: Sequence[T], states: States, after: State | None = None) -> None:
         self.items = items
         self.states = states
-        self.after = after
+        self.progress = after
 
     @property
     def end_reference(self) -> Reference:
         """The same as `end`, not made yet."""
-        return Reference(self.states, len(self.items) - 1) if self.after is None else Reference.to(self.after)
+        return Reference(self.states, len(self.items) - 1) if self.progress is None else Reference.to(self.progress)
 
     @property
     def end(self) -> State:
         """The state after everything in this chunk."""
         return self.end_reference.get()
 
-    def emptied(self) -> list[T]:
+    def take_items(self) -> list[T]:
         """Return the items, and keep none: the generator that made this chunk may keep it until it goes on.
 
         So a large item is held by its reader alone, and needn't be copied to leave a process.
@@ -62,15 +62,15 @@ class Chunk(Generic[T]):
     def part(self, start: int, count: int) -> Chunk[T]:
         """Return items start … start + count - 1; the last part keeps the progress."""
         stop = start + count
-        after = self.after if stop >= len(self.items) else None
+        after = self.progress if stop >= len(self.items) else None
         return Chunk(self.items[start:stop], Shifted(self.states, start) if start else self.states, after)
 
-    def counting(self, skips: Skips | None) -> Chunk[T]:
+    def with_skip_counts(self, skips: Skips | None) -> Chunk[T]:
         """Return this chunk with states that say what the stage has skipped so far."""
         if skips is None or not skips.counts:
             return self
         states = MadeStates(Skipped, skips.name, skips.shard, skips.counts, states=self.states)
-        return Chunk(self.items, states, None if self.after is None else skips.over(self.after))
+        return Chunk(self.items, states, None if self.progress is None else skips.over(self.progress))
 
 
 class Flow(ABC, Generic[T]):
@@ -85,13 +85,13 @@ class Flow(ABC, Generic[T]):
       reader: of the stage that pulls this flow; counts waits. None: not counted.
       need: items without which its reader can't go on, set before a pull: a list is not cut short before it has so
         many only because user code has run for a while.
-      apart: other tasks make its items, while its reader works on those that it has.
+      has_own_task: other tasks make its items, while its reader works on those that it has.
     """
 
     meter: StageMeter | None = None
     reader: StageMeter | None = None
     need = 1
-    apart = False
+    has_own_task = False
 
     def __init__(self, begin: State) -> None:
         self._state_ref = Reference.to(begin)
@@ -133,14 +133,14 @@ class Flow(ABC, Generic[T]):
         if len(chunk.items) > limit:
             self._rest = chunk.part(limit, len(chunk.items))
             chunk = chunk.part(0, limit)
-        after = chunk.after
+        after = chunk.progress
         self._state_ref = Reference(chunk.states, len(chunk.items) - 1) if after is None else Reference.to(after)
         if self.meter is not None:
             self.meter.count(chunk.items)
         return chunk
 
     @property
-    def at_once(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the next pull neither waits nor calls a user's function, so that no item need be handed on first."""
         return self._rest is not None
 
@@ -213,7 +213,7 @@ class Site:
         return self.tasks.session.errors.skips(name, kind, self.shard, self.epoch, count)
 
 
-class Demand:
+class StageContext:
     """What a generator of chunks knows of its reader, and of where it runs.
 
     Attributes:
@@ -234,13 +234,13 @@ class Demand:
         self.meter = meter
         self.kept: dict[str, Any] = {}
 
-    def judge(self, error: BaseException, item: object, position: State, items: int = 1) -> Failure:
+    def skip_or_raise(self, error: BaseException, item: object, position: State, items: int = 1) -> Failure:
         """Return the failure if its item is to be left out; then it is counted, and later states must include it.
 
         Raises:
           What the stream is to fail with, otherwise.
         """
-        failure = error if self.skips is None else self.skips.judge(error, item, position, items)
+        failure = error if self.skips is None else self.skips.decide(error, item, position, items)
         if isinstance(failure, BaseException):
             raise failure
         assert self.skips is not None
@@ -248,7 +248,7 @@ class Demand:
         return failure
 
 
-class Run(Demand, Generic[In]):
+class StageRun(StageContext, Generic[In]):
     """One run of a stage, as its generator sees it.
 
     Attributes:
@@ -272,7 +272,7 @@ class Run(Demand, Generic[In]):
         None: as many as are asked for of the stage itself, which gives an item for each at the most; but one is enough
         to begin its work where others are made meanwhile.
         """
-        self.upstream.need = (1 if self.upstream.apart else self.need) if need is None else need
+        self.upstream.need = (1 if self.upstream.has_own_task else self.need) if need is None else need
         return await self.upstream.pull(self.want if want is None else want)
 
 
@@ -285,7 +285,7 @@ class ListsFlow(Flow[T]):
     Args:
       begin: the state before the first item.
       lists: the generator, not started.
-      demand: where the generator reads how many items are wanted.
+      context: where the generator reads how many items are wanted.
       opened: flows to close after it.
 
     Attributes:
@@ -294,27 +294,27 @@ class ListsFlow(Flow[T]):
 
     instant = False
 
-    def __init__(self, begin: State, lists: Lists[T], demand: Demand, *opened: Flow[Any]) -> None:
-        skips = demand.skips
+    def __init__(self, begin: State, lists: Lists[T], context: StageContext, *opened: Flow[Any]) -> None:
+        skips = context.skips
         super().__init__(begin if skips is None else skips.over(begin))
         self._lists = lists
-        self._demand = demand
+        self._context = context
         self._opened = opened
-        self.meter = demand.meter
+        self.meter = context.meter
 
     @property
-    def at_once(self) -> bool:
-        return self.instant or super().at_once
+    def is_ready(self) -> bool:
+        return self.instant or super().is_ready
 
     async def _next(self, limit: int) -> Chunk[T] | None:
-        self._demand.want, self._demand.need = limit, self.need
+        self._context.want, self._context.need = limit, self.need
         try:
             chunk = await anext(self._lists, None)
         except anyio.get_cancelled_exc_class():
             # The generator is dead now: without this, the next pull would look like an end.
             self._failure = ClosedError("a pull inside the pipeline was cancelled; open the pipeline again")
             raise
-        return chunk if self._demand.skips is None or chunk is None else chunk.counting(self._demand.skips)
+        return chunk if self._context.skips is None or chunk is None else chunk.with_skip_counts(self._context.skips)
 
     async def aclose(self) -> None:
         await super().aclose()

@@ -51,11 +51,11 @@ class ConsumerMeter:
         self._quick = False
         self._unseen = 0
 
-    def asks(self, now: float) -> None:
+    def wait_begins(self, now: float) -> None:
         """It asks for a list, and has none."""
         self.waiting_since = now
 
-    def gets(self, now: float) -> None:
+    def wait_ends(self, now: float) -> None:
         """It has what it asked for, or gives up."""
         if self.waiting_since is not None:
             self.wait_s += now - self.waiting_since
@@ -171,7 +171,7 @@ class Meters:
         """The consumer gets its first list: what was before was the warm-up."""
         self.first = None if self.on_first_list is None else self.on_first_list(self)
 
-    def gave(self, items: int) -> None:
+    def count_list(self, items: int) -> None:
         """The consumer gets a list."""
         if items and not self.consumer.items:
             self.began()

@@ -22,7 +22,7 @@ from streamline.errors import PlanTypeError
 
 if TYPE_CHECKING:
     from streamline.core.counters import StageMeter
-    from streamline.core.flow import Run
+    from streamline.core.flow import StageRun
     from streamline.core.process_random import Look
 
 In = TypeVar("In")
@@ -87,7 +87,7 @@ class Pace:
         """Begin a slice: the task has just given way, or did at that time."""
         self._since = perf_counter() if at is None else at
 
-    async def breathe(self) -> None:
+    async def maybe_yield(self) -> None:
         """Give way if this task has run for a slice, and wait while items must not move.
 
         The stages of a chain share a task: what one of them has given away, the others needn't.
@@ -98,9 +98,9 @@ class Pace:
             if gate is not None and now - gate.turned_at <= SLICE_S:
                 self._since = gate.turned_at
             else:
-                await self.give_way(SLICE_S)
+                await self.yield_after(SLICE_S)
 
-    async def give_way(self, after_s: float, turns: int = 1) -> None:
+    async def yield_after(self, after_s: float, turns: int = 1) -> None:
         """Give way if the last time here is so long ago, and wait while items must not move."""
         if perf_counter() - self._since > after_s:
             for _ in range(turns):
@@ -113,7 +113,7 @@ class Pace:
                     self._since = perf_counter()
                 gate.turned_at = self._since
 
-    async def goes_on(self, made: int, need: int, began: float) -> bool:
+    async def keep_filling(self, made: int, need: int, began: float) -> bool:
         """Give way, unless a list begun at `began` has what its reader needs, or has been kept long enough.
 
         Args:
@@ -122,7 +122,7 @@ class Pace:
         """
         if made >= need or perf_counter() - began > HOLD_S:
             return False
-        await self.give_way(-1.0, turns=2)  # a host's loop reads a message in one turn, and handles it in the next
+        await self.yield_after(-1.0, turns=2)  # a host's loop reads a message in one turn, and handles it in the next
         return True
 
     def apply(
@@ -201,7 +201,7 @@ def check_awaited(stage: object, results: Sequence[Any], way: str) -> None:
 
 
 async def results(
-    run: Run[In], fn: Callable[[In], Out], stage: str, way: str, look: Look | None = None
+    run: StageRun[In], fn: Callable[[In], Out], stage: str, way: str, look: Look | None = None
 ) -> AsyncGenerator[tuple[Chunk[In], list[Out]], None]:
     """Yield parts of the upstream's chunks, each with `fn` of its items; a chunk without items as it is.
 
@@ -224,7 +224,7 @@ async def results(
                 need = min(run.need, count - done)
                 stop = done + need if out else count  # what goes on does so up to the item that is missing
                 failure = _slice(pace, run, fn, stage, chunk, done, stop, out, look)
-                going_on = failure is None and await pace.goes_on(len(out), need, began)
+                going_on = failure is None and await pace.keep_filling(len(out), need, began)
             made = len(out)
             if made:
                 check_awaited(stage, out, way)
@@ -233,18 +233,18 @@ async def results(
                 yield chunk.part(done, made) if done or made < count else chunk, given.pop()
             done += made
             if failure is not None:
-                run.judge(failure, chunk.items[done], chunk.states[done])
+                run.skip_or_raise(failure, chunk.items[done], chunk.states[done])
                 done += 1
                 if done == count:  # else the states of what follows include it
                     yield Chunk((), (), chunk.end), []
-            await pace.breathe()
+            await pace.maybe_yield()
         del chunk
-        await pace.breathe()
+        await pace.maybe_yield()
 
 
 def _slice(
     pace: Pace,
-    run: Run[In],
+    run: StageRun[In],
     fn: Callable[[In], Out],
     stage: str,
     chunk: Chunk[In],

@@ -22,7 +22,7 @@ from streamline.errors import PlanError, printable
 if TYPE_CHECKING:
     from streamline.core.flow import Site
 
-LOOKS = 8
+LOOKED_AT_LISTS = 8
 """Lists of a map that are looked at: one that draws for some items only may not do so for the first."""
 
 
@@ -82,7 +82,7 @@ class Look:
 
     def __init__(self, stage: str, site: Site) -> None:
         self._stage = stage
-        self.left = LOOKS if site.shard == 0 and site.tasks.session.where.startswith("process") else 0
+        self.left = LOOKED_AT_LISTS if site.shard == 0 and site.tasks.session.where.startswith("process") else 0
         self._before: Any = None
 
     def begin(self) -> None:

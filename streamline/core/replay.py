@@ -16,7 +16,7 @@ from typing import Any
 from streamline.core.options import check_function, is_async
 from streamline.errors import PlanError, PlanTypeError, TooManyErrors
 
-KEY = "_streamline_call"
+CALL_ATTRIBUTE = "_streamline_call"
 """The attribute under which an exception carries its call."""
 
 
@@ -71,7 +71,7 @@ class FailedCall:
 
     def attach(self, error: BaseException) -> None:
         """Let `error` carry this call."""
-        vars(error)[KEY] = self  # an exception may be a frozen dataclass
+        vars(error)[CALL_ATTRIBUTE] = self  # an exception may be a frozen dataclass
 
     def again(self, fn: Callable[..., Any] | None) -> Any:
         """Call again, with the given function in the place of the one that failed."""
@@ -119,9 +119,9 @@ def replay(error: BaseException, *, fn: Callable[..., Any] | None = None) -> Any
         check_function("replay(fn=)", fn)
     if isinstance(error, TooManyErrors) and error.__cause__ is not None:
         error = error.__cause__
-    call = vars(error).get(KEY)
+    call = vars(error).get(CALL_ATTRIBUTE)
     if not isinstance(call, FailedCall):
-        raise PlanError(_why_not(error, KEY in vars(error))) from error
+        raise PlanError(_why_not(error, CALL_ATTRIBUTE in vars(error))) from error
     return call.again(fn)
 
 

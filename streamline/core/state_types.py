@@ -15,15 +15,15 @@ import msgspec
 from streamline.core.state import Json, Tree
 from streamline.errors import SnapshotError
 
-MOST = 2**63 - 1
+MOST_COUNT = 2**63 - 1
 
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNT)]
 """A number of items, bytes or passes in a saved state."""
 
 Counts: TypeAlias = Count | Annotated[list[Count], msgspec.Meta(min_length=2, max_length=2)]
 """As `streamline.core.state.SkipCounts`."""
 
-Size: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
+Size: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MOST_COUNT)]
 """Likewise, of what there is one of at least."""
 
 FileName: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[^/\\\0]*$")]

@@ -55,7 +55,7 @@ class PendingItems(Protocol):
 
 
 @dataclass(frozen=True)
-class Awaited:
+class WaitedWorker:
     """A worker that the merge waits for.
 
     Attributes:
@@ -78,15 +78,16 @@ class Session:
       journal: of a live source; None for any other.
       errors: items that are left out because of an error.
       beginnings: the first items of shards, compared with one another.
-      spent: told, in the event loop's thread, that the workers have given all that they have, or that no more is wanted
-        of them; perhaps more than once. None: not called.
+      workers_exhausted: called, in the event loop's thread, when the workers have given all that they have, or no more
+        is wanted of them; perhaps more than once. None: not called.
       budget: of the bytes that sources may hold read ahead, all together.
       limits: of the calls that stages make at once, or in a second, all together.
-      shares: what the flows of one source share, by its name; their own business.
+      per_source: what the flows of one source share, by its name.
       other_ranks: what is waited for that others have to say; "": nothing.
-      spare: items that this rank doesn't give, since others have none left; and whether there may be more of them.
-      arrived: makes what the last stage hands out of what its channel carries, in the consumer's thread, when it takes
-        it; None: that is the same.
+      surplus_of_rank: items that this rank doesn't give, since others have none left; and whether there may be more of
+        them.
+      unwrap_output: makes what the last stage hands out of what its channel carries, in the consumer's thread, when it
+        takes it; None: that is the same.
       where: how messages call the host that this is in: "process 2, pid 4711"; "": it is the run itself.
       place: where what leaves this host, or goes to a device, is written; None: in ordinary memory.
       widths: the values of knobs that are turned while it runs; None: none are.
@@ -110,21 +111,21 @@ class Session:
         self.most_ahead = most_ahead
         self.budget = Budget(memory)
         self.limits = CallLimits()
-        self.shares: dict[str, Any] = {}
+        self.per_source: dict[str, Any] = {}
         self.threads = threads or ThreadPool()
         self.meters = Meters(perf_counter(), on=metered)
         self.journal: PendingItems | None = None
         self.errors = Errors()
-        self.arrived: Callable[[Any], Any] | None = None
+        self.unwrap_output: Callable[[Any], Any] | None = None
         self.where = ""
         self.place: Place | None = None
         self.widths: KnobValues | None = None
         self.hosts: int | None = None
         self.on_mapped: Mapped | None = None
         self.other_ranks = ""
-        self.spare = (0, False)
-        self.awaited: Callable[[], Sequence[Awaited]] | None = None
-        self.spent: Callable[[], None] | None = None
+        self.surplus_of_rank = (0, False)
+        self.awaited: Callable[[], Sequence[WaitedWorker]] | None = None
+        self.workers_exhausted: Callable[[], None] | None = None
         self._at_leaving: list[Callable[[], None]] = []
         self._on_chunk_boundary: list[Callable[[Reference], None]] = []
         self._at_close: list[Callable[[], None]] = []
@@ -142,7 +143,7 @@ class Session:
         """Leave out items as `errors` says. Before anything runs."""
         self.errors = errors
         if errors.policy.skips:
-            self.on_chunk_boundary(errors.judge)
+            self.on_chunk_boundary(errors.enforce_limit)
 
     def on_chunk_boundary(self, work: Callable[[Reference], None]) -> None:
         """Do `work` at every chunk boundary, in the consumer's thread; what it raises, the stream fails with."""

@@ -52,7 +52,7 @@ def interruptible(wait: Callable[[float], T], timeout_s: float = math.inf) -> T:
                 raise
 
 
-class OneThread(Executor):
+class SerialExecutor(Executor):
     """Runs calls one after the other in a thread that starts with the first of them.
 
     Where the system has no room for it, a call runs where it is submitted, and the log says so once.
@@ -293,7 +293,7 @@ class _ThreadCall(Generic[R]):
         self.what = what
         self._begun = False  # set before the function is looked at
         self._done = anyio.Event()
-        self.wake = waker()
+        self.wake = threadsafe_call()
         self._result: R | None = None
         self._failure: BaseException | None = None
 
@@ -376,19 +376,19 @@ def hold_descriptors() -> None:
                 os.close(found)
 
 
-def hold_quietly() -> None:
+def disable_slow_callback_log() -> None:
     """Let the current event loop, one of our own, not log each slow item in debug mode."""
     asyncio.get_running_loop().slow_callback_duration = math.inf
 
 
-def waker() -> Callable[[Callable[[], None]], object]:
+def threadsafe_call() -> Callable[[Callable[[], None]], object]:
     """Return what runs a sync function in the current event loop when called from another thread; it never waits."""
     return asyncio.get_running_loop().call_soon_threadsafe
 
 
-async def brought(future: Future[T]) -> T:
+async def wait_future(future: Future[T]) -> T:
     """Return what another thread brings."""
-    arrived, wake = anyio.Event(), waker()
+    arrived, wake = anyio.Event(), threadsafe_call()
 
     def done(_: object) -> None:
         with suppress(RuntimeError):  # the event loop has ended
@@ -399,7 +399,7 @@ async def brought(future: Future[T]) -> T:
     return future.result()
 
 
-def bring(future: Future[T], result: T | BaseException) -> bool:
+def resolve(future: Future[T], result: T | BaseException) -> bool:
     """Give a future its result; return whether it had none."""
     try:
         future.set_exception(result) if isinstance(result, BaseException) else future.set_result(result)

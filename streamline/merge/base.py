@@ -34,7 +34,7 @@ from streamline.core.state import Json, Reference, State, States, Tally, Tree
 
 T = TypeVar("T")
 
-MANY = 2**31
+ALL_ROUNDS = 2**31
 """Rounds: no bound but the items."""
 
 
@@ -96,7 +96,7 @@ class MergeFlow(Flow[T]):
       held: progress deferred until its worker's turn; None: all progress counts as soon as it is seen.
     """
 
-    apart = True
+    has_own_task = True
     choosing = False
     held: DeferredProgress | None = None
 
@@ -227,7 +227,7 @@ class MergeFlow(Flow[T]):
     def _idle(self, worker: int) -> bool:
         """Whether there is nothing to see of a worker."""
         inbox = self._inboxes.get(worker)
-        return inbox is None or inbox.idle
+        return inbox is None or inbox.nothing_pending
 
     # What they give ---------------------------------------------------------------------------------------------------
 
@@ -315,7 +315,7 @@ class MergeFlow(Flow[T]):
             left = self._left[worker] = inbox.ready
             if not left:
                 self._adopt_progress(worker, taking, its_turn=True)
-                if inbox.over:
+                if inbox.exhausted:
                     self._active.remove(worker)
                     self._finished.add(worker)
                     self._untold = True
@@ -325,7 +325,7 @@ class MergeFlow(Flow[T]):
 
     def _adopt_progress(self, worker: int, taking: Taking, *, its_turn: bool) -> None:
         chunk = None if self._inboxes[worker].ready else self._inboxes[worker].take(0)
-        after = None if chunk is None else chunk.after
+        after = None if chunk is None else chunk.progress
         if self.held is not None:
             after = self.held.sift(worker, after, None if its_turn else self._references[worker])
         if after is not None:
@@ -502,9 +502,9 @@ class Taking:
         if held is not None:
             last = Reference(chunk.states, len(chunk.items) - 1)
             held.forget(worker)
-            if held.sift(worker, chunk.after, last) is None:
+            if held.sift(worker, chunk.progress, last) is None:
                 return last
-        if chunk.after is not None:
+        if chunk.progress is not None:
             self.progressed = True
         return chunk.end_reference
 

@@ -15,7 +15,7 @@ from streamline.core.gate import resting
 from streamline.core.options import check_int
 from streamline.core.state import Json
 from streamline.errors import PlanError
-from streamline.merge.base import MANY, Inboxes, Merge, MergeFlow, Taking
+from streamline.merge.base import ALL_ROUNDS, Inboxes, Merge, MergeFlow, Taking
 from streamline.merge.strict import Strict
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class BestEffortMerge(MergeFlow[T]):
         if len(self._active) - len(ready) > self._skips:
             return 0
         if len(self._active) == len(ready) and (len(ready) == 1 or self._level()):
-            return MANY
+            return ALL_ROUNDS
         slowest = min([self._produced[worker] for worker in self._active])
         return slowest + self._max_lead - max([self._produced[worker] for worker in ready])
 

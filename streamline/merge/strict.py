@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heapreplace
 from typing import TypeVar
 
 from streamline.core.state import Json
-from streamline.merge.base import MANY, Inboxes, Merge, MergeFlow, Taking
+from streamline.merge.base import ALL_ROUNDS, Inboxes, Merge, MergeFlow, Taking
 
 T = TypeVar("T")
 
@@ -28,9 +28,9 @@ class StrictMerge(MergeFlow[T]):
             return 0
         if len(ready) == 1:
             self._next_worker = self._active[0]
-            return MANY
+            return ALL_ROUNDS
         self._next_worker = self._smallest()
-        return MANY if self._level(self._next_worker) else 0
+        return ALL_ROUNDS if self._level(self._next_worker) else 0
 
     def _level(self, first: int) -> bool:
         """Return whether it takes one item of each worker in turn, from the first, the smallest, on."""

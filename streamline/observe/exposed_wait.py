@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streamline.core.counters import BORDER
+from streamline.core.counters import FROM_HOST
 from streamline.observe.figures import Figures, StageStats
 
 JOINTS = ("mix", "zip")
@@ -40,7 +40,7 @@ def exposed_waits(figures: Figures) -> dict[str, float]:
 
 def _tasks(figures: Figures) -> Iterator[list[StageStats]]:
     """Yield the stages that run in one task, from the source on; those of components together, as the first."""
-    ends = {channel.name.removesuffix(BORDER) for channel in figures.channels}
+    ends = {channel.name.removesuffix(FROM_HOST) for channel in figures.channels}
     joints = [at for at, stage in enumerate(figures.stages) if stage.kind in JOINTS]
     last = joints[-1] if joints else 0
     task = list(figures.stages[:last])

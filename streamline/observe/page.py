@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from streamline.core.counters import BORDER, label
+from streamline.core.counters import FROM_HOST, label
 from streamline.core.cpus import cpu_s
 from streamline.core.error_policy import ErrorReport
 from streamline.core.options import given, parse_address
@@ -53,7 +53,7 @@ ANYWHERE = "127.0.0.1:0"
 
 EVERY_S = 1.0
 
-SHARE = 0.01
+MOST_TIME_SHARE = 0.01
 """The most of the time that goes into reading figures."""
 
 SLOW_S = 10.0
@@ -208,7 +208,7 @@ class LivePage(Exporter):
             self._bodies.clear()
         if kind not in self._bodies:
             self._bodies[kind] = UPDATES[kind](self)
-            self._due = max(self._due, began + (perf_counter() - began) / SHARE)
+            self._due = max(self._due, began + (perf_counter() - began) / MOST_TIME_SHARE)
         return self._bodies[kind]
 
     def for_script(self) -> bytes:
@@ -363,7 +363,7 @@ def _stage(stage: StageStats, now: StageStats, elapsed_s: float, about: StreamFa
 
 def _channel(channel: ChannelStats) -> dict[str, Any]:
     most = channel.capacity * channel.channels
-    after = channel.name.removesuffix(BORDER)
+    after = channel.name.removesuffix(FROM_HOST)
     return {"after": after, "depth": channel.depth, "capacity": most, "fill": _share(channel.depth, most)}
 
 

@@ -9,7 +9,7 @@ from html import escape
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
-from streamline.core.counters import BORDER, ChannelMeter, HostMeter, StageMeter, together
+from streamline.core.counters import FROM_HOST, ChannelMeter, HostMeter, StageMeter, together
 from streamline.core.cpus import usable_cpus
 from streamline.core.meters import Meters, Traffic
 from streamline.errors import printable_lines
@@ -102,7 +102,7 @@ def _by_name(meters: Sequence[M], places: Mapping[str, int]) -> list[list[M]]:
     """Return the meters of each name together, by shard, in the plan's order."""
     found: dict[str, list[M]] = {}
     last = len(places)
-    for meter in sorted(meters, key=lambda meter: (places.get(meter.name.removesuffix(BORDER), last), meter.shard)):
+    for meter in sorted(meters, key=lambda meter: (places.get(meter.name.removesuffix(FROM_HOST), last), meter.shard)):
         found.setdefault(meter.name, []).append(meter)
     return list(found.values())
 

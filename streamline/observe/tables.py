@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamline.core.counters import BORDER, Detail
+from streamline.core.counters import FROM_HOST, Detail
 from streamline.observe.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats
 
 STAGES = ("stage", "at once", "items", "items/s", "bytes", "busy", "no input", "no room")
@@ -127,7 +127,11 @@ def _stage(stage: StageStats, elapsed_s: float) -> tuple[str, ...]:
 
 def _channel(channel: ChannelStats) -> tuple[str, ...]:
     counts = (channel.channels, channel.items, channel.depth, channel.peak, channel.capacity)
-    name = _cut(channel.name.removesuffix(BORDER)) + BORDER if channel.name.endswith(BORDER) else _cut(channel.name)
+    name = (
+        _cut(channel.name.removesuffix(FROM_HOST)) + FROM_HOST
+        if channel.name.endswith(FROM_HOST)
+        else _cut(channel.name)
+    )
     return (name, *(f"{count:,}" for count in counts))
 
 

@@ -33,13 +33,13 @@ STEP = 1.5
 GAIN = 0.05
 """A step up that gains less is taken back."""
 
-CALM = WAITS / 2
+CALM_WAITS = WAITS / 2
 """A consumer that waits for a smaller share of its time leaves knobs that aren't needed."""
 
 AWAITED = 0.25
 """A stage with a larger load needs its calls, and is worth a try where none limits and the consumer waits."""
 
-SURE = 2.0
+SURE_ERRORS = 2.0
 """Standard errors that a gain must be away from what is wanted to be judged before there are all samples."""
 
 CHANGED = 0.25
@@ -161,7 +161,7 @@ class HillClimb:
         assert trial is not None
         stage, wanted = trial.move.knob.stage, -GAIN if trial.move.eases else GAIN
         gain, error = self._change(trial.rates, rates)
-        sure = abs(gain - wanted) >= SURE * error
+        sure = abs(gain - wanted) >= SURE_ERRORS * error
         if not (enough or sure or len(rates) >= self.MOST_SAMPLES):
             return None
         self._trial = None
@@ -185,7 +185,7 @@ class HillClimb:
         known = self._usual[0] == stage
         if known:
             gain, error = self._change(self._usual[1], rates)
-            if abs(gain) < max(CHANGED, SURE * error):
+            if abs(gain) < max(CHANGED, SURE_ERRORS * error):
                 return False
             self._bars.clear()
         self._usual = stage, rates
@@ -287,7 +287,7 @@ class Tuner(HillClimb):
         idle = [stage.name for stage in loads.stages if loads.awaited(stage) < AWAITED]
         for stage, knob in self._knobs.items():
             after = max(knob.written, math.floor(self.values[stage] / STEP))
-            needed = loads.waits >= CALM and stage not in idle
+            needed = loads.waits >= CALM_WAITS and stage not in idle
             if after < self.values[stage] and not needed and not self._is_barred(knob, self._now, up=False):
                 return _Move(knob, after, "it isn't needed", eases=True)
         return ""
@@ -340,13 +340,15 @@ class Tuner(HillClimb):
         if len(rates) < self.LEAST_SAMPLES:
             return None
         gained = fmean(rates) > fmean(trial.rates)
-        if loads.waits < CALM and not gained and not trial.move.eases:  # the consumer does something else
+        if loads.waits < CALM_WAITS and not gained and not trial.move.eases:  # the consumer does something else
             del self._looks[:-1]
             return None
         finding, limiting = self._find(loads)
         relieved = finding == "stage" and limiting is not None and limiting.name != stage  # two were nearly as loaded
         excused = loads.waits < WAITS if trial.move.eases else trial.up and relieved
-        step = self._keep_or_undo(rates, self._now, enough=trial.up and gained and loads.waits < CALM, excused=excused)
+        step = self._keep_or_undo(
+            rates, self._now, enough=trial.up and gained and loads.waits < CALM_WAITS, excused=excused
+        )
         if self.resting:  # it is kept
             self.resting = f"{stage}: {trial.move.knob.kind}: {self.resting}"
         return step
@@ -575,7 +577,7 @@ class HostTuner(HillClimb):
         step = self._keep_or_undo(
             self._rates,
             self._passes,
-            enough=loads.waits < (WAITS if trial.move.eases else CALM),
+            enough=loads.waits < (WAITS if trial.move.eases else CALM_WAITS),
             excused=trial.move.eases and most <= self.value,
         )
         if step is None:

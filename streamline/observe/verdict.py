@@ -17,7 +17,7 @@ from typing import NamedTuple
 from streamline.core.text import counted
 from streamline.observe.figures import Figures, StageStats, ThreadStats, WorkerStats, per_s
 
-MOST = 8
+MOST_FACTOR = 8
 """The most calls at once, for each there are now, that is advised in one step."""
 
 
@@ -70,7 +70,7 @@ def more_at_once(stage: StageStats, more: int) -> str:
     return "its slow part in a .map(concurrency=) before it, where several items are at work at once"
 
 
-FULL = 0.85
+FULL_LOAD = 0.85
 """An event loop with this load delays all that is awaited, so it is looked at before what is awaited."""
 
 
@@ -154,7 +154,7 @@ class Loads:
           but: the stage.
           loop: whether it is the loop that it is to be taken off.
         """
-        full = self.loop_of(but) if loop and self.loop_of(but) >= FULL else 0.0
+        full = self.loop_of(but) if loop and self.loop_of(but) >= FULL_LOAD else 0.0
         delays = {bool(but.hosts): full}  # what is awaited in the same loop lasts longer by it
         others = [self.awaited(stage) - delays.get(bool(stage.hosts), 0.0) for stage in self.stages if stage is not but]
         out = self.holds(but) if loop else 0.0
@@ -184,7 +184,7 @@ WAITS = 0.1
 LOADED = 0.6
 """From this load on, a part of the pipeline may be what limits it; true limits are at 0.9, noise takes some of it."""
 
-APART = 3.0
+UNEVEN_FACTOR = 3.0
 """How much slower than the others a worker has to be."""
 
 RARE = 0.1
@@ -293,7 +293,7 @@ def _other_ranks(loads: Loads) -> Finding | None:
 def _body(loads: Loads) -> Finding | None:
     """The loop's body and the pipeline take turns in one event loop."""
     most = max(map(loads.holds, loads.stages), default=0.0)
-    if loads.body_holds < max(0.3, most) or loads.body_holds + loads.stages_hold < FULL:
+    if loads.body_holds < max(0.3, most) or loads.body_holds + loads.stages_hold < FULL_LOAD:
         return None
     speedup = 1 / max(1 - loads.waits, loads.stages_hold)
     return Finding(
@@ -421,7 +421,7 @@ def _slowest(loads: Loads, stage: StageStats) -> list[tuple[float, WorkerStats]]
     slow = max(workers, key=lambda worker: worker.busy_s)
     load = slow.busy_s / (loads.elapsed_s * stage.concurrency)
     others = [_each(worker) for worker in workers if worker is not slow and worker.items]
-    if load < LOADED or not others or _each(slow) < APART * median(others):
+    if load < LOADED or not others or _each(slow) < UNEVEN_FACTOR * median(others):
         return []
     if median(worker.busy_s for worker in workers if worker is not slow) > slow.busy_s / 2:
         return []
@@ -442,7 +442,7 @@ def _loop(loads: Loads) -> Finding | None:
     total = loads.loop_of(stage) + body
     if total < LOADED or loads.holds(stage) < 0.3 or loads.holds(stage) < body:
         return None
-    if total < FULL and any(loads.awaited(other) > total for other in loads.stages):
+    if total < FULL_LOAD and any(loads.awaited(other) > total for other in loads.stages):
         return None
     held, rest = loads.holds(stage), loads.next_limit(stage, loop=True)
     why = f"it holds {_loops(loads, stage)} {_percent(held)} of the time"
@@ -450,7 +450,7 @@ def _loop(loads: Loads) -> Finding | None:
         why = f"{why}, with calls of {1e6 * loads.call_s(stage):.1f} µs"
         advice = f"{LARGER.get(stage.kind, LARGER_CALLS)}: {_about(1 / rest)} at the most"
         return Finding(stage, f"{stage} limits", why, advice, 1 / rest)
-    calls = max(2, min(MOST, math.ceil(1 / rest)))
+    calls = max(2, min(MOST_FACTOR, math.ceil(1 / rest)))
     speedup = min(1 / rest, calls / held) if stage.kind == "map" else 1 / rest  # the others get threads by a map
     more, faster = _more_hosts(loads, stage, rest)
     advice = (
@@ -474,7 +474,11 @@ def _more_hosts(loads: Loads, stage: StageStats, rest: float) -> tuple[str, floa
     now = stage.hosts if kind == "process" else 1
     rest = rest if kind == "process" else loads.rest_of_rank(stage)
     elsewhere = any(host.node for host in loads.figures.hosts)  # the CPUs of this machine are no limit
-    count = min(MOST * now if elsewhere else loads.figures.cpus, MOST * now, math.ceil(now / rest))
+    count = min(
+        MOST_FACTOR * now if elsewhere else loads.figures.cpus,
+        MOST_FACTOR * now,
+        math.ceil(now / rest),
+    )
     speedup = min(1 / rest, count / now)
     if not loads.in_workers(stage) or count <= now or speedup < WORTH:
         full = kind == "process" and now >= loads.figures.cpus and not elsewhere
@@ -515,7 +519,7 @@ def _calls_full(loads: Loads) -> Finding | None:
     rest = loads.next_limit(stage)
     if stage.executor == "thread" and stage.slots > 1 and loads.take_turns():
         return _threads_in_turn(loads, stage, rest)
-    more = min(MOST, math.ceil(1 / rest))
+    more = min(MOST_FACTOR, math.ceil(1 / rest))
     speedup = min(float(more), 1 / rest)
     why = f"busy {_percent(loads.awaited(stage))}{_repeats(loads, stage)}"
     if_threads = " if it waits or releases the GIL" if stage.executor == "thread" else ""

@@ -26,7 +26,7 @@ import anyio
 from streamline.core.counters import HOLD_S, HostMeter, StageMeter
 from streamline.core.gate import Phase
 from streamline.core.meters import Meters
-from streamline.core.tasks import Awaited, Session
+from streamline.core.tasks import Session, WaitedWorker
 from streamline.errors import printable
 from streamline.observe.verdict import way_out
 
@@ -115,7 +115,7 @@ class Watched:
             details = [f"shard {worker.shard}: {text}" for worker, text in zip(awaited, details, strict=False)]
         return f"waiting for {whose}: {'; '.join(details)}"
 
-    def _worker(self, worker: Awaited, busy: Sequence[StageMeter], now: float) -> str:
+    def _worker(self, worker: WaitedWorker, busy: Sequence[StageMeter], now: float) -> str:
         reader = [meter for meter in busy if self.shared and meter.name == self.source]
         mine = [
             meter

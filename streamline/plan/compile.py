@@ -23,9 +23,9 @@ def merged_size(plan: Plan) -> int:
     """Return how many of the source's items are in one that the merge takes: more than one where workers batch."""
     sizes: list[int] = []
     for stage in plan.worker:
-        if stage.nests > 0:
+        if stage.depth_change > 0:
             sizes.append(stage.inputs_per_output)
-        elif stage.nests < 0 and sizes:
+        elif stage.depth_change < 0 and sizes:
             sizes.pop()
     return math.prod(sizes)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from streamline.core.capacity import LIST_ITEMS
-from streamline.core.text import in_bytes
+from streamline.core.text import counted, in_bytes
 from streamline.errors import printable
 from streamline.plan.plan import READ_AHEAD_ITEMS, Plan, in_flight, stages_of
 from streamline.plan.topology import Part, PlannedChannel, Task, sources, topology, written
@@ -73,7 +73,7 @@ def describe(plan: Plan) -> str:
     parts = topology(plan)
     lines.append(f"{'reads':<{LABEL_CHARS}}{_reads(plan)}")
     lines += _way("reader", parts.feed, _starving(plan))
-    lines += _way(f"worker{f' x{n:,}' * (n > 1)}", (*parts.worker, parts.worker_end))
+    lines += _way(f"worker x{n:,}" if n > 1 else "worker", (*parts.worker, parts.worker_end))
     lines += _way("rank", parts.after)
     lines.append(f"{'memory':<{LABEL_CHARS}}{_bytes((*parts.worker, parts.worker_end), n, parts.after)}")
     border, ranks = at_the_border(plan), on_several_ranks(plan)
@@ -160,5 +160,6 @@ def _bytes(worker: Sequence[Part], workers: int, after: Sequence[Part]) -> str:
     sizes = [part.bytes for part in parts if isinstance(part, PlannedChannel) and part.bytes is not None]
     if not sizes:
         return "bounded in items, as above; .prefetch(n, bytes=) bounds a channel in bytes"
-    count = f"{len(sizes):,} channel{'s' * (len(sizes) != 1)}"
-    return f"{in_bytes(sum(sizes))} in {count} with a byte budget; the rest is bounded in items"
+    return (
+        f"{in_bytes(sum(sizes))} in {counted(len(sizes), 'channel')} with a byte budget; the rest is bounded in items"
+    )

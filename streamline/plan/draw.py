@@ -170,7 +170,7 @@ def _mermaid(pieces: Sequence[Piece]) -> Iterator[str]:
             yield "end"
         elif isinstance(piece, Box):
             title = [f"<i>{_escaped(piece.title)}</i>"] if piece.title else []
-            labels = [f"{_escaped(text)}{f' · <i>{_escaped(note)}</i>' * bool(note)}" for text, note in piece.lines]
+            labels = [_escaped(text) + (f" · <i>{_escaped(note)}</i>" if note else "") for text, note in piece.lines]
             yield f'["{"<br/>".join(title + labels)}"]'
         elif piece.label:
             yield f'(["{_escaped(piece.label)}"])'

@@ -250,9 +250,9 @@ def weights(stages: Sequence[AnyStage], of: Callable[[AnyStage], int], weight: i
     batched = [weight]
     for stage in stages:
         yield batched[-1]
-        if stage.nests > 0:
+        if stage.depth_change > 0:
             batched.append(batched[-1])
-        if stage.nests < 0 and len(batched) > 1:
+        if stage.depth_change < 0 and len(batched) > 1:
             batched.pop()
         else:
             batched[-1] *= of(stage)

@@ -22,7 +22,14 @@ from streamline.core.flow import Chunk, Flow
 from streamline.core.gate import Rest
 from streamline.core.state import State
 from streamline.core.tasks import Session, Tasks, supervise
-from streamline.core.threads import CALL_S, hold_quietly, interruptible, new_event_loop, start_thread, waker
+from streamline.core.threads import (
+    CALL_S,
+    disable_slow_callback_log,
+    interruptible,
+    new_event_loop,
+    start_thread,
+    threadsafe_call,
+)
 from streamline.errors import ClosedError
 from streamline.observe.watchdog import Patience
 from streamline.runtime.pause import RemoteGate
@@ -81,7 +88,7 @@ class LoopThread(Generic[T]):
             else:
                 self._patience.wait(take, self._wake, self._thread.ident, now)
 
-        self._session.meters.consumer.asks(now)
+        self._session.meters.consumer.wait_begins(now)
         self.bridge.consumer.take(wait, now, self.signal)
 
     def stop(self) -> None:
@@ -125,8 +132,8 @@ class LoopThread(Generic[T]):
                 self.bridge.consumer.queue.put(ClosedError("the stream is closed"))
 
     async def _serve(self) -> None:
-        hold_quietly()
-        self._wake = waker()
+        disable_slow_callback_log()
+        self._wake = threadsafe_call()
         self._stop = anyio.Event()
         if self._stopped:  # Ctrl-C came before there was anything to signal to
             return
@@ -154,8 +161,8 @@ class LoopThread(Generic[T]):
         tasks.start(partial(tasks.gate.participate, name, work), name, bridge.abandon)
 
     def _on_finish(self) -> None:
-        if self._session.spent is not None:  # a take may have had enough before the workers' ends
-            self._session.spent()
+        if self._session.workers_exhausted is not None:  # a take may have had enough before the workers' ends
+            self._session.workers_exhausted()
 
 
 def _capacity(resolved: ResolvedRun, most: int | None) -> ConsumerCapacity:

@@ -372,7 +372,7 @@ class Opened(Generic[T]):
           ahead: as in `SyncStream`.
         """
         session = Session(most_ahead=most_ahead, memory=self.resolved.memory)
-        session.spent = spent
+        session.workers_exhausted = spent
         return SyncStream(self.resolved, session, ahead=ahead)
 
     if not TYPE_CHECKING:  # type checkers say so sooner

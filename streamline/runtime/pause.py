@@ -20,7 +20,7 @@ from streamline.core.cleanup import Cleanup
 from streamline.core.forks import belongs_elsewhere
 from streamline.core.gate import Event, Gate, Phase
 from streamline.core.tasks import Job, Tasks
-from streamline.core.threads import interruptible, waker
+from streamline.core.threads import interruptible, threadsafe_call
 from streamline.errors import ClosedError, PausedError, PlanError, PlanTypeError, printable
 
 QUIESCE_S = 10.0
@@ -127,7 +127,7 @@ class RemoteGate:
 
     def begin(self, tasks: Tasks) -> None:
         """Say, in the loop, that it runs."""
-        self._tasks, self._wake, self._context = tasks, waker(), copy_context()
+        self._tasks, self._wake, self._context = tasks, threadsafe_call(), copy_context()
 
     def end(self) -> None:
         """Say that the loop has ended: nothing waits for it any more."""

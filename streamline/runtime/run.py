@@ -20,7 +20,7 @@ from streamline.core.error_policy import Errors, Policy, counts_in
 from streamline.core.flow import Flow, Opener, Site
 from streamline.core.meters import Meters, Traffic
 from streamline.core.state import Json, Tree
-from streamline.core.tasks import MEMORY_BYTES, Awaited, Session, Tasks
+from streamline.core.tasks import MEMORY_BYTES, Session, Tasks, WaitedWorker
 from streamline.core.text import Entry
 from streamline.core.threads import undisturbed
 from streamline.errors import PlanError
@@ -341,16 +341,16 @@ def _when_spent(workers: int, session: Session) -> Callable[[bool], None] | None
     def ended(failed: bool) -> None:
         nonlocal left
         left -= not failed
-        if not left and session.spent is not None:
-            session.spent()
+        if not left and session.workers_exhausted is not None:
+            session.workers_exhausted()
 
-    return None if session.spent is None else ended
+    return None if session.workers_exhausted is None else ended
 
 
-def _awaited(merge: ref[MergeFlow[Any]], shards: range) -> list[Awaited]:
+def _awaited(merge: ref[MergeFlow[Any]], shards: range) -> list[WaitedWorker]:
     """Return the workers that a merge waits for; none if it is gone."""
     flow = merge()
-    return [] if flow is None else [Awaited(shards[worker], stage) for worker, stage in flow.awaited()]
+    return [] if flow is None else [WaitedWorker(shards[worker], stage) for worker, stage in flow.awaited()]
 
 
 def reset_caches(run: ResolvedRun) -> None:

@@ -25,7 +25,7 @@ from streamline.core.flow import Chunk, Flow
 from streamline.core.options import check_ago
 from streamline.core.pace import SLICE_S, Pace
 from streamline.core.tasks import Session, Tasks, check_event_loop, spawn, supervise, surely
-from streamline.core.threads import waker
+from streamline.core.threads import threadsafe_call
 from streamline.errors import ClosedError, PlanError, PlanTypeError
 from streamline.observe.watchdog import HoldHint, watch
 from streamline.runtime.pause import QUIESCE_S, Pause, check_asked
@@ -173,7 +173,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
             check_asked(self._session.gate)
         meters, consumer = self._session.meters, self._session.meters.consumer
         consumer.body_ends()
-        consumer.asks(perf_counter())
+        consumer.wait_begins(perf_counter())
         try:
             flow = self._flow or await self.start()
             await self._give_way()
@@ -188,13 +188,13 @@ class Stream(BaseStream[T], AsyncCursor[T]):
             raise
         finally:
             now = perf_counter()
-            consumer.gets(now)
+            consumer.wait_ends(now)
         if chunk is None:
             await self.aclose()
         elif self._closed:  # by another task, meanwhile
             raise ClosedError("the stream is closed")
         else:
-            meters.gave(len(chunk.items))
+            meters.count_list(len(chunk.items))
         if meters.on and consumer.body_begins(now):
             self._call_soon(consumer.body_ends)
         return chunk
@@ -208,7 +208,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         due = self.count - self._gave_way_at >= TURN_ITEMS
         if due:
             self._gave_way_at = self.count
-        await self._pace.give_way(0.0 if due else SLICE_S)
+        await self._pace.yield_after(0.0 if due else SLICE_S)
 
     def _on_consumed(self, current: CurrentChunk[T]) -> None:
         if self._flow is not None:
@@ -229,7 +229,7 @@ class _Supervisor:
 
     async def start(self) -> Tasks:
         """Start the task, and return what jobs are started with."""
-        self._wake = waker()
+        self._wake = threadsafe_call()
         spawn(self._run, "supervisor", self._over)
         self._spawned = True
         try:

@@ -67,7 +67,7 @@ class BaseStream(Cursor[T]):
         Raises:
           DeadLetterError: one of them can't be written down.
         """
-        self._session.errors.count(self.state)
+        self._session.errors.settle(self.state)
         return self._session.errors.report()
 
     @property
@@ -104,7 +104,7 @@ class BaseStream(Cursor[T]):
             return EndsReport(
                 policy=ending.ends.policy, agreed="beforehand", left=ending.left, dropped=ending.spare, padded=padded
             )
-        dropped, more = self._session.spare
+        dropped, more = self._session.surplus_of_rank
         return EndsReport(policy=ending.ends.policy, agreed="on the way", dropped=dropped, more=more, padded=padded)
 
     def trace(self, path: str | PathLike[str], *, max_bytes: int = MAX_BYTES) -> Trace:
@@ -158,7 +158,7 @@ class BaseStream(Cursor[T]):
 
     def _prepare_last(self, hand: CurrentChunk[T]) -> None:
         """What goes to a device comes in lists of one."""
-        arrived = self._session.arrived
+        arrived = self._session.unwrap_output
         if arrived is not None:
             hand.rest[0] = arrived(hand.rest[0])
 
@@ -169,7 +169,7 @@ class BaseStream(Cursor[T]):
           gate: of the event loop that the consumer is in; None: it has a thread of its own.
         """
         state, count = self._standing(items_ago)
-        self._session.errors.count(state)  # so that no dead letter of what it counts can be missing
+        self._session.errors.settle(state)  # so that no dead letter of what it counts can be missing
         first = self._resolved.first_step
         step = None if first is None else first + count
         return self._resolved.snapshots.take(state, gate, self._session.journal, step)

@@ -208,12 +208,12 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         try:
             self._loop_thread.take(coming)  # Ctrl-C comes out here, and changes nothing
         except BaseException:
-            consumer.gets(perf_counter())
+            consumer.wait_ends(perf_counter())
             raise
-        consumer.gets(self._loop_thread.bridge.consumer.taken_at)
+        consumer.wait_ends(self._loop_thread.bridge.consumer.taken_at)
         found = coming[0]
         if isinstance(found, Chunk):
-            meters.gave(len(found.items))
+            meters.count_list(len(found.items))
         else:
             consumer.close()
 

@@ -153,9 +153,9 @@ class ThreadBridge(Sink[T]):
                 due.cancel()
         return await super().wait_room()
 
-    def wanted(self, room: int) -> tuple[int, int]:
+    def pull_size(self, room: int) -> tuple[int, int]:
         self._asked_at = perf_counter()
-        return super().wanted(room)
+        return super().pull_size(room)
 
     async def send(self, chunk: Chunk[T]) -> None:
         """Hand over a list, now or with those that come next; waits only for bytes that don't fit."""
@@ -216,16 +216,16 @@ class ThreadBridge(Sink[T]):
 
     def _add_to_pile(self, chunk: Chunk[T]) -> None:
         """Keep what is in a chunk, whose sender empties it; short lists become one."""
-        items = chunk.emptied()
+        items = chunk.take_items()
         last = self._pile[-1] if self._pile else None
         if last is None or len(last.items) + len(items) > self.capacity.longest:
-            self._pile.append(Chunk(items, chunk.states, chunk.after))
+            self._pile.append(Chunk(items, chunk.states, chunk.progress))
             return
         states = Joined()
         for start, each, column in ((0, last.items, last.states), (len(last.items), items, chunk.states)):
             if each:
                 states.add(start, column)
-        self._pile[-1] = Chunk([*last.items, *items], states, chunk.after)
+        self._pile[-1] = Chunk([*last.items, *items], states, chunk.progress)
 
     def _hand_over(self) -> None:
         """Let the consumer have all lists, and after slow ones, time to take them."""

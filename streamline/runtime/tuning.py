@@ -38,7 +38,7 @@ logger = logging.getLogger("streamline.tuning")
 
 LOOK_S = 0.1
 
-SHARE = 0.01
+MOST_TIME_SHARE = 0.01
 """Of a core's time that looks may take: those at hundreds of shards are farther apart."""
 
 MOST_THREADS = 64
@@ -214,7 +214,7 @@ class StreamTuning:
                 session.meters.began()  # the verdict is of how it runs now
                 seen.turned()
                 self._note(step)
-            pause_s = max(LOOK_S, took_s / SHARE)
+            pause_s = max(LOOK_S, took_s / MOST_TIME_SHARE)
 
     def _note(self, step: TuningStep) -> None:
         self._turns.append((time.time(), step))

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from streamline.core.choices import Branch
-from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Opener, Site
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Site, StageContext
 from streamline.core.state import Over, State, States, Tally, Tree, trimmed
 from streamline.core.tasks import Session
+from streamline.core.text import counted
 from streamline.errors import RanksError
 from streamline.sharding.ends import NAME, Agreement, nothing_to_pad
 from streamline.sharding.rank_sync import Rounds, opened
@@ -28,9 +29,9 @@ T = TypeVar("T")
 def ending(opener: Opener[T], site: Site, agreement: Agreement, state: Tree | None) -> Flow[T]:
     """Return the flow that `opener` opens at `state`, ended as the ranks have agreed."""
     session = site.tasks.session
-    flow, demand = opener(state), Demand(site)
-    run = _Ending(opener, flow, agreement, session, demand)
-    return ListsFlow(run.begin(flow.state), run.lists(), demand, flow)
+    flow, context = opener(state), StageContext(site)
+    run = _Ending(opener, flow, agreement, session, context)
+    return ListsFlow(run.begin(flow.state), run.lists(), context, flow)
 
 
 class Padded(State):
@@ -94,10 +95,10 @@ class _Ending:
     """One run of the flow."""
 
     def __init__(
-        self, opener: Opener[Any], flow: Flow[Any], agreement: Agreement, session: Session, demand: Demand
+        self, opener: Opener[Any], flow: Flow[Any], agreement: Agreement, session: Session, context: StageContext
     ) -> None:
         self._opener, self._flow, self._agreement = opener, flow, agreement
-        self._session, self._demand = session, demand
+        self._session, self._context = session, context
         self._left = agreement.left
         self._over = False
         self._nth = opened(agreement)
@@ -122,7 +123,7 @@ class _Ending:
         try:
             while True:
                 if held is None and not self._over and not (last and given >= may):
-                    held = await self._pull(self._demand.want if rounds is not None else may - given)
+                    held = await self._pull(self._context.want if rounds is not None else may - given)
                     have += 0 if held is None else len(held.items)
                 if held is not None and not held.items:
                     yield self._chunk(held)  # progress
@@ -155,7 +156,7 @@ class _Ending:
         self._tell(agreement.spare if rounds is None else have - given)
 
     async def _pull(self, want: int) -> Chunk[Any] | None:
-        chunk = await self._flow.pull(min(want, self._demand.want))
+        chunk = await self._flow.pull(min(want, self._context.want))
         self._over = chunk is None
         return chunk
 
@@ -170,7 +171,7 @@ class _Ending:
         if self._left is None:
             return chunk
         own, self._left = self._own(), self._left - len(chunk.items)
-        after = None if chunk.after is None else Over(NAME, self._own(), chunk.after)
+        after = None if chunk.progress is None else Over(NAME, self._own(), chunk.progress)
         return Chunk(chunk.items, _Leaving(own, chunk.states), after)
 
     async def _again(self, most: int) -> Chunk[Any]:
@@ -178,7 +179,7 @@ class _Ending:
         while True:
             if self._pass is None:
                 self._pass, self._begin_again = self._opener(self._begin_again), None
-            chunk = await self._pass.pull(min(most, self._demand.want))
+            chunk = await self._pass.pull(min(most, self._context.want))
             if chunk is None:
                 await self._pass.aclose()
                 self._pass = None
@@ -202,14 +203,13 @@ class _Ending:
     def _tell(self, spare: int) -> None:
         """Log and report the items dropped or padded on this rank."""
         rank, more = self._agreement.rank, self._left is None and not self._over
-        epoch = self._demand.site.epoch[0]
-        self._session.spare = spare, more
+        epoch = self._context.site.epoch[0]
+        self._session.surplus_of_rank = spare, more
         which = f"rank {rank.rank} of {rank.world_size}"
         if spare:
             logger.warning(
-                'ends="drop", epoch %d: %s drops %d surplus item%s%s: another rank has fewer',
-                epoch, which, spare, "s" * (spare != 1), " or more" * more,
+                'ends="drop", epoch %d: %s drops %s%s: another rank has fewer',
+                epoch, which, counted(spare, "surplus item"), " or more" if more else "",
             )  # fmt: skip
         elif self._padded:
-            count = f"{self._padded} item{'s' * (self._padded != 1)}"
-            logger.info('ends="pad", epoch %d: %s gave %s again', epoch, which, count)
+            logger.info('ends="pad", epoch %d: %s gave %s again', epoch, which, counted(self._padded, "item"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from html import escape
 
 from streamline.core.state import Tree
-from streamline.core.text import Entry
+from streamline.core.text import Entry, counted
 from streamline.errors import printable
 from streamline.plan.fingerprint import sections
 from streamline.plan.plan import Plan
@@ -67,8 +67,8 @@ def _lines(fit: Fit) -> Iterator[str]:
     snapshot, source = fit.snapshot, fit.plan.source
     items = sum(snapshot.produced)
     yield (
-        f"epoch {snapshot.epoch}, rank {snapshot.rank} of {snapshot.world_size}: continues after {items:,} "
-        f"item{'s' * (items != 1)} of the workers"
+        f"epoch {snapshot.epoch}, rank {snapshot.rank} of {snapshot.world_size}: continues after "
+        f"{counted(items, 'item')} of the workers"
     )
     yield from (f"  accepted {one.argument}: {one.then}" for one in fit.differences)
     yield from (f"  changed code: {name}" for name in fit.changed_code)
@@ -93,8 +93,7 @@ def replayed_after_merge(snapshot: Snapshot) -> Iterator[str]:
     """Yield what stages after the merge of a rank do again at its state, and what the merge does first."""
     own = snapshot.state[snapshot.merge]
     if count := sum(own["strict_to"]) - sum(snapshot.produced) if "strict_to" in own else len(own.get("replay", ())):
-        items = f"{count:,} item{'s' * (count != 1)}"
-        yield f"{snapshot.merge}: takes {items} again, in the order in which it took them before"
+        yield f"{snapshot.merge}: takes {counted(count, 'item')} again, in the order in which it took them before"
     *before, after = sections(snapshot.fingerprint)
     callers = [str(entry.get("name")) for section in before for entry in section if _calls(entry)]
     yield from _replayed(after, snapshot.stages, callers)
@@ -106,7 +105,7 @@ def _replayed(stages: Sequence[Entry], tree: Tree, callers: Sequence[str] = ()) 
     for entry in stages:
         name = str(entry.get("name"))
         if name in tree and (again := _replay_cost(entry, tree)):
-            calls = f"compute{'s' * (len(callers) == 1)} them again"
+            calls = "computes them again" if len(callers) == 1 else "compute them again"
             yield f"{name}: {again}" + (f"; before it, {', '.join(callers)} {calls}" if callers else "")
         if _calls(entry):
             callers.append(name)

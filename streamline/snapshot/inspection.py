@@ -18,7 +18,7 @@ from rich.text import Text
 from streamline.core.error_policy import counts_in
 from streamline.core.state import Json, Tree, with_skips
 from streamline.core.state_types import check_type
-from streamline.core.text import some
+from streamline.core.text import counted, some
 from streamline.errors import printable
 from streamline.snapshot.explain import replayed_after_merge, replayed_by_worker
 from streamline.snapshot.snapshot import Snapshot
@@ -114,7 +114,7 @@ def _files(listing: Json) -> Iterator[tuple[str, str]]:
     for entry in listing[:FILES]:
         rest = {key: value for key, value in entry.items() if key != "path" and value is not None}
         size = rest.pop("size", None)
-        shown = _amount(size, "byte") if _is_count(size) else "" if size is None else _short(size)
+        shown = counted(size, "byte") if _is_count(size) else "" if size is None else _short(size)
         yield "", f"{entry.get('path', '?')}  {shown}  {_words(rest) or ''}".rstrip()
     if len(listing) > FILES:
         yield "", f"… and {len(listing) - FILES:,} more"
@@ -125,13 +125,13 @@ def _listing(listing: Json) -> str:
     if listing is None or (isinstance(listing, dict) and all(value is None for value in listing.values())):
         return "not recorded"
     if isinstance(listing, dict):
-        return _amount(listing["length"], "item") if _is_count(listing.get("length")) else _short(listing)
+        return counted(listing["length"], "item") if _is_count(listing.get("length")) else _short(listing)
     if not listing:
         return "no files"
     names = [str(entry.get("path", _short(entry))) for entry in listing]
     ends = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
     sizes = [entry.get("size") for entry in listing]
-    size = f", {_amount(sum(sizes), 'byte')}" if all(map(_is_count, sizes)) else ""
+    size = f", {counted(sum(sizes), 'byte')}" if all(map(_is_count, sizes)) else ""
     return f"{len(names):,} {'file' if len(names) == 1 else 'files'}{size}: {ends}"
 
 
@@ -149,11 +149,7 @@ def _journal(journal: Json) -> Iterator[tuple[str, str]]:
         len(item[-1] if isinstance(item, list) and item and isinstance(item[-1], str) else json.dumps(item))
         for item in items
     )
-    yield "journal", f"{_amount(len(items), 'item')}, {_amount(size, 'byte')} here, not yet past every stage; {read}"
-
-
-def _amount(count: int, unit: str) -> str:
-    return f"{count:,} {unit}{'s' * (count != 1)}"
+    yield "journal", f"{counted(len(items), 'item')}, {counted(size, 'byte')} here, not yet past every stage; {read}"
 
 
 def _is_count(value: Json) -> bool:
@@ -238,7 +234,7 @@ def describe_steps(records: StepRecords, first: int, last: int, rank: int | None
             yield from map(printable, _step(step))
         if missing:
             yield (
-                f"rank {one}: {_amount(len(missing), 'step')} of {first}..{last} not recorded: {some(missing)}; "
+                f"rank {one}: {counted(len(missing), 'step')} of {first}..{last} not recorded: {some(missing)}; "
                 f"recorded are {records.extent(one)}"
             )
 
@@ -257,7 +253,7 @@ def _step(step: RecordedStep) -> Iterator[str]:
     rows = zip(before.shards, counts, before.worker_states, after.worker_states, strict=True)
     for shard, count, then, now in rows:
         if count or then != now:
-            yield f"  shard {shard}: {_amount(count, 'item')}; {_moved(source, then, now)}"
+            yield f"  shard {shard}: {counted(count, 'item')}; {_moved(source, then, now)}"
             for name in now:
                 if name != source and _says(now[name]) and now[name] != then.get(name):
                     yield f"    {_state(name, then.get(name))} -> {_state(name, now[name])}"

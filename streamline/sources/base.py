@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 import msgspec
 
 from streamline.core.duplicate_check import Beginning
-from streamline.core.flow import Demand, Flow, Site
+from streamline.core.flow import Flow, Site, StageContext
 from streamline.core.knobs import Knob
 from streamline.core.meters import Traffic
 from streamline.core.state import Json, Tree
@@ -199,9 +199,9 @@ class Source(ABC, Generic[T]):
         where = session.where.partition(",")[0]  # without the process's id: the words are the same in each epoch
         return session.duplicate_check.first_items(Beginning(self.name, site.shard, site.epoch, where))
 
-    def demand(self, site: Site, state: Tree | None) -> Demand:
+    def context(self, site: Site, state: Tree | None) -> StageContext:
         """Return what the generator of this source's items is given, opened at `state`."""
-        return Demand(site, site.meter(self.name, self.kind), site.skips(self.name, self.kind, state))
+        return StageContext(site, site.meter(self.name, self.kind), site.skips(self.name, self.kind, state))
 
     @property
     def survives_kill(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Site, StageContext
 from streamline.core.pace import Pace
 from streamline.core.state import Reference, State, States, Tree
 from streamline.sources.base import Part
@@ -23,26 +23,26 @@ class Concat(Several[T]):
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
         flows = self.flows(site, state)
-        demand = self.demand(site, state)
+        context = self.context(site, state)
         begin = SeveralState(self.name, {}, {name: Reference.to(flow.state) for name, flow in flows.items()})
-        return ListsFlow(begin, self._lists(demand, flows), demand, *flows.values())
+        return ListsFlow(begin, self._lists(context, flows), context, *flows.values())
 
     def num_outputs(self, part: Part, shard: int, num_shards: int) -> float | None:
         found = self.outputs(part, shard, num_shards)
         return None if None in found else sum(count for count in found if count is not None)
 
-    async def _lists(self, demand: Demand, flows: Mapping[str, Flow[T]]) -> Lists[T]:
+    async def _lists(self, context: StageContext, flows: Mapping[str, Flow[T]]) -> Lists[T]:
         parts = {name: Reference.to(flow.state) for name, flow in flows.items()}
         pace = Pace()
         for name, flow in flows.items():  # one that had ended, at a resume, ends at once
-            while (chunk := await flow.pull(demand.want)) is not None:
+            while (chunk := await flow.pull(context.want)) is not None:
                 states = _ConcatStates(self.name, dict(parts), name, chunk.states)
                 parts[name] = chunk.end_reference
-                after = None if chunk.after is None else SeveralState(self.name, {}, dict(parts))
-                made = [Chunk(chunk.emptied(), states, after)]
+                after = None if chunk.progress is None else SeveralState(self.name, {}, dict(parts))
+                made = [Chunk(chunk.take_items(), states, after)]
                 del chunk  # the items are the reader's
                 yield made.pop()
-                await pace.breathe()
+                await pace.maybe_yield()
             parts[name] = Reference.to(flow.state)
             yield Chunk((), (), SeveralState(self.name, {}, dict(parts)))
 

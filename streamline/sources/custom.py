@@ -15,7 +15,7 @@ import anyio
 
 from streamline.core.blame import blame, cancellation_requested, function_name, stage_name
 from streamline.core.counters import StageMeter, Working
-from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Site, StageContext
 from streamline.core.pace import Pace
 from streamline.core.state import At, Json, State, Tree
 from streamline.core.user_function import DeclaredFunction, jsonable, parameters_of
@@ -59,14 +59,16 @@ class CustomSource(Source[T]):
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
         own = self.fn.first_state(str(self)) if state is None else jsonable(state[self.name], str(self))
         begin = At(self.name, own or {})
-        demand = self.demand(site, state)
-        return ListsFlow(begin, self._lists(demand, begin, self.first_items(site, state)), demand)
+        context = self.context(site, state)
+        return ListsFlow(begin, self._lists(context, begin, self.first_items(site, state)), context)
 
-    async def _lists(self, demand: Demand, begin: At, first: Callable[[Sequence[object]], bool] | None) -> Lists[T]:
-        rows, pace = _SourceRun[T](self, demand.site, begin, demand.meter), Pace(demand.meter)
+    async def _lists(
+        self, context: StageContext, begin: At, first: Callable[[Sequence[object]], bool] | None
+    ) -> Lists[T]:
+        rows, pace = _SourceRun[T](self, context.site, begin, context.meter), Pace(context.meter)
         async with aclosing(rows):
             while not rows.ended:
-                items = await rows.read(demand.want, pace)
+                items = await rows.read(context.want, pace)
                 if first is not None and not first(items):
                     first = None
                 if items:
@@ -74,7 +76,7 @@ class CustomSource(Source[T]):
                 if rows.failure is not None:
                     raise rows.failure
                 del items
-                await pace.breathe()
+                await pace.maybe_yield()
 
 
 class _SourceRun(Generic[T]):

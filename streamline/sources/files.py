@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from streamline.core.flow import Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.flow import Flow, Lists, ListsFlow, Site, StageContext
 from streamline.core.knobs import Knob
 from streamline.core.lazy_numpy import np
 from streamline.core.meters import Traffic
@@ -221,16 +221,16 @@ class Files(Source[T]):
             return self._open_in_turn(parts, site, part.interleave, state)
         place = self.format.begin(parts[0].path if parts else None) if state is None else state[self.name]
         left, place = self._from(parts, place, site)
-        demand = self.demand(site, state)
-        return ListsFlow(At(self.name, dict(place)), self._lists(left, place, demand), demand)
+        context = self.context(site, state)
+        return ListsFlow(At(self.name, dict(place)), self._lists(left, place, context), context)
 
     def _open_in_turn(self, parts: list[FilePart], site: Site, interleave: int, state: Tree | None) -> Flow[T]:
         own = None if state is None else state[self.name]
         turns = self._turns(parts, interleave) if own is None else self._turns_at(parts, site, own)
-        demand = self.demand(site, state)
+        context = self.context(site, state)
         by_path = {part.path: part for part in parts}
-        lists = in_turn(self.name, turns, lambda place: self._lists([by_path[place["file"]]], place, demand))
-        return ListsFlow(At(self.name, turns.json() if own is None else own), lists, demand)
+        lists = in_turn(self.name, turns, lambda place: self._lists([by_path[place["file"]]], place, context))
+        return ListsFlow(At(self.name, turns.json() if own is None else own), lists, context)
 
     def _turns(self, parts: list[FilePart], interleave: int) -> ShardPlace:
         places = [self.format.begin(part.path) for part in parts if part.path not in self.gone]
@@ -246,9 +246,9 @@ class Files(Source[T]):
         waiting, _ = self._from(parts, following, site)
         return ShardPlace(tuple(slots), tuple(self.format.begin(part.path) for part in waiting))
 
-    def _lists(self, parts: list[FilePart], place: Place, demand: Demand) -> Lists[T]:
-        fetcher = Fetcher(self.name, demand.site, self.access, parts, sequential=self.format.sequential)
-        return self.format.lists(fetcher, parts, place, self.name, demand)
+    def _lists(self, parts: list[FilePart], place: Place, context: StageContext) -> Lists[T]:
+        fetcher = Fetcher(self.name, context.site, self.access, parts, sequential=self.format.sequential)
+        return self.format.lists(fetcher, parts, place, self.name, context)
 
     def _unread(self, listing: Json, split: Split, shard: int, own: Json) -> list[str]:
         """Return the files that a shard has not read to their end."""

@@ -220,7 +220,7 @@ class _FeedReader:
                     for item in framer.feed(piece):
                         yield item
                     received += len(piece)
-                    await pace.breathe()
+                    await pace.maybe_yield()
             self._why = "the server has ended its answer"
             if _whole(response):
                 for item in framer.finish():

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
 from streamline.core.blame import blame
 from streamline.core.capacity import LIST_ITEMS
 from streamline.core.counters import HoldTimer, StageMeter
-from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Site, StageContext
 from streamline.core.lazy_numpy import np
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
@@ -81,8 +81,8 @@ class Items(Source[T]):
         done: int = 0 if state is None else state[self.name]
         index = part.index or WholeIndex(len(self.items))
         positions = positions_of(index, site.shard, site.num_shards, part)
-        demand = self.demand(site, state)
-        flow = ListsFlow(At(self.name, done), self._lists(demand, index, positions, done), demand)
+        context = self.context(site, state)
+        flow = ListsFlow(At(self.name, done), self._lists(context, index, positions, done), context)
         flow.instant = type(self.items) in PLAIN
         return flow
 
@@ -115,7 +115,7 @@ class Items(Source[T]):
     def reads_on(self, own: Json) -> str:
         return f"item {own or 0:,} of the shard, computed" if own is None or isinstance(own, int) else str(own)
 
-    async def _lists(self, run: Demand, index: Index, positions: range | None, done: int) -> Lists[T]:
+    async def _lists(self, run: StageContext, index: Index, positions: range | None, done: int) -> Lists[T]:
         pace, site, read = Pace(run.meter), run.site, self._reader(run.meter)
         while True:
             stop = done + run.want if positions is None else min(done + run.want, len(positions))
@@ -136,16 +136,16 @@ class Items(Source[T]):
                         raise
                     at = _AtIndex(self.name, done + len(found) + 1, indices[len(found)])
                     failure = blame(error, self.name, site, at, self._call(indices[len(found) :], error))
-                going_on = failure is None and await pace.goes_on(len(found), need, began)
+                going_on = failure is None and await pace.keep_filling(len(found), need, began)
             if found:
                 yield Chunk(found, CountedStates(self.name, done + 1))
                 done += len(found)
             if failure is not None:
                 after = At(self.name, done + 1)
-                run.judge(failure, indices[len(found)], after)
+                run.skip_or_raise(failure, indices[len(found)], after)
                 done += 1
                 yield Chunk((), (), after)
-            await pace.breathe()
+            await pace.maybe_yield()
 
     def _reader(self, meter: StageMeter | None) -> Callable[[Sequence[int], Pace, list[T]], None]:
         """Return a function that appends the items of more indices to a list, as many as fit a slice of time."""

@@ -20,7 +20,7 @@ import msgspec
 
 from streamline.core.blame import blame, cancellation_requested
 from streamline.core.counters import Working
-from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Site, StageContext
 from streamline.core.pace import Pace
 from streamline.core.state import At, CountedStates, Json, Shifted, State, States, Tree
 from streamline.core.state_types import Count
@@ -73,12 +73,14 @@ class IteratedSource(Source[T], ABC):
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
         own: Json = 0 if state is None else state[self.name]
-        demand = self.demand(site, state)
+        context = self.context(site, state)
         first = self.first_items(site, state) if self.default_mode == "custom" else None
-        return ListsFlow(_Stateful(self.name, own), self._lists(demand, own, first), demand)
+        return ListsFlow(_Stateful(self.name, own), self._lists(context, own, first), context)
 
-    async def _lists(self, demand: Demand, own: Json, first: Callable[[Sequence[object]], bool] | None) -> Lists[T]:
-        reader = _ListReader(self, demand, own)
+    async def _lists(
+        self, context: StageContext, own: Json, first: Callable[[Sequence[object]], bool] | None
+    ) -> Lists[T]:
+        reader = _ListReader(self, context, own)
         done: int = own["items"] if isinstance(own, dict) else own
         try:
             ended = False
@@ -93,7 +95,7 @@ class IteratedSource(Source[T], ABC):
                 except BaseException as error:
                     if cancellation_requested(error):
                         raise
-                    failure = blame(error, self.name, demand.site, At(self.name, reader.count + 1))
+                    failure = blame(error, self.name, context.site, At(self.name, reader.count + 1))
                 if first is not None and not first(found):
                     first = None
                 passed_over = min(max(0, done - reader.count + len(found)), len(found))
@@ -101,7 +103,7 @@ class IteratedSource(Source[T], ABC):
                     yield Chunk(found[passed_over:], Shifted(states, passed_over))
                 if failure is not None:
                     raise failure
-                await reader.pace.breathe()
+                await reader.pace.maybe_yield()
         finally:
             await reader.aclose()
 
@@ -132,16 +134,16 @@ class IterableSource(IteratedSource[T]):
 class _ListReader:
     """Draws lists from a sync or an async iterator; `count` items so far."""
 
-    def __init__(self, source: IteratedSource[Any], demand: Demand, own: Json) -> None:
+    def __init__(self, source: IteratedSource[Any], context: StageContext, own: Json) -> None:
         self._source = source
-        self._demand = demand
+        self._context = context
         self._own = own
         self._iterator: Iterator[Any] | AsyncIterator[Any] | None = None
         self._nexts: Iterator[Any] | None = None
         self._marks: Marks | None = None
         self._use = source.use()
-        self._meter = demand.meter
-        self.pace = Pace(demand.meter)
+        self._meter = context.meter
+        self.pace = Pace(context.meter)
         self.count = 0
 
     def states(self) -> States:
@@ -162,7 +164,7 @@ class _ListReader:
 
     async def _draw(self, found: list[Any]) -> bool:
         if self._nexts is not None:
-            want = self._demand.want if self._marks is None else min(self._demand.want, self._marks.next - self.count)
+            want = self._context.want if self._marks is None else min(self._context.want, self._marks.next - self.count)
             return self.pace.draw(self._nexts, want, found)
         try:
             with Working(self._meter):
@@ -175,7 +177,7 @@ class _ListReader:
         """Make the iterator at the state to begin at, if there is none yet."""
         if self._iterator is not None:
             return
-        iterable: Any = self._source.made(self._demand.site)
+        iterable: Any = self._source.made(self._context.site)
         if isinstance(iterable, Renewable):
             iterable = iterable.anew()
         state: Json = self._own["state"] if isinstance(self._own, dict) else None

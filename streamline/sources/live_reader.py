@@ -205,7 +205,7 @@ class LiveReader:
                     stuck = False
                     if not queue.closed:
                         queues.put(queue, self._read_again(entry), entry.ordinal, entry.written.size)
-                        await pace.give_way(HANDOVER_S)
+                        await pace.yield_after(HANDOVER_S)
             if stuck:
                 await queues.wait_news()
 
@@ -243,7 +243,7 @@ class LiveReader:
                 self._meter.count((item,))
             self.worker_queues.put(kept[0], item, kept[1], written.size)
             del item, written
-            await pace.give_way(HANDOVER_S)
+            await pace.yield_after(HANDOVER_S)
 
     def _keep(self, written: EncodedItem, mark: Json) -> tuple[WorkerQueue, int] | None:
         """Append an item to the journal; return its queue and its number there. None: all workers have ended."""
@@ -331,9 +331,9 @@ class WorkerQueue(Feeder):
         self.notice()
 
     @property
-    def hungry(self) -> bool:
+    def starved(self) -> bool:
         """Whether the worker needs another item to give one: it has consumed all, and its output was taken."""
-        return self.channel.inbox.hungry and (self.worker is None or self.worker.idle)
+        return self.channel.inbox.starved and (self.worker is None or self.worker.nothing_pending)
 
     def has_room(self) -> bool:
         """Whether it may be filled; after it was full, only once it is down to three quarters."""
@@ -421,7 +421,7 @@ class WorkerQueues:
     def starving(self) -> WorkerQueue | None:
         """A worker that starves: the merge waits, and nothing that it waits for can come without another item."""
         queues = [self.queues[index] for index in self.awaited]
-        if queues and all(queue.hungry for queue in queues):
+        if queues and all(queue.starved for queue in queues):
             return queues[0]
         return None
 

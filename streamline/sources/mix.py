@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 import msgspec
 
 from streamline.core.counters import Detail, Details
-from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Site, StageContext
 from streamline.core.lazy_numpy import np
 from streamline.core.pace import Pace
 from streamline.core.state import Json, Reference, Tree
@@ -100,29 +100,29 @@ class MixRun:
         """The state after what was served."""
         return MixedStates(self._context, self._n, self._buffers, np.empty(0, np.intp)).after(0)
 
-    async def lists(self, demand: Demand) -> Lists[Any]:
+    async def lists(self, context: StageContext) -> Lists[Any]:
         """Yield items until all components that have a weight have ended; or the first of them."""
         pace = Pace()
         for buffer in self._buffers:
-            buffer.flow.reader = demand.meter
-        if demand.meter is not None:
-            demand.meter.details_from(self._metrics.details)
+            buffer.flow.reader = context.meter
+        if context.meter is not None:
+            context.meter.details_from(self._metrics.details)
         while (table := self._draw_table()) is not None:
             picks, at = self._draw(table), 0
             while at < len(picks):
-                drawn = picks[at : at + demand.want]
+                drawn = picks[at : at + context.want]
                 counts = self._counts(drawn)
-                if reach := await self._reach(drawn, counts, demand.want):
+                if reach := await self._reach(drawn, counts, context.want):
                     at += reach
                     drawn, whole = drawn[:reach], reach == len(drawn)
                     chunk = self._serve(drawn, counts if whole else self._counts(drawn))
                     self._metrics.now = chunk.end_reference
                     yield chunk
                     del chunk
-                    await pace.breathe()
+                    await pace.maybe_yield()
                     continue
                 name, buffer = list(self._number)[drawn[0]], self._buffers[drawn[0]]
-                if not await buffer.pull(demand.want):
+                if not await buffer.pull(context.want):
                     self._ended |= {name}
                     self._table = None
                     self._context = self._made_context()
@@ -298,10 +298,10 @@ class Mix(Several[T]):
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[T]:
         begin = {"n": 0, "ended": [], "taken": {}, "drawn": [], "over": None, "passes": None}
         own = begin if state is None else state[self.name]
-        flows, demand = self.flows(site, state), self.demand(site, state)
+        flows, context = self.flows(site, state), self.context(site, state)
         passes = {name: found for name, component in self.components if (found := component.pass_of(site)) is not None}
         run = MixRun(self.name, self.draws, self.stop, site, own, flows, passes)
-        return ListsFlow(run.state, run.lists(demand), demand, *flows.values())
+        return ListsFlow(run.state, run.lists(context), context, *flows.values())
 
     def num_outputs(self, part: Part, shard: int, num_shards: int) -> float | None:
         found = self.outputs(part, shard, num_shards)

@@ -60,7 +60,7 @@ class ComponentBuffer:
 
         Anything that waits or calls a user's function is pulled when it is drawn: no item waits for a later one.
         """
-        while len(self.items) < count and self.flow.at_once:
+        while len(self.items) < count and self.flow.is_ready:
             try:
                 if not await self.pull(most):
                     break
@@ -85,11 +85,11 @@ class ComponentBuffer:
                 column.add(start, states)
             self.items = [*reversed(chunk.items), *self.items]
             self.ground = (self.served, part, column)
-            self._after = chunk.after
-        elif chunk.after is not None and self.items:
-            self._after = chunk.after
-        elif chunk.after is not None:
-            self._rest_at(chunk.after)
+            self._after = chunk.progress
+        elif chunk.progress is not None and self.items:
+            self._after = chunk.progress
+        elif chunk.progress is not None:
+            self._rest_at(chunk.progress)
         return True
 
     def _rest_at(self, state: State) -> None:

@@ -115,9 +115,9 @@ def _rows_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 ARROW = ("Table", "RecordBatch", "ChunkedArray", "Array")
 
-KNOWN = {*KINDS, *(("pyarrow", name) for name in ARROW)}
+KNOWN_TYPES = {*KINDS, *(("pyarrow", name) for name in ARROW)}
 
-LIBRARIES = {library for library, _ in KNOWN}
+LIBRARIES = {library for library, _ in KNOWN_TYPES}
 
 TABLES = ("DataFrame", "Table", "RecordBatch")
 
@@ -164,7 +164,7 @@ def check_rows(reader: str, data: Any) -> None:
 def _known(data: object) -> tuple[str, str] | None:
     for base in type(data).__mro__:
         library = base.__module__.partition(".")[0]
-        if library in LIBRARIES and (library, base.__name__) in KNOWN:
+        if library in LIBRARIES and (library, base.__name__) in KNOWN_TYPES:
             return library, base.__name__
     return None
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Site, StageContext
 from streamline.core.pace import Pace
 from streamline.core.state import Reference, State, States, Tree
 from streamline.errors import DataError, PlanError
@@ -36,19 +36,19 @@ class Zip(Several[tuple[Any, ...]]):
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[tuple[Any, ...]]:
         flows = self.flows(site, state)
-        demand = self.demand(site, state)
+        context = self.context(site, state)
         begin = SeveralState(self.name, {}, {name: Reference.to(flow.state) for name, flow in flows.items()})
-        return ListsFlow(begin, self._lists(demand, list(flows.items())), demand, *flows.values())
+        return ListsFlow(begin, self._lists(context, list(flows.items())), context, *flows.values())
 
     def num_outputs(self, part: Part, shard: int, num_shards: int) -> float | None:
         found = self.outputs(part, shard, num_shards)
         return None if None in found else min(count for count in found if count is not None)
 
-    async def _lists(self, demand: Demand, flows: Sequence[tuple[str, Flow[Any]]]) -> Lists[tuple[Any, ...]]:
+    async def _lists(self, context: StageContext, flows: Sequence[tuple[str, Flow[Any]]]) -> Lists[tuple[Any, ...]]:
         held = [Chunk[Any]((), ())] * len(flows)
         parts = {name: Reference.to(flow.state) for name, flow in flows}
         pace = Pace()
-        want = demand.want
+        want = context.want
         while True:
             for at, (name, flow) in enumerate(flows):
                 while not held[at].items:
@@ -68,8 +68,8 @@ class Zip(Several[tuple[Any, ...]]):
             del rows  # the reader has them: items are not kept while the next are made
             parts = {name: Reference(states, count - 1) for name, states in columns.items()}
             held = [chunk.part(count, len(chunk.items)) for chunk in held]
-            want = demand.want
-            await pace.breathe()
+            want = context.want
+            await pace.maybe_yield()
 
     async def _ended(self, at: int, flows: Sequence[tuple[str, Flow[Any]]], held: Sequence[Chunk[Any]]) -> None:
         """If `strict`, raise a DataError unless all other components end with number `at`."""

@@ -171,7 +171,7 @@ def _mixtures(draw: st.DrawFn, most: int) -> Composition:
     seed, stop = draw(st.integers(0, 9)), draw(st.sampled_from(["all", "all", "first"]))
     pipe = mix({name: part.pipeline for name, part in parts.items()}, schedule, seed=seed, stop=cast("Stop", stop))
     shards = draw(st.sampled_from([0, 1, 3]))
-    text = f"mix of {parts}, {schedule}, seed={seed}, stop={stop}" + f".shard({shards})" * bool(shards)
+    text = f"mix of {parts}, {schedule}, seed={seed}, stop={stop}" + (f".shard({shards})" if shards else "")
     return Composition(pipe.shard(shards) if shards else pipe, text, sum(part.most for part in parts.values()))
 
 
@@ -191,7 +191,7 @@ def _concats(draw: st.DrawFn, most: int) -> Composition:
     parts = draw(_parts(most))
     pipe = concat(*(part.pipeline for part in parts.values()))
     shards = draw(st.sampled_from([0, 1, 3]))
-    text = f"concat of {list(parts.values())}" + f".shard({shards})" * bool(shards)
+    text = f"concat of {list(parts.values())}" + (f".shard({shards})" if shards else "")
     return Composition(pipe.shard(shards) if shards else pipe, text, sum(part.most for part in parts.values()))
 
 
@@ -204,7 +204,7 @@ def _parts(draw: st.DrawFn, most: int) -> dict[str, Composition]:
         numbers, again = Items(name="items", items=items), IterableSource(name="it", factory=_of(items))
         pipes: list[Pipeline[Any]] = [Pipeline(numbers), Pipeline(again), concat(Pipeline(numbers), Pipeline(again))]
         whole = draw(st.integers(0, 2))
-        part = Composition(pipes[whole], f"{items}" + " twice" * (whole == 2), length * (1 + (whole == 2)))
+        part = Composition(pipes[whole], f"{items}" + (" twice" if whole == 2 else ""), length * (1 + (whole == 2)))
         found["abc"[at]] = part.with_steps(draw(st.lists(steps(), max_size=2)), choosing=False)
     return found
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 
 import anyio.lowlevel
 
-from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Site, StageContext
 from streamline.core.state import At, CountedStates, Tree
 from streamline.errors import PlanError
 from streamline.pipeline import Pipeline
@@ -148,13 +148,13 @@ class Script(Source[Any]):
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[Any]:
         done: int = 0 if state is None else state[self.name]
-        demand = Demand(site)
+        context = StageContext(site)
         entries = self.entries(site.shard, site.num_shards)
-        flow = ListsFlow(At(self.name, done), self._lists(demand, entries, done), demand)
+        flow = ListsFlow(At(self.name, done), self._lists(context, entries, done), context)
         self.record.flows.append(flow)
         return flow
 
-    async def _lists(self, demand: Demand, entries: Sequence[Any], done: int) -> Lists[Any]:
+    async def _lists(self, context: StageContext, entries: Sequence[Any], done: int) -> Lists[Any]:
         self.record.opened += 1
         turn = 7 * self.record.opened
         try:
@@ -165,7 +165,7 @@ class Script(Source[Any]):
                     at += 1
                     continue
                 turn += 1
-                stop = min(at + await self._pace(demand.want, turn), len(entries))
+                stop = min(at + await self._pace(context.want, turn), len(entries))
                 items = []
                 while at < stop and not _is_mark(entries[at]):
                     items.append(entries[at])

@@ -32,7 +32,7 @@ from streamline.core.gate import Gate
 from streamline.core.pace import SLICE_S
 from streamline.core.state import Reference, Since
 from streamline.core.tasks import check_event_loop, spawn, surely
-from streamline.core.threads import hold_quietly, interruptible, start_thread, waker
+from streamline.core.threads import disable_slow_callback_log, interruptible, start_thread, threadsafe_call
 from streamline.errors import ClosedError, PlanError, PlanTypeError, ReplicaStalled
 from streamline.runtime.open import Openable, Opened, RunOptions
 from streamline.runtime.stream import Stream
@@ -146,7 +146,7 @@ class Dispatcher:
         """Read no more, and wait until the stream is closed. The clean-up is finished also if this is cancelled."""
         self.stop()
         if self.begun and not self._over.done():
-            over, wake = anyio.Event(), waker()
+            over, wake = anyio.Event(), threadsafe_call()
             self._over.add_done_callback(lambda _: wake(over.set))
             await surely(over)
 
@@ -168,11 +168,11 @@ class Dispatcher:
 
     async def _main(self, own_loop: bool = False) -> None:
         if own_loop:
-            hold_quietly()
+            disable_slow_callback_log()
         end: BaseException = ClosedError("the event loop in which the replicator read its stream has ended")
         try:
             with anyio.CancelScope() as scope:
-                self._cancel = partial(waker(), scope.cancel)
+                self._cancel = partial(threadsafe_call(), scope.cancel)
                 try:
                     end = await self._deal()
                 finally:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import anyio
 
-from streamline.core.threads import HEAR_S, waker
+from streamline.core.threads import HEAR_S, threadsafe_call
 
 Standing = Literal["unasked", "read", "closed", "lost"]
 
@@ -66,7 +66,7 @@ class Notifier:
         """Wait until it rings, or not at all if it is `ready`. Cancellation: nothing has changed."""
         event = anyio.Event()
         try:
-            self.waiter = _Waiter(partial(waker(), event.set))
+            self.waiter = _Waiter(partial(threadsafe_call(), event.set))
             if not ready():
                 await event.wait()
         finally:
@@ -88,7 +88,7 @@ class Notifier:
             self.waiter = None
 
 
-MOST = sys.maxsize
+UNBOUNDED = sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class ReplicaShare:
       before: items that an earlier run has taken.
       items: that wait for its reader.
       pops: gives them, while there are any, and counts them in the same step, in C: Ctrl-C may come anywhere.
-      left: returns how many `pops` will still give, were there so many; it begins at `MOST`.
+      left: returns how many `pops` will still give, were there so many; it begins at `UNBOUNDED`.
       promised: what `left` returns, or will as soon as its reader has taken the item that it is about to take: the
         dispatcher need not wait for that.
       wanted_below: the dispatcher waits until fewer items wait; 0: it doesn't.
@@ -130,10 +130,10 @@ class ReplicaShare:
         self.replica = replica
         self.before = taken
         self.items: deque[Any] = deque()
-        budget = repeat((), MOST)
+        budget = repeat((), UNBOUNDED)
         self.pops: Iterator[Any] = starmap(self.items.popleft, budget)
         self.left: Callable[[], int] = budget.__length_hint__
-        self.promised = MOST
+        self.promised = UNBOUNDED
         self.wanted_below = 0
         self.notifier = Notifier()
         self.standing: Standing = "unasked"
@@ -142,7 +142,7 @@ class ReplicaShare:
     @property
     def taken(self) -> int:
         """How many items its reader has taken, since the stream's beginning."""
-        return self.before + MOST - self.left()
+        return self.before + UNBOUNDED - self.left()
 
     @property
     def waiting(self) -> int:

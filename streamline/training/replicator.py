@@ -134,7 +134,7 @@ class Replica(Generic[T]):
     async def __anext__(self) -> T:
         self._asked += 1
         if self._asked & BREATHE_ITEMS == 0:
-            await self._pace.breathe()
+            await self._pace.maybe_yield()
         while not self._items:
             if (end := self._ended(in_loop=True)) is not None:
                 raise StopAsyncIteration if isinstance(end, ReplicasEnd) else end.with_traceback(self._trace)

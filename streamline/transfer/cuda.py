@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamline.core.lazy_numpy import loaded_np, np
-from streamline.core.threads import OneThread
+from streamline.core.threads import SerialExecutor
 from streamline.core.tree import replaced
 from streamline.transfer.base import Mover, Target
 from streamline.transfer.pinned_ring import Done, RingMover
@@ -74,7 +74,7 @@ class CudaCopier:
 
     def register(self, address: int, size: int) -> None:
         """In a thread of its own: a refusal is kept for the thread that asked, and raised by its next copy, too."""
-        thread = OneThread("streamline register")
+        thread = SerialExecutor("streamline register")
         try:
             thread.submit(self._register, address, size).result()
         finally:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from streamline.core.lazy_numpy import loaded_np
+from streamline.core.text import counted
 from streamline.core.tree import replaced
 from streamline.errors import PlanError, PlanTypeError, install
 from streamline.transfer.base import Copies, HostMemory, Mover, Target
@@ -84,7 +85,7 @@ def _cuda(torch: Any, device: str) -> Target:
     index = int(number) if number else int(torch.cuda.current_device())
     if index >= count:
         raise PlanError(
-            f'.transfer("{device}"): torch sees {count} CUDA device{"s" * (count != 1)}, numbered from 0; each rank '
+            f'.transfer("{device}"): torch sees {counted(count, "CUDA device")}, numbered from 0; each rank '
             'takes its own with torch.cuda.set_device(n) and .transfer("cuda")'
         )
     from streamline.transfer.cuda import Cuda

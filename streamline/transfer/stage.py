@@ -13,7 +13,7 @@ from streamline.core.blame import blame, cancellation_requested
 from streamline.core.channel import Inbox
 from streamline.core.counters import Working
 from streamline.core.driver import behind_channel
-from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
 from streamline.core.pace import results
 from streamline.core.state import Tree
 from streamline.transfer.base import Mover, Target
@@ -67,7 +67,7 @@ class Transfer(Stage[Any, Any]):
         site.tasks.own(mover.close)
         session = site.tasks.session
         if mover.hands_over:
-            session.arrived = mover.arrived
+            session.unwrap_output = mover.arrived
         session.place, session.on_mapped = mover.place, mover.on_mapped  # for what is opened next
         flow = upstream(state)
         run = self.run_over(flow, site, state, None)
@@ -81,20 +81,20 @@ class Transfer(Stage[Any, Any]):
     def _mover(self) -> Mover:
         return (self.target or found(self.device)).mover(self.depth)
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         """Convert batches in place: no task, no channel."""
         mover = self._mover()
         if run.meter is not None and mover.tells is not None:
             run.meter.details_from(mover.tells)
         async with aclosing(results(run, mover.move, str(self), "")) as parts:
             async for chunk, moved in parts:
-                yield Chunk(moved, chunk.states, chunk.after)
+                yield Chunk(moved, chunk.states, chunk.progress)
                 del chunk, moved
 
-    async def _moved(self, run: Run[Any], mover: Mover) -> Lists[Any]:
+    async def _moved(self, run: StageRun[Any], mover: Mover) -> Lists[Any]:
         try:
             while (chunk := await run.upstream.pull(1)) is not None:
-                items, states, after = chunk.items, chunk.states, chunk.after
+                items, states, after = chunk.items, chunk.states, chunk.progress
                 del chunk  # batches are large: release each as soon as possible
                 if not items:
                     yield Chunk((), (), after)
@@ -105,7 +105,7 @@ class Transfer(Stage[Any, Any]):
                     if cancellation_requested(error):
                         raise
                     last = states[0]
-                    run.judge(blame(error, str(self), run.site, last), items[0], last)
+                    run.skip_or_raise(blame(error, str(self), run.site, last), items[0], last)
                     yield Chunk((), (), last if after is None else after)
                     continue
                 del items
@@ -115,7 +115,7 @@ class Transfer(Stage[Any, Any]):
             mover.close()
             run.site.tasks.disown(mover.close)
 
-    async def _move(self, mover: Mover, batch: Any, run: Run[Any]) -> Any:
+    async def _move(self, mover: Mover, batch: Any, run: StageRun[Any]) -> Any:
         with Working(run.meter), CancelScope(shield=True):  # it would copy from memory that is free
             return await run.site.tasks.threads.run(partial(mover.move, batch), "a batch")
 

@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
-from streamline.core.flow import Flow, Lists, ListsFlow, Opener, Run, Site
+from streamline.core.flow import Flow, Lists, ListsFlow, Opener, Site, StageRun
 from streamline.core.knobs import Knob
 from streamline.core.limits import Limit
 from streamline.core.state import Json, Over, State, Tree
@@ -87,7 +87,7 @@ class Stage(ABC, Generic[In, Out]):
     last: ClassVar[bool] = False
     """Whether it must be the last stage."""
 
-    first_own: ClassVar[Json] = None
+    initial_state: ClassVar[Json] = None
     """Its part of a state at the beginning; None: it keeps none, or makes it in `begin`."""
 
     one_to_one: ClassVar[bool] = False
@@ -106,7 +106,7 @@ class Stage(ABC, Generic[In, Out]):
     moves_items: ClassVar[bool] = False
     """Whether, before the shard, an item's place depends on how many items there are."""
 
-    nests: ClassVar[int] = 0
+    depth_change: ClassVar[int] = 0
     """1: its outputs are batches of its inputs; -1: its inputs are batches of its outputs."""
 
     own_state_counts: ClassVar[bool] = True
@@ -172,18 +172,18 @@ class Stage(ABC, Generic[In, Out]):
         run = self.run_over(flow, upstream.site, state, own)
         return ListsFlow(self.begin(flow.state, own), self.lists(run), run, flow)
 
-    def run_over(self, flow: Flow[In], site: Site, state: Tree | None, own: Any) -> Run[In]:
+    def run_over(self, flow: Flow[In], site: Site, state: Tree | None, own: Any) -> StageRun[In]:
         """Return what `lists` is given: `flow`, opened at `state`; `own` is this stage's part of it."""
-        return Run(flow, own, site, site.meter(self.name, self.kind), site.skips(self.name, self.kind, state))
+        return StageRun(flow, own, site, site.meter(self.name, self.kind), site.skips(self.name, self.kind, state))
 
     def begin(self, upstream: State, own: Any) -> State:
         """Return the state before the first item: without a state of its own, the upstream's."""
-        if self.first_own is None:
+        if self.initial_state is None:
             return upstream
-        first = deepcopy(self.first_own)  # what a snapshot gives out may be changed
+        first = deepcopy(self.initial_state)  # what a snapshot gives out may be changed
         return Over(self.name, first if own is None else own, upstream)
 
-    def lists(self, run: Run[In]) -> Lists[Out]:
+    def lists(self, run: StageRun[In]) -> Lists[Out]:
         """Yield this stage's output, list by list."""
         raise TypeError(f"{type(self).__name__} overrides neither open nor lists")
 

@@ -25,7 +25,7 @@ from streamline.core.channel import Inbox
 from streamline.core.choices import Branch, Log
 from streamline.core.counters import HoldTimer
 from streamline.core.driver import behind_channel
-from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
 from streamline.core.options import check_function, is_async
 from streamline.core.pace import Pace, check_awaited
 from streamline.core.replay import FailedCall
@@ -71,7 +71,7 @@ class Batch(Stage[In, Out]):
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
     state_type: ClassVar[Any] = Sizes | None
     uncounted_options: ClassVar[Collection[str]] = ("max_wait_s", "counts")
-    nests: ClassVar[int] = 1
+    depth_change: ClassVar[int] = 1
 
     size: int
     drop_remainder: bool = False
@@ -142,7 +142,7 @@ class Batch(Stage[In, Out]):
         # not kept by it: the first state would keep the log of every choice made since
         return ListsFlow(waiting.state_after(inbox.state), waiting.lists(run), run, inbox)
 
-    async def lists(self, run: Run[In], counter: BatchCounter | None = None) -> Lists[Out]:
+    async def lists(self, run: StageRun[In], counter: BatchCounter | None = None) -> Lists[Out]:
         counter = counter or BatchCounter(self)
         held: list[In] = []
         last = Reference.to(run.upstream.state)
@@ -151,7 +151,7 @@ class Batch(Stage[In, Out]):
         while (
             chunk := await run.pull(min(together, self.size * run.want) - len(held), self.size - len(held))
         ) is not None:
-            items, states, after, start = chunk.items, chunk.states, chunk.after, 0
+            items, states, after, start = chunk.items, chunk.states, chunk.progress, 0
             del chunk  # the items of a batch are many and large: none is kept longer than it is needed
             while len(items) - start >= (missing := self.size - len(held)):
                 held.extend(items[start : start + missing])
@@ -162,7 +162,7 @@ class Batch(Stage[In, Out]):
                     items, start = (), 0
                 yield batch
                 del batch
-                await pace.breathe()
+                await pace.maybe_yield()
             held.extend(items[start:])
             if start < len(items):
                 last = Reference(states, len(items) - 1)
@@ -176,7 +176,7 @@ class Batch(Stage[In, Out]):
             yield Chunk((), (), counter.state_after(now))  # what was skipped among the rest counts
 
     def _batch(
-        self, held: list[In], run: Run[In], last: State, after: State | None, counter: BatchCounter
+        self, held: list[In], run: StageRun[In], last: State, after: State | None, counter: BatchCounter
     ) -> Chunk[Out]:
         made = collated(self, self.collate, held, run, last)
         counter.add(len(held))
@@ -184,7 +184,7 @@ class Batch(Stage[In, Out]):
 
 
 def collated(
-    stage: Stage[In, Out], collate: Callable[[list[In]], Out], held: list[In], run: Run[In], last: State
+    stage: Stage[In, Out], collate: Callable[[list[In]], Out], held: list[In], run: StageRun[In], last: State
 ) -> list[Out]:
     """Return the batch that a stage makes of `held`, or nothing if it is skipped; `last`: the upstream's state."""
     try:
@@ -194,7 +194,7 @@ def collated(
         check_awaited(stage, made, "await it in a .map after .batch(collate=None)")
         return made
     except BaseException as error:
-        run.judge(blame(error, str(stage), run.site, last, FailedCall(collate, held)), held, last, len(held))
+        run.skip_or_raise(blame(error, str(stage), run.site, last, FailedCall(collate, held)), held, last, len(held))
         return []
 
 
@@ -336,17 +336,17 @@ class WaitingBatch(LoggedBatches[In, Out]):
         self._after: State | None = None  # progress after the last item
         self._deadline: float | None = None
 
-    async def lists(self, run: Run[In]) -> Lists[Out]:
+    async def lists(self, run: StageRun[In]) -> Lists[Out]:
         """Yield batches, each when it is full or its time is over."""
         pace = Pace()
         while (chunk := await self._pull()) is not None:
             self._take(chunk)
             if not self._missing or (chunk is LATE):
                 yield self._batch(run, self._after)
-            elif not self._held and chunk.after is not None:
-                yield Chunk((), (), self.state_after(chunk.after))
+            elif not self._held and chunk.progress is not None:
+                yield Chunk((), (), self.state_after(chunk.progress))
             del chunk
-            await pace.breathe()
+            await pace.maybe_yield()
         self._check_replayed()
         if self._held and not self._stage.drop_remainder:
             yield self._batch(run, self._inbox.state)
@@ -360,7 +360,7 @@ class WaitingBatch(LoggedBatches[In, Out]):
 
     async def _pull(self) -> Chunk[In] | None:
         """Return the next list; None at the end; `LATE` if the current batch has waited long enough."""
-        if self._deadline is None or not self._inbox.idle:
+        if self._deadline is None or not self._inbox.nothing_pending:
             return await self._inbox.pull(self._missing)
         if anyio.current_time() < self._deadline:
             with anyio.CancelScope(deadline=self._deadline):  # no yield in here: this is a coroutine
@@ -370,7 +370,7 @@ class WaitingBatch(LoggedBatches[In, Out]):
     def _take(self, chunk: Chunk[In]) -> None:
         """Add a list to the current batch; its first item starts the clock."""
         if chunk is not LATE:
-            self._after = chunk.after
+            self._after = chunk.progress
         if not chunk.items:
             return
         max_wait_s = self._stage.max_wait_s
@@ -379,7 +379,7 @@ class WaitingBatch(LoggedBatches[In, Out]):
         self._held.extend(chunk.items)
         self._last = Reference(chunk.states, len(chunk.items) - 1)
 
-    def _batch(self, run: Run[In], after: State | None) -> Chunk[Out]:
+    def _batch(self, run: StageRun[In], after: State | None) -> Chunk[Out]:
         held, self._held, self._deadline = self._held, [], None
         made = collated(self._stage, self._stage.collate, held, run, self._last.get())
         return self._chunk(made, len(held), after)

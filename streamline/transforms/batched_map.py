@@ -76,7 +76,7 @@ class Scatter(FlatMap[list[T], T]):
         "removed": "its function is given items from here on",
     }
     uncounted_options = ("fn", "size")
-    nests: ClassVar[int] = -1
+    depth_change: ClassVar[int] = -1
     in_flight = 1
 
     fn: Callable[[list[T]], list[T]] = as_list

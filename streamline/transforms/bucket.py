@@ -22,7 +22,7 @@ import msgspec
 
 from streamline.core.blame import blame, saved_as
 from streamline.core.counters import HoldTimer
-from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.flow import Chunk, Lists, StageRun
 from streamline.core.options import check_flag, check_function, check_int, given, is_async
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
@@ -70,9 +70,9 @@ class BucketByLength(Stage[In, Out]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
     state_type: ClassVar[Any] = BucketPart
-    first_own: ClassVar[Json] = {"read": 0, "held": []}
+    initial_state: ClassVar[Json] = {"read": 0, "held": []}
     rewinds = True
-    nests: ClassVar[int] = 1
+    depth_change: ClassVar[int] = 1
 
     boundaries: tuple[int, ...]
     batch_size: tuple[int, ...]
@@ -112,7 +112,7 @@ class BucketByLength(Stage[In, Out]):
     def output_weight(self) -> int:
         return max(self.batch_size)
 
-    async def lists(self, run: Run[In]) -> Lists[Out]:
+    async def lists(self, run: StageRun[In]) -> Lists[Out]:
         held = Buckets(self.name, self.boundaries, self.batch_size, self.measured, run.own, run.upstream.state)
         pace = Pace()
         while (chunk := await run.upstream.pull(held.room)) is not None:
@@ -123,16 +123,18 @@ class BucketByLength(Stage[In, Out]):
                     start, full, error = held.take(chunk.items, start)
                 if error is not None:
                     item, now = chunk.items[start - 1], chunk.states[start - 1]
-                    run.judge(blame(error, str(self), run.site, now, FailedCall(self.measured, item)), item, now)
+                    run.skip_or_raise(
+                        blame(error, str(self), run.site, now, FailedCall(self.measured, item)), item, now
+                    )
                     yield Chunk((), (), held.states(Reference.to(now))[0])
                 elif full is not None:
                     batch = self._batch(held, full, run, Reference(chunk.states, start - 1))
                     del full
                     yield batch
                     del batch
-                    await pace.breathe()
-            if chunk.after is not None and not held.count:
-                yield Chunk((), (), held.states(Reference.to(chunk.after))[0])
+                    await pace.maybe_yield()
+            if chunk.progress is not None and not held.count:
+                yield Chunk((), (), held.states(Reference.to(chunk.progress))[0])
             del chunk  # release the items while the next are made
         held.check_end(str(self))
         end = run.upstream.state
@@ -156,7 +158,7 @@ class BucketByLength(Stage[In, Out]):
             raise PlanError(f"expected a length of at least 0 from .bucket_by_length(length=), got {length}")
         return length
 
-    def _batch(self, held: Buckets[In], bucket: int, run: Run[In], now: Reference) -> Chunk[Out]:
+    def _batch(self, held: Buckets[In], bucket: int, run: StageRun[In], now: Reference) -> Chunk[Out]:
         made = collated(self, self.collate, held.empty(bucket), run, now.get())
         states = held.states(now)
         return Chunk(made, states) if made else Chunk((), (), states[0])

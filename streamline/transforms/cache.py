@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
 from streamline.core.pace import Pace
 from streamline.core.state import Json, Since, SkipCounts, Tree, consumed_of, read_again, skips_in, with_skips
 from streamline.core.state_types import Count, FileName, Unsigned
@@ -124,12 +124,12 @@ class Cache(Stage[T, T]):
         begin = CacheState(place, served, Since(kept.begin, kept.now))
         return ListsFlow(begin, self._serve(run, kept, place, served), run, reading)
 
-    async def _serve(self, run: Run[T], kept: _CachedPass[T], place: PassPlace, served: int) -> Lists[T]:
+    async def _serve(self, run: StageRun[T], kept: _CachedPass[T], place: PassPlace, served: int) -> Lists[T]:
         pace = Pace()
         while len(kept.items) < served:
             if await run.upstream.pull(served - len(kept.items)) is None:
                 raise ResumeError(gives_fewer(str(self), served, len(kept.items)))
-            await pace.breathe()
+            await pace.maybe_yield()
         if served:  # no later item may come to report what was skipped among these
             yield Chunk((), (), CacheState(place, served, Since(kept.begin, kept.now)))
         while True:
@@ -139,14 +139,14 @@ class Cache(Stage[T, T]):
             elif (drawn := await run.upstream.pull(run.want)) is not None:
                 items = drawn.items
                 after = None
-                if drawn.after is not None:
-                    after = CacheState(place, served + len(items), Since(kept.begin, drawn.after))
+                if drawn.progress is not None:
+                    after = CacheState(place, served + len(items), Since(kept.begin, drawn.progress))
                 chunk = Chunk(items, ServedStates(place, served, kept.begin, drawn.states), after)
             else:
                 return
             served += len(items)
             yield chunk
-            await pace.breathe()
+            await pace.maybe_yield()
 
 
 class _CachedPass(Generic[T]):

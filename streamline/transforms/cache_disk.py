@@ -22,7 +22,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Generic, TypeVar, cast
 
-from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run, Site
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Site, StageRun
 from streamline.core.pace import Pace
 from streamline.core.state import Json, Over, Since, State, States, Tally, Tree, read_again, skips_in, with_skips
 from streamline.core.tree import nbytes
@@ -51,7 +51,7 @@ def open_on_disk(
     name: str,
     chosen: bool,
     files: CacheFiles,
-    run_over: Callable[[Flow[T]], Run[T]],
+    run_over: Callable[[Flow[T]], StageRun[T]],
     history: PassHistory,
     upstream: Opener[T],
     state: Tree | None,
@@ -90,7 +90,7 @@ class _DiskPass(Generic[T]):
     def __init__(
         self,
         files: CacheFiles,
-        run: Run[T],
+        run: StageRun[T],
         history: PassHistory,
         place: PassPlace,
         upstream: Opener[T],
@@ -126,7 +126,7 @@ class _DiskPass(Generic[T]):
                     part = items[at : at + run.want]
                     self.served += len(part)
                     yield Chunk(part, ServedStates(self.place, first, Since(self.mark, self.mark)))
-                    await pace.breathe()
+                    await pace.maybe_yield()
                 del items, part
             if self._chain and self._chain[-1].end:
                 if not self.served:  # a pass without items, all of which may have been skipped
@@ -141,11 +141,11 @@ class _DiskPass(Generic[T]):
                 first = self.served
                 self._add(drawn.items)
                 self.served += len(drawn.items)
-                after = None if drawn.after is None else self.state(drawn.after)
+                after = None if drawn.progress is None else self.state(drawn.progress)
                 yield Chunk(drawn.items, ServedStates(self.place, first, self.mark, drawn.states), after)
                 del drawn
                 await self._write_full()
-                await pace.breathe()
+                await pace.maybe_yield()
             await self._write(end=True)
         finally:
             await self.flow.aclose()
@@ -272,7 +272,7 @@ class _DiskPass(Generic[T]):
             self._add(chunk.items)
             del chunk
             await self._write_full()
-            await pace.breathe()
+            await pace.maybe_yield()
 
     def _add(self, items: Sequence[T]) -> None:
         self._drawn += len(items)
@@ -420,7 +420,7 @@ class PassHistory:
     @classmethod
     def of(cls, name: str, site: Site, own: Json) -> PassHistory:
         """Return the history in this run; where a state is given, as it was there."""
-        key, shares = f"cache {name} of shard {site.shard}", site.tasks.session.shares
+        key, shares = f"cache {name} of shard {site.shard}", site.tasks.session.per_source
         first = key not in shares
         if first or own is not None:
             shares[key] = cls(None if own is None else own["drawing"])

@@ -53,7 +53,7 @@ class AdmittedInputs(Generic[In]):
     def __init__(self, chunk: Chunk[In], first: int) -> None:
         self.items = chunk.items
         self.states: States = chunk.states
-        self.after: State | None = chunk.after
+        self.after: State | None = chunk.progress
         self.first = first
         self.results: list[Any] = [PENDING] * len(chunk.items)
 
@@ -445,8 +445,8 @@ class AsCompleted(Delivery[In, Out]):
         count, inputs, resume = len(chunk.items), self._segment.inputs, self._resume
         if not count and len(inputs) > self._segment.handed_out and inputs[-1].first == inputs[-1].stop == position:
             inputs.pop()  # one progress at a place is enough, unless a state refers to it
-        inputs.append(InputList(position, position + count, chunk.states, chunk.after))
-        self._progress = chunk.after is not None
+        inputs.append(InputList(position, position + count, chunk.states, chunk.progress))
+        self._progress = chunk.progress is not None
         if resume.done or resume.outstanding:
             parts = resume.admit(chunk, position)
             self._running += len(parts)

@@ -45,7 +45,7 @@ from streamline.core.limits import Limit, StagePermits
 from streamline.core.pace import SLICE_S, Pace, call_all, check_awaited
 from streamline.core.replay import FailedCall
 from streamline.core.tasks import Starter
-from streamline.core.threads import waker
+from streamline.core.threads import threadsafe_call
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.transforms.completion_order import AdmittedInputs, Delivery, SkippedResult
 from streamline.transforms.retry import RetriedCalls, Retry
@@ -60,7 +60,7 @@ LEAST_S = 0.001
 """Seconds of work in a thread from which on a claim isn't made longer. One costs the event loop some 0.1 ms; but the
 results of its first items wait for the last, which may suddenly take long."""
 
-MANY = 16
+MANY_READY = 16
 """Results in a turn of the event loop from which on those of the next turn are waited for: a hand-over to the consumer
 costs as much as some 20 short calls."""
 
@@ -252,7 +252,7 @@ class Deliverer(Generic[In, Out]):
         item, position, skips = part.items[index], part.states[index], self._calls.skips
         error = blame(error, self._calls.stage, self._site, position, FailedCall(self._calls.fn, item))
         if skips is not None:
-            verdict = skips.judge(error, item, position)
+            verdict = skips.decide(error, item, position)
             if isinstance(verdict, Failure):
                 self._order.num_skipped += 1
                 self.put(part, index, cast("Out", SkippedResult(verdict)))
@@ -280,7 +280,7 @@ class Deliverer(Generic[In, Out]):
             self._event, self._news_at = anyio.Event(), None
             while (chunk := order.take()) is not None:
                 self._meter.count(chunk.items)
-                self._channel.post(chunk.counting(self._calls.skips))
+                self._channel.post(chunk.with_skip_counts(self._calls.skips))
             admission.look_again()
             if self._failed_at is None:
                 admission.add(order.released())
@@ -299,7 +299,9 @@ class Deliverer(Generic[In, Out]):
     async def _let_more_come(self) -> None:
         """Give calls more turns while each brings many results in little time, up to a quarter of the channel."""
         until, before, most = (self._news_at or 0.0) + SLICE_S, 0, self._channel.capacity.items // 4
-        while before + MANY <= (ready := self._order.ready) <= most and not self._failure and perf_counter() < until:
+        while (
+            before + MANY_READY <= (ready := self._order.ready) <= most and not self._failure and perf_counter() < until
+        ):
             before = ready
             await anyio.lowlevel.checkpoint()
 
@@ -462,7 +464,7 @@ class TaskPool(CallPool[In, Out]):
             worked(call_began, perf_counter())
             calls += 1
             if not calls % 16:
-                await pace.breathe()  # an async function need not ever wait
+                await pace.maybe_yield()  # an async function need not ever wait
 
 
 async def _holding(permits: StagePermits, fn: Callable[[In], Awaitable[Out]], item: In) -> Out:
@@ -499,7 +501,7 @@ class _HoldingCall(Generic[In, Out]):
         self._fn = fn
         self._item = item
         self._permits = permits
-        self._wake = waker()
+        self._wake = threadsafe_call()
         self._begin = [True]  # taken by the thread, or by who drops the call before
 
     def __call__(self) -> tuple[list[Out], BaseException | None]:
@@ -533,7 +535,7 @@ class ThreadedPool(CallPool[In, Out]):
         self._claiming = threading.Lock()
 
     async def _work(self, slot: int) -> None:
-        gate, wake = self._site.tasks.gate, waker()
+        gate, wake = self._site.tasks.gate, threadsafe_call()
         claim: Claim[In] | None = None
         most = 1
         while claim is not None or not self._too_many:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, SupportsFloat, SupportsIndex, TypeVar
 
 from streamline.core.blame import blame
 from streamline.core.counters import HoldTimer
-from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
 from streamline.core.options import check_function, check_int, check_takes_item, given, is_async
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
@@ -95,7 +95,7 @@ class _Cutting(LoggedBatches[In, Out]):
     def state_after(self, upstream: State) -> State:
         return super().state_after(upstream) if self._stage.counts or self._log.planned else upstream
 
-    async def lists(self, run: Run[In]) -> Lists[Out]:
+    async def lists(self, run: StageRun[In]) -> Lists[Out]:
         pace, size = Pace(), self._stage.size
         while (chunk := await run.pull(min(TOGETHER_ITEMS, size + 1 - len(self._held)))) is not None:
             at, skipped = 0, False
@@ -107,14 +107,14 @@ class _Cutting(LoggedBatches[In, Out]):
                 if error is not None:
                     call = FailedCall(self._stage.measure, chunk.items[stop])
                     failure = blame(error, str(self._stage), run.site, chunk.states[stop], call)
-                    run.judge(failure, chunk.items[stop], chunk.states[stop])
+                    run.skip_or_raise(failure, chunk.items[stop], chunk.states[stop])
                     self._last, skipped = Reference(chunk.states, stop), True
                     stop += 1
                 at = stop
                 if complete:
-                    yield self._list(run, chunk.after if at == len(chunk.items) else None)
-                await pace.breathe()
-            if not self._held and (skipped or chunk.after is not None):
+                    yield self._list(run, chunk.progress if at == len(chunk.items) else None)
+                await pace.maybe_yield()
+            if not self._held and (skipped or chunk.progress is not None):
                 yield Chunk((), (), self.state_after(chunk.end))
             self._last = chunk.end_reference
             del chunk  # release the items while the next are made
@@ -145,7 +145,7 @@ class _Cutting(LoggedBatches[In, Out]):
                 return at + 1, True, None
         return len(items), False, None
 
-    def _list(self, run: Run[In], after: State | None) -> Chunk[Out]:
+    def _list(self, run: StageRun[In], after: State | None) -> Chunk[Out]:
         held, self._held = self._held, []
         made = collated(self._stage, self._stage.made(self._total), held, run, self._last.get())
         return self._chunk(made, len(held), after)

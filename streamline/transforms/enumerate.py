@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.flow import Chunk, Lists, StageRun
 from streamline.core.state import NumberedStates, Over
 from streamline.core.state_types import Count
 from streamline.transforms.base import Stage
@@ -27,17 +27,17 @@ class Enumerate(Stage[T, tuple[int, T]]):
     order_preserving: ClassVar[frozenset[str]] = frozenset(accepted_changes)
     state_type: ClassVar[Any] = Count
     one_to_one = True
-    first_own = 0
+    initial_state = 0
     own_state_counts: ClassVar[bool] = False
 
     start: int = 0
 
-    async def lists(self, run: Run[T]) -> Lists[tuple[int, T]]:
+    async def lists(self, run: StageRun[T]) -> Lists[tuple[int, T]]:
         seen: int = run.own or 0
         while (chunk := await run.pull()) is not None:
-            pairs = list(enumerate(chunk.emptied(), self.start + seen))
+            pairs = list(enumerate(chunk.take_items(), self.start + seen))
             states = NumberedStates(self.name, seen + 1, chunk.states)
             seen += len(pairs)
-            made = [Chunk(pairs, states, None if chunk.after is None else Over(self.name, seen, chunk.after))]
+            made = [Chunk(pairs, states, None if chunk.progress is None else Over(self.name, seen, chunk.progress))]
             del chunk, pairs  # the items are the reader's: none is kept while the next are made
             yield made.pop()

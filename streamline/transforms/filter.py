@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from streamline.core.blame import blame
-from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.flow import Chunk, Lists, StageRun
 from streamline.core.pace import results
 from streamline.core.replay import Adapter, FailedCall
 from streamline.core.state import Picked
@@ -32,7 +32,7 @@ class Filter(Stage[T, T]):
 
     fn: Callable[[T], object]
 
-    async def lists(self, run: Run[T]) -> Lists[T]:
+    async def lists(self, run: StageRun[T]) -> Lists[T]:
         async with aclosing(results(run, self.fn, str(self), ASYNC_VERDICT)) as parts:
             async for chunk, verdicts in parts:
                 try:
@@ -45,7 +45,7 @@ class Filter(Stage[T, T]):
                     del kept
                 del chunk, verdicts  # release the items while the next are made
 
-    async def _judged(self, run: Run[T], chunk: Chunk[T], verdicts: Sequence[object]) -> Lists[T]:
+    async def _judged(self, run: StageRun[T], chunk: Chunk[T], verdicts: Sequence[object]) -> Lists[T]:
         """Yield what is kept of a chunk, up to the first verdict without a truth value that isn't skipped."""
         kept: list[int] = []
         begin = 0
@@ -61,7 +61,7 @@ class Filter(Stage[T, T]):
                 )
             if index > begin:
                 yield _kept(chunk.part(begin, index - begin), kept)
-            run.judge(failure, chunk.items[index], chunk.states[index])
+            run.skip_or_raise(failure, chunk.items[index], chunk.states[index])
             kept, begin = [], index + 1
         if begin < len(verdicts):
             yield _kept(chunk.part(begin, len(verdicts) - begin), kept)

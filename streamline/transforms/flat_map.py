@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from streamline.core.blame import blame
 from streamline.core.counters import HoldTimer
-from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.flow import Chunk, Lists, StageRun
 from streamline.core.pace import Pace, check_awaited
 from streamline.core.replay import FailedCall
 from streamline.core.state import Json, MadeStates, Over, Since, State
@@ -41,18 +41,17 @@ class FlatMap(Stage[In, Out]):
     }
     state_type: ClassVar[Any] = Count
     rewinds = True
-    first_own = 0
+    initial_state = 0
 
     fn: Callable[[In], Iterable[Out]]
 
     @classmethod
     def replay_cost(cls, own: Json) -> str | None:
-        return (
-            f"unfolds one input again, and passes over the {own:,} outputs of it that were delivered" * bool(own)
-            or None
-        )
+        if not own:
+            return None
+        return f"unfolds one input again, and passes over the {own:,} outputs of it that were delivered"
 
-    async def lists(self, run: Run[In]) -> Lists[Out]:
+    async def lists(self, run: StageRun[In]) -> Lists[Out]:
         mark = run.upstream.state
         skip: int = run.own or 0
         pace = Pace(run.meter)
@@ -63,18 +62,18 @@ class FlatMap(Stage[In, Out]):
                 unfolding.start(item)
                 while not unfolding.finished:
                     part = unfolding.list(pace)
-                    if part.items or part.after is not None:
+                    if part.items or part.progress is not None:
                         yield part
                     del part  # release the outputs while the next are made
                     if unfolding.failure is not None:
-                        run.judge(unfolding.failure, item, now)
+                        run.skip_or_raise(unfolding.failure, item, now)
                         yield Chunk((), (), Over(self.name, 0, now))
                         break  # what came before the failure stays delivered
-                    await pace.breathe()
+                    await pace.maybe_yield()
                 mark, skip = now, 0
                 del item, unfolding
-            if chunk.after is not None:
-                mark = chunk.after
+            if chunk.progress is not None:
+                mark = chunk.progress
                 yield Chunk((), (), Over(self.name, skip, mark))  # at a resume, its input may be yet to come
             del chunk
 
@@ -82,7 +81,7 @@ class FlatMap(Stage[In, Out]):
 class _Unfolding(Generic[In, Out]):
     """The outputs of one input, list by list."""
 
-    def __init__(self, stage: FlatMap[In, Out], run: Run[In], mark: State, now: State, skip: int) -> None:
+    def __init__(self, stage: FlatMap[In, Out], run: StageRun[In], mark: State, now: State, skip: int) -> None:
         self._stage, self._run, self._mark, self._now = stage, run, mark, now
         self._skip = skip
         self._delivered = skip
@@ -147,5 +146,5 @@ class Unbatch(FlatMap[In, Out]):
 
     uncounted_options = ("fn",)
     kind: ClassVar[str] = "unbatch"
-    nests: ClassVar[int] = -1
+    depth_change: ClassVar[int] = -1
     in_flight = 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.flow import Chunk, Lists, StageRun
 from streamline.core.state import Json, MadeStates, NumberedStates, Over, Picked
 from streamline.core.state_types import Count, check_type
 from streamline.errors import SnapshotError
@@ -28,7 +28,7 @@ class Take(Stage[T, T]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"count", "removed"})
     state_type: ClassVar[Any] = Count
-    first_own = 0
+    initial_state = 0
     before_shard = frozenset({"index", "whole"})
 
     count: int
@@ -42,7 +42,7 @@ class Take(Stage[T, T]):
     def num_outputs(self, items: float) -> float | None:
         return min(self.count, items)
 
-    async def lists(self, run: Run[T]) -> Lists[T]:
+    async def lists(self, run: StageRun[T]) -> Lists[T]:
         taken: int = run.own or 0
         while taken < self.count:
             chunk = await run.upstream.pull(min(run.want, self.count - taken))
@@ -51,8 +51,8 @@ class Take(Stage[T, T]):
             states = NumberedStates(self.name, taken + 1, chunk.states)
             taken += len(chunk.items)
             last = taken == self.count  # progress after the last item is there or not by chance
-            after = None if chunk.after is None or last else Over(self.name, taken, chunk.after)
-            yield Chunk(chunk.emptied(), states, after)
+            after = None if chunk.progress is None or last else Over(self.name, taken, chunk.progress)
+            yield Chunk(chunk.take_items(), states, after)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Skip(Stage[T, T]):
         "count": "what it had to skip is before this snapshot already: for another beginning, begin anew"
     }
     state_type: ClassVar[Any] = Count
-    first_own = 0
+    initial_state = 0
     before_shard = frozenset({"index", "whole"})
 
     count: int
@@ -86,7 +86,7 @@ class Skip(Stage[T, T]):
     def num_outputs(self, items: float) -> float | None:
         return max(0, items - self.count)
 
-    async def lists(self, run: Run[T]) -> Lists[T]:
+    async def lists(self, run: StageRun[T]) -> Lists[T]:
         skipped: int = run.own or 0
         while (chunk := await run.upstream.pull(run.want)) is not None:
             drop = min(self.count - skipped, len(chunk.items))
@@ -94,7 +94,7 @@ class Skip(Stage[T, T]):
             kept = chunk.part(drop, len(chunk.items)) if drop else chunk
             states = MadeStates(Over, self.name, skipped, states=kept.states)
             end = Over(self.name, skipped, chunk.end)
-            items = [kept.emptied()]
+            items = [kept.take_items()]
             chunk.items = ()
             yield Chunk(items.pop(), states, end)
 
@@ -105,9 +105,9 @@ class Stride(Stage[T, T]):
 
     kind: ClassVar[str] = "shard"
     state_type: ClassVar[Any] = Count
-    first_own = 0
+    initial_state = 0
 
-    async def lists(self, run: Run[T]) -> Lists[T]:
+    async def lists(self, run: StageRun[T]) -> Lists[T]:
         seen: int = run.own or 0
         shard, num_shards = run.site.shard, run.site.num_shards
         while (chunk := await run.upstream.pull(run.want * num_shards)) is not None:

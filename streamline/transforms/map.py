@@ -14,7 +14,7 @@ from streamline.core.blame import stage_name
 from streamline.core.capacity import Capacity
 from streamline.core.channel import Channel
 from streamline.core.driver import run_into
-from streamline.core.flow import Chunk, Flow, Lists, Opener, Run, Site
+from streamline.core.flow import Chunk, Flow, Lists, Opener, Site, StageRun
 from streamline.core.knobs import Knob, KnobKind
 from streamline.core.lazy_numpy import np
 from streamline.core.limits import Limit
@@ -75,7 +75,7 @@ class Map(Stage[In, Out]):
     def answers(cls, options: Mapping[str, Any]) -> bool:
         return options.get("ordered") is not False
 
-    async def lists(self, run: Run[In]) -> Lists[Out]:
+    async def lists(self, run: StageRun[In]) -> Lists[Out]:
         look = None
         if isinstance(self.fn, Seeded) and self.fn.seed_globals:
             check_alone(str(self), run.site)
@@ -83,7 +83,7 @@ class Map(Stage[In, Out]):
             look = Look(str(self), run.site)
         async with aclosing(results(run, self.fn, str(self), awaiting_way(self.fn), look)) as parts:
             async for chunk, out in parts:
-                made = [Chunk(out, chunk.states, chunk.after)]
+                made = [Chunk(out, chunk.states, chunk.progress)]
                 chunk.items = ()  # a batch that was changed in place is its reader's alone
                 del chunk, out  # release large results while they are used, and the next are made
                 yield made.pop()
@@ -257,7 +257,7 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     order_preserving: ClassVar[frozenset[str]] = frozenset({"seed", "seed_globals", "removed"})
     state_type: ClassVar[Any] = Count
     one_to_one = True
-    first_own = 0
+    initial_state = 0
     part_of_next: ClassVar[bool] = True
     own_state_counts: ClassVar[bool] = False
 
@@ -285,14 +285,14 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
         """Name the change as one of the map that this stage belongs to."""
         return f"{name.removesuffix('.rng')}.{what if what in ('name', 'removed') else 'seed'}"
 
-    async def lists(self, run: Run[In]) -> Lists[tuple[In, np.random.Generator]]:
+    async def lists(self, run: StageRun[In]) -> Lists[tuple[In, np.random.Generator]]:
         ordinal: int = run.own or 0
         generators = Generators(self.seed, self.stage, run.site)
         while (chunk := await run.upstream.pull(run.want)) is not None:
             pairs = [(item, generators.of(at)) for at, item in enumerate(chunk.items, ordinal)]
             states = NumberedStates(self.name, ordinal + 1, chunk.states)
             ordinal += len(pairs)
-            yield Chunk(pairs, states, None if chunk.after is None else Over(self.name, ordinal, chunk.after))
+            yield Chunk(pairs, states, None if chunk.progress is None else Over(self.name, ordinal, chunk.progress))
             del chunk, pairs
 
 

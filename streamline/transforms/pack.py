@@ -19,7 +19,7 @@ import msgspec
 from streamline.core.blame import blame
 from streamline.core.capacity import LIST_ITEMS
 from streamline.core.counters import HoldTimer
-from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.flow import Chunk, Lists, StageRun
 from streamline.core.lazy_numpy import has_more, loaded_np, np
 from streamline.core.options import check_flag, check_int, given
 from streamline.core.pace import Pace
@@ -71,7 +71,7 @@ class Pack(Stage[Any, Block]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder"})
     state_type: ClassVar[Any] = PackPart
-    first_own: ClassVar[Json] = {"token": 0, "dtype": None}
+    initial_state: ClassVar[Json] = {"token": 0, "dtype": None}
     rewinds = True
 
     length: int
@@ -97,7 +97,7 @@ class Pack(Stage[Any, Block]):
     def output_weight(self) -> int:
         return max(1, self.length // ITEM_TOKENS)
 
-    async def lists(self, run: Run[Any]) -> Lists[Block]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Block]:
         held = _OpenDocuments(self, run.own, run.site.tasks.session.place)
         mark = Reference.to(run.upstream.state)
         pace = Pace()
@@ -108,15 +108,15 @@ class Pack(Stage[Any, Block]):
                     taken, error = held.take(chunk, start, mark)
                 while held.blocks:
                     yield held.cut(min(held.blocks, held.together, run.want))
-                    await pace.breathe()
+                    await pace.maybe_yield()
                 start += taken
                 mark = Reference(chunk.states, start - 1) if start else mark
                 if error is not None:
                     item, now = chunk.items[start], chunk.states[start]
-                    run.judge(blame(error, str(self), run.site, now, FailedCall(self.tokens, item)), item, now)
+                    run.skip_or_raise(blame(error, str(self), run.site, now, FailedCall(self.tokens, item)), item, now)
                     held.pass_over()
                     start, mark = start + 1, Reference(chunk.states, start)
-            mark = mark if chunk.after is None else Reference.to(chunk.after)
+            mark = mark if chunk.progress is None else Reference.to(chunk.progress)
             if not held.tokens:
                 yield Chunk((), (), held.state(mark.get()))
             del chunk  # release the documents while the next are made

@@ -16,7 +16,7 @@ import msgspec
 
 from streamline.core.counters import Detail, Details
 from streamline.core.driver import behind_channel
-from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run, Site
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Site, StageRun
 from streamline.core.pace import Pace
 from streamline.core.state import Json, MadeStates, Over, State, Tree
 from streamline.core.state_types import Count, FileName, Size, Unsigned
@@ -213,7 +213,7 @@ class CycleFlow(Flow[Cycle]):
                     break
                 items.extend(chunk.items)
                 del chunk
-                await pace.breathe()
+                await pace.maybe_yield()
         except BaseException:
             items.clear()  # the failure's traceback keeps this frame
             raise
@@ -248,7 +248,7 @@ class CycleFlow(Flow[Cycle]):
                     self._mark = before
                     return self._skip
                 self._last_block, self._skip = None, 0
-            await pace.breathe()
+            await pace.maybe_yield()
         self._mark = self._upstream.state
         return 0
 
@@ -370,10 +370,10 @@ class Regenerate(Stage[T, T]):
         cycles: Flow[Cycle] = drawing
         if self.overlap:
             cycles = behind_channel(drawing, site, f"cycles of {self}", 1)
-        run = Run(cycles, own, site, site.meter(self.name, self.kind), site.skips(self.name, self.kind, state))
+        run = StageRun(cycles, own, site, site.meter(self.name, self.kind), site.skips(self.name, self.kind, state))
         return ListsFlow(drawing.begin, self._serve(run, drawing), run, cycles)
 
-    async def _cycle(self, run: Run[Cycle], counts: CycleCounts) -> Chunk[Cycle] | None:
+    async def _cycle(self, run: StageRun[Cycle], counts: CycleCounts) -> Chunk[Cycle] | None:
         """Return the next cycle. The time until it is there is a wait; an inbox tells of its own."""
         meter = None if self.overlap else run.meter
         if meter is not None:
@@ -386,7 +386,7 @@ class Regenerate(Stage[T, T]):
             if meter is not None:
                 meter.wait_ends()
 
-    async def _serve(self, run: Run[Cycle], drawing: CycleFlow) -> Lists[T]:
+    async def _serve(self, run: StageRun[Cycle], drawing: CycleFlow) -> Lists[T]:
         served, counts, pace = drawing.served, drawing.counts, Pace()
         if run.meter is not None:
             run.meter.details_from(counts.details)
@@ -400,7 +400,7 @@ class Regenerate(Stage[T, T]):
                 counts.serves(cycle.place, served)
                 states = MadeStates(cycle.place.state, self.name, first=first + 1)
                 yield Chunk(cycle.outputs(first, served, run.site), states)  # held by nothing here
-                await pace.breathe()
+                await pace.maybe_yield()
             drawing.recycle(cycle)
             del cycle  # before the next one is drawn
             served = 0

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
 from streamline.core.state import Json, MadeStates, Over, Tally, Tree
 from streamline.core.state_types import Count
 from streamline.errors import PlanError, ResumeError
@@ -90,7 +90,7 @@ class Repeat(Stage[T, T]):
         run = self.run_over(flow, upstream.site, state, own)
         return ListsFlow(_PassState(self.name, own, flow.state), self._passes(upstream, run), run, flow)
 
-    async def _passes(self, upstream: Opener[T], run: Run[T]) -> Lists[T]:
+    async def _passes(self, upstream: Opener[T], run: StageRun[T]) -> Lists[T]:
         number, yielded, seen = run.own["pass"], run.own["yielded"], run.own.get("seen", 0)
         flow = run.upstream
         while self.times is None or number < self.times:
@@ -111,7 +111,7 @@ class Repeat(Stage[T, T]):
 
     def _in_pass(self, chunk: Chunk[T], number: int, yielded: bool, seen: int) -> Chunk[T]:
         own = {"pass": number, "yielded": yielded, **({"seen": seen} if seen else {})}
-        after = None if chunk.after is None else _PassState(self.name, own, chunk.after)
+        after = None if chunk.progress is None else _PassState(self.name, own, chunk.progress)
         return Chunk(chunk.items, MadeStates(_PassState, self.name, own, states=chunk.states), after)
 
 

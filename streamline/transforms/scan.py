@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.flow import Chunk, Lists, StageRun
 from streamline.core.options import check_function, given, is_async
 from streamline.core.pace import results
 from streamline.core.replay import Adapter
@@ -52,14 +52,14 @@ class Scan(Stage[In, Out]):
     def begin(self, upstream: State, own: Any) -> State:
         return Over(self.name, own or {"carry": json_copy(self.init, self._whose)}, upstream)
 
-    async def lists(self, run: Run[In]) -> Lists[Out]:
+    async def lists(self, run: StageRun[In]) -> Lists[Out]:
         carried = json_copy(run.own["carry"] if run.own else self.init, self._whose)
         fold = _Fold(self.fn, carried, self._whose)
         way = "await it in a .map before; a scan takes each item after the one before"
         async with aclosing(results(run, fold, str(self), way)) as parts:
             async for chunk, made in parts:
                 carries = [carry for carry, _ in made]
-                after = None if chunk.after is None else Over(self.name, {"carry": fold.saved}, chunk.after)
+                after = None if chunk.progress is None else Over(self.name, {"carry": fold.saved}, chunk.progress)
                 part = [Chunk([out for _, out in made], _CarriedStates(self.name, carries, chunk.states), after)]
                 chunk.items = ()
                 del chunk, made, carries

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from streamline.core.flow import Chunk, Lists, Run, Site
+from streamline.core.flow import Chunk, Lists, Site, StageRun
 from streamline.core.lazy_numpy import np
 from streamline.core.state import HeldSince, Json, MadeStates, Over, State
 from streamline.core.state_types import Count, Unsigned
@@ -90,7 +90,7 @@ class Shuffle(Stage[T, T]):
     def begin(self, upstream: State, own: Any) -> State:
         return Over(self.name, own or _own(0, 0, 0, self.seed), upstream)
 
-    async def lists(self, run: Run[T]) -> Lists[T]:
+    async def lists(self, run: StageRun[T]) -> Lists[T]:
         number, served, drawing = await self._first(run)
         while drawing.items:
             serving, drawing = drawing, _DrawnWindow[T](self.window, self.seed, drawing.now)
@@ -107,7 +107,7 @@ class Shuffle(Stage[T, T]):
             number, served = number + 1, 0
         yield Chunk((), (), Over(self.name, _own(number, 0, 0, self.seed), drawing.now))  # what was dropped at the end
 
-    async def _first(self, run: Run[T]) -> tuple[int, int, _DrawnWindow[T]]:
+    async def _first(self, run: StageRun[T]) -> tuple[int, int, _DrawnWindow[T]]:
         """Return the number of the first window, how much of it was served, and the window: as it was, if it was."""
         number, served, of, seed = 0, 0, 0, self.seed
         if run.own:
@@ -146,14 +146,14 @@ class _DrawnWindow(Generic[T]):
     def complete(self) -> bool:
         return self._ended or len(self.items) == self._size
 
-    async def fill(self, run: Run[T]) -> None:
+    async def fill(self, run: StageRun[T]) -> None:
         """Draw the rest."""
         while not self.complete:
             await self.draw(run, self._size - len(self.items))
         if self.failure is not None:
             raise self.failure
 
-    async def draw(self, run: Run[T], count: int) -> None:
+    async def draw(self, run: StageRun[T], count: int) -> None:
         """Add 1 to `count` items, or learn that there are no more, or none to be had."""
         try:
             chunk = await run.upstream.pull(count)
@@ -166,7 +166,7 @@ class _DrawnWindow(Generic[T]):
             self.items.extend(chunk.items)
             self.now = chunk.end
 
-    async def catch_up(self, run: Run[T], served: int) -> None:
+    async def catch_up(self, run: StageRun[T], served: int) -> None:
         """Draw until as many are here as were served of the window before, but at most two for one."""
         enough = min(served, self._size, len(self.items) + 2 * run.want)  # the one before may have been longer
         while not self.complete and len(self.items) < enough:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.flow import Chunk, Lists, StageRun
 from streamline.core.state import Json, Over, Reference, Since, State
 from streamline.core.state_types import Count
 from streamline.transforms.base import Stage
@@ -32,8 +32,8 @@ class Window(Stage[T, list[T]]):
         "removed": "the items from here on come one by one, beginning with the first of the next window",
     }
     state_type: ClassVar[Any] = Count
-    first_own = 0
-    nests: ClassVar[int] = 1
+    initial_state = 0
+    depth_change: ClassVar[int] = 1
 
     size: int
     stride: int = 1
@@ -61,7 +61,7 @@ class Window(Stage[T, list[T]]):
     def num_outputs(self, items: float) -> float | None:
         return items if items == math.inf else max(0, (items - self.size) // self.stride + 1)
 
-    async def lists(self, run: Run[T]) -> Lists[list[T]]:
+    async def lists(self, run: StageRun[T]) -> Lists[list[T]]:
         start: int = run.own or 0  # of the next window, in `held`; beyond its end, of what is to come
         held: list[T] = []
         ends = [Reference.to(run.upstream.state)]  # the states before the first item held, and after each

@@ -50,8 +50,8 @@ def test_what_a_stage_skips_again_in_a_later_pass_is_counted_once() -> None:
 
     errors = Errors(Policy(on_error="skip", max_errors=None))
     for message in ("read ahead, and never consumed", "of the next pass"):
-        errors.happened((0, "check"), failure(message), (0,), 1)
-    errors.count(Skipped("check", 0, 1, At("items", 2)))
+        errors.record_skip((0, "check"), failure(message), (0,), 1)
+    errors.settle(Skipped("check", 0, 1, At("items", 2)))
     assert [str(one.error) for one in errors.report().last] == ["of the next pass"]
 
 

@@ -196,9 +196,9 @@ async def test_it_gives_way_once_a_slice(clock: Clock, monkeypatch: pytest.Monke
     monkeypatch.setattr(streamline.core.pace, "checkpoint", checkpoint)
     for step in range(1, 41):
         clock.now = step * SLICE_S / 4
-        await pace.breathe()
+        await pace.maybe_yield()
     assert len(given) == 8  # each time more than a slice has passed
-    await pace.give_way(after_s=100.0)
+    await pace.yield_after(after_s=100.0)
     assert len(given) == 8
 
 
@@ -215,13 +215,13 @@ async def test_the_stages_of_a_chain_give_way_once_a_slice_together(
         for step in range(1, 41):
             clock.now = step * SLICE_S / 4
             for pace in stages:
-                await pace.breathe()
+                await pace.maybe_yield()
         assert len(given) == 8
         clock.now += SLICE_S / 2
-        await driver.give_way(HANDOVER_S)  # what it has sent is later than what they have given away
+        await driver.yield_after(HANDOVER_S)  # what it has sent is later than what they have given away
         assert len(given) == 9
         for pace in stages:
-            await pace.breathe()
+            await pace.maybe_yield()
         assert len(given) == 9
 
     monkeypatch.setattr(streamline.core.pace, "checkpoint", checkpoint)

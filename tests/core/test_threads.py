@@ -19,7 +19,7 @@ import anyio.to_thread
 import pytest
 
 from streamline.core import threads as starter
-from streamline.core.threads import OneThread, ThreadPool, start_thread, undisturbed, waker
+from streamline.core.threads import SerialExecutor, ThreadPool, start_thread, threadsafe_call, undisturbed
 from streamline.errors import HostError
 
 STARTER = starter.__file__
@@ -72,7 +72,7 @@ async def test_where_no_more_threads_can_be_started_those_that_are_there_do_the_
         for _ in range(9):
             group.start_soon(work, others)
     assert names == {threading.current_thread().name}
-    one = OneThread("streamline files")
+    one = SerialExecutor("streamline files")
     assert one.submit(threading.current_thread).result() is threading.current_thread()
     assert one.submit(lambda: 1 // 0).exception() is not None
     one.shutdown()
@@ -195,7 +195,7 @@ def test_a_call_that_ends_after_its_loop_ends_quietly() -> None:
 
 async def test_a_waker_reaches_the_loop_from_another_thread() -> None:
     event = anyio.Event()
-    wake: Callable[[Callable[[], None]], object] = waker()
+    wake: Callable[[Callable[[], None]], object] = threadsafe_call()
     thread = threading.Thread(target=lambda: wake(event.set))
     thread.start()
     with anyio.fail_after(200):
@@ -226,7 +226,7 @@ async def test_a_call_that_was_cancelled_while_it_waited_is_not_made() -> None:
 
 def test_a_thread_of_storages_ends_with_an_owner_that_was_never_closed() -> None:
     """Ctrl-C may come between its making and what closes it, or in the middle of that."""
-    one = OneThread("streamline files")
+    one = SerialExecutor("streamline files")
     assert one.submit(abs, -1).result(200) == 1
     thread = one._thread
     assert thread is not None

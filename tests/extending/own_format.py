@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from streamline.core.flow import Chunk, Demand, Lists
+from streamline.core.flow import Chunk, Lists, StageContext
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
 from streamline.io.formats.base import Format, IndexedStates, Place
@@ -22,12 +22,12 @@ class Records(Format[bytes]):
 
     size: int
 
-    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[bytes]:
+    async def chunks(self, file: File, begin: Place, after: Place, name: str, context: StageContext) -> Lists[bytes]:
         count, rest = divmod((await file.found()).size or 0, self.size)
         if rest:
             raise DataError(f"{file.path} ends within a record: {rest} of {self.size} bytes")
-        for first in range(begin["record"], count, demand.want):
-            stop = min(first + demand.want, count)
+        for first in range(begin["record"], count, context.want):
+            stop = min(first + context.want, count)
             data = await file.read(first * self.size, stop * self.size)
             items = [data[at : at + self.size] for at in range(0, len(data), self.size)]
             last = after if stop == count else None

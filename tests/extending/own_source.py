@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Site, StageContext
 from streamline.core.state import At, CountedStates, Tree
 from streamline.core.state_types import Count
 from streamline.sources.base import Mode, Part, Source
@@ -25,10 +25,10 @@ class Squares(Source[int]):
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[int]:
         done: int = 0 if state is None else state[self.name]
-        demand = self.demand(site, state)
-        return ListsFlow(At(self.name, done), self._lists(demand, done), demand)
+        context = self.context(site, state)
+        return ListsFlow(At(self.name, done), self._lists(context, done), context)
 
-    async def _lists(self, run: Demand, done: int) -> Lists[int]:
+    async def _lists(self, run: StageContext, done: int) -> Lists[int]:
         mine = range(run.site.shard, self.count, run.site.num_shards)
         while items := [n * n for n in mine[done : done + run.want]]:
             yield Chunk(items, CountedStates(self.name, done + 1))

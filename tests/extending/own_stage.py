@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
-from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.flow import Chunk, Lists, StageRun
 from streamline.core.state import NumberedStates, Over, Picked, State
 from streamline.core.state_types import Count
 from streamline.testing.oracle import Upstream, reference
@@ -28,7 +28,7 @@ class EveryNth(Stage[T, T]):
     def begin(self, upstream: State, own: Any) -> State:
         return Over(self.name, own or 0, upstream)
 
-    async def lists(self, run: Run[T]) -> Lists[T]:
+    async def lists(self, run: StageRun[T]) -> Lists[T]:
         seen: int = run.own or 0
         while (chunk := await run.upstream.pull(run.want)) is not None:
             picked = range(-seen % self.n, len(chunk.items), self.n)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from streamline.core.flow import Chunk, Demand, Flow, Lists, ListsFlow, Site
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Site, StageContext
 from streamline.core.state import At, CountedStates, Tree
 from streamline.errors import PlanError
 from streamline.io.formats import array_record, hdf5, lance, mds, npy, parquet_table
@@ -83,13 +83,13 @@ class Plain(Source[Any]):
         return "contiguous" if len(self.files) == 1 else "file"
 
     def open(self, site: Site, part: Part, state: Tree | None = None) -> Flow[Any]:
-        demand = Demand(site)
+        context = StageContext(site)
 
         async def lists() -> Lists[Any]:
             if items := self._items(site, part):
                 yield Chunk(items, CountedStates(self.name, 1))
 
-        return ListsFlow(At(self.name, 0), lists(), demand)
+        return ListsFlow(At(self.name, 0), lists(), context)
 
     def _items(self, site: Site, part: Part) -> list[Any]:
         if part.mode == "contiguous" and site.num_shards > 1:

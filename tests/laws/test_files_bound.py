@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.core import byte_budget as budget
-from streamline.core.flow import Demand, Lists
+from streamline.core.flow import Lists, StageContext
 from streamline.io.fetch import request as requests
 from streamline.io.fetch.request import Request
 from streamline.io.formats.base import Place
@@ -60,8 +60,8 @@ class Taken:
     def watch(self, patch: pytest.MonkeyPatch) -> None:
         lists = Files._lists
 
-        async def counted(source: Files[Any], parts: Any, place: Place, demand: Demand) -> Lists[Any]:
-            async with aclosing(lists(source, parts, place, demand)) as chunks:
+        async def counted(source: Files[Any], parts: Any, place: Place, context: StageContext) -> Lists[Any]:
+            async with aclosing(lists(source, parts, place, context)) as chunks:
                 async for chunk in chunks:
                     self.items += len(chunk.items)
                     yield chunk

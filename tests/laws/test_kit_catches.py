@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 import streamline as sl
-from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Run
+from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
 from streamline.core.state import NumberedStates, Over, Shifted, Since, State, Tally, Tree
 from streamline.testing.checks import LAWS, Fragment, check_resume, check_stage
 from streamline.testing.scripted import scripted
@@ -29,7 +29,7 @@ class Sound(AnyStage):
     def begin(self, upstream: State, own: Any) -> State:
         return Over(self.name, own or 0, upstream)
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         done: int = run.own or 0
         while (chunk := await run.upstream.pull(run.want)) is not None:
             yield Chunk(chunk.items, NumberedStates(self.name, done + 1, chunk.states))
@@ -39,7 +39,7 @@ class Sound(AnyStage):
 class OffByOne(Sound):
     """Its count, which it stops at, is one too small behind a resume."""
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         done: int = run.own or 0
         while done < 10 and (chunk := await run.upstream.pull(min(run.want, 10 - done))) is not None:
             yield Chunk(chunk.items, NumberedStates(self.name, done, chunk.states))
@@ -49,7 +49,7 @@ class OffByOne(Sound):
 class StateBefore(Sound):
     """Gives each item the state that stood before it."""
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         before = run.upstream.state
         while (chunk := await run.upstream.pull(1)) is not None:
             if chunk.items:
@@ -60,7 +60,7 @@ class StateBefore(Sound):
 class LosesHeld(Sound):
     """Holds two items back, and resumes behind them."""
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         held: list[Any] = []
         while (chunk := await run.upstream.pull(1)) is not None:
             held += chunk.items
@@ -73,7 +73,7 @@ class LosesHeld(Sound):
 class SwallowsFailure(Sound):
     """Takes a failure for the end."""
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         try:
             async for chunk in super().lists(run):
                 yield chunk
@@ -84,7 +84,7 @@ class SwallowsFailure(Sound):
 class WrapsFailure(Sound):
     """Raises something else than what it met."""
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         try:
             async for chunk in super().lists(run):
                 yield chunk
@@ -117,7 +117,7 @@ class ForgetsFailure(Sound):
 class LosesAtFailure(Sound):
     """Holds an item back, and stands behind it once what comes after it has failed: only that one state is wrong."""
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         held: Chunk[Any] | None = None
         try:
             while (chunk := await run.upstream.pull(1)) is not None:
@@ -135,7 +135,7 @@ class LosesAtFailure(Sound):
 class ReadsAhead(Sound):
     """Reads all there is before it gives the first item."""
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         chunks = []
         while (chunk := await run.upstream.pull()) is not None:
             chunks.append(chunk)
@@ -151,7 +151,7 @@ class LeavesOpen(Sound):
     def open(self, upstream: Opener[Any], state: Tree | None = None) -> Flow[Any]:
         flow = upstream(state)
         own = None if state is None else state[self.name]
-        run = Run(flow, own, upstream.site)
+        run = StageRun(flow, own, upstream.site)
         return ListsFlow(self.begin(flow.state, own), self.lists(run), run)
 
 
@@ -187,7 +187,7 @@ class Restless(State):
 class ChangesWhileQuiet(Sound):
     """Its state counts how often it was looked at."""
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         ticks = count()
         while (chunk := await run.upstream.pull(1)) is not None:
             yield Chunk(chunk.items, [Restless(self.name, chunk.end, ticks)])
@@ -196,7 +196,7 @@ class ChangesWhileQuiet(Sound):
 class ChangesLater(Sound):
     """Hands out the same dict with each state, and changes it: what was handed out before changes too."""
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         own = {"done": run.own["done"] if run.own else 0}
         while (chunk := await run.upstream.pull(1)) is not None:
             own["done"] += len(chunk.items)
@@ -206,10 +206,10 @@ class ChangesLater(Sound):
 class PlainMark(Shuffle[Any]):
     """Goes back to a mark, but keeps nothing of the choices made since."""
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         async for chunk in super().lists(run):
             states = [_without_since(chunk.states[index]) for index in range(len(chunk.items))]
-            yield Chunk(chunk.items, states, chunk.after)
+            yield Chunk(chunk.items, states, chunk.progress)
 
 
 def _without_since(state: State) -> State:
@@ -221,7 +221,7 @@ def _without_since(state: State) -> State:
 class ForgetsOffset(Shuffle[Any]):
     """Serves a window from its beginning, whatever was served of it."""
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         run.own = run.own and {**run.own, "served": 0}
         async for chunk in super().lists(run):
             yield chunk
@@ -230,7 +230,7 @@ class ForgetsOffset(Shuffle[Any]):
 class ReshufflesWindow(Shuffle[Any]):
     """Forgets the window's number, so that a resume permutes it otherwise."""
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         run.own = run.own and {**run.own, "window": 0}
         async for chunk in super().lists(run):
             yield chunk
@@ -242,7 +242,7 @@ class IfState(Sound):
     def begin(self, upstream: State, own: Any) -> State:
         return Over(self.name, 5 if own is None else own, upstream)
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         left: int = run.own or 5
         while left and (chunk := await run.upstream.pull(1)) is not None:
             left -= len(chunk.items)
@@ -252,7 +252,7 @@ class IfState(Sound):
 class DropsProgress(Sound):
     """Keeps one item in ten, and shifts the states of the others onto it."""
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         while (chunk := await run.upstream.pull()) is not None:
             kept = [index for index, item in enumerate(chunk.items) if item % 10 == 0]
             yield Chunk([chunk.items[index] for index in kept], Shifted(chunk.states, 1), chunk.end)
@@ -351,7 +351,7 @@ def test_an_unknown_law_is_an_error() -> None:
 
 def test_a_state_that_is_no_json_is_refused() -> None:
     class Tuples(Sound):
-        async def lists(self, run: Run[Any]) -> Lists[Any]:
+        async def lists(self, run: StageRun[Any]) -> Lists[Any]:
             while (chunk := await run.upstream.pull(1)) is not None:
                 yield Chunk(chunk.items, [Over(self.name, (1, 2), chunk.end)])
 

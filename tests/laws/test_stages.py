@@ -13,7 +13,7 @@ import pytest
 import streamline as sl
 import streamline.transforms.completion_order
 import streamline.transforms.map
-from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.flow import Chunk, Lists, StageRun
 from streamline.core.state import Picked
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_failure, check_stage
@@ -73,7 +73,7 @@ def test_a_stage_that_declares_nothing_keeps_the_laws_from_its_start() -> None:
 class Generous(Stage[int, int]):
     """Gives all that it gets, whatever it is asked for, but every third item: which is progress behind the others."""
 
-    async def lists(self, run: Run[int]) -> Lists[int]:
+    async def lists(self, run: StageRun[int]) -> Lists[int]:
         while (chunk := await run.upstream.pull()) is not None:
             kept = [index for index, item in enumerate(chunk.items) if item % 3]
             yield Chunk([chunk.items[index] for index in kept], Picked(chunk.states, kept), chunk.end)

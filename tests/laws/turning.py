@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, ClassVar
 
-from streamline.core.flow import Flow, Lists, Opener, Run
+from streamline.core.flow import Flow, Lists, Opener, StageRun
 from streamline.core.knobs import KnobValues, Turnable
 from streamline.core.state import Tree
 from streamline.core.tasks import Session
@@ -63,7 +63,7 @@ class Turning(Stage[Any, Any]):
         restless(upstream.site.tasks.session, Random(self.seed), self.most)
         return super().open(upstream, state)
 
-    async def lists(self, run: Run[Any]) -> Lists[Any]:
+    async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         widths = restless(run.site.tasks.session, Random(self.seed), self.most)
         while (chunk := await run.upstream.pull(1)) is not None:
             widths.turn()

@@ -147,10 +147,10 @@ def test_an_item_that_can_not_be_measured_ends_no_run() -> None:
 
 def test_a_consumer_waits_from_asking_to_getting(clock: Clock) -> None:
     consumer = ConsumerMeter(100.0)
-    consumer.asks(101.0)
+    consumer.wait_begins(101.0)
     since = [consumer.waiting_since]
-    consumer.gets(104.0)
-    consumer.gets(110.0)
+    consumer.wait_ends(104.0)
+    consumer.wait_ends(110.0)
     since.append(consumer.waiting_since)
     assert (consumer.wait_s, since) == (3.0, [101.0, None])
 
@@ -252,8 +252,8 @@ def test_the_verdict_leaves_the_warm_up_out(clock: Clock) -> None:
     meters.on_first_list = collect
     before = stats_of(meters)
     assert before.verdict is None
-    meters.consumer.asks(90.0)
-    meters.consumer.gets(100.0)
+    meters.consumer.wait_begins(90.0)
+    meters.consumer.wait_ends(100.0)
     meters.began()
     clock.now, meters.consumer.items = 110.0, 100
     stats = stats_of(meters)

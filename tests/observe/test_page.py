@@ -43,7 +43,7 @@ def pipe(length: int = 60) -> sl.Pipeline[int]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "EVERY_S", 0.01)
-    monkeypatch.setattr(page, "SHARE", math.inf)
+    monkeypatch.setattr(page, "MOST_TIME_SHARE", math.inf)
 
 
 # What it shows --------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def test_files_come_with_a_policy_and_without_the_stream_s_names() -> None:
 
 def test_slow_clients_hold_up_neither_the_stream_nor_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "SLOW_S", 0.05)
-    monkeypatch.setattr(page, "SHARE", 0.01)  # as it is
+    monkeypatch.setattr(page, "MOST_TIME_SHARE", 0.01)  # as it is
     clients = []
     with pipe(5_000).open(page=True) as stream:
         next(stream)
@@ -384,7 +384,7 @@ def test_huge_stats_make_a_bounded_update(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_reading_takes_a_hundredth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "SHARE", 0.01)
+    monkeypatch.setattr(page, "MOST_TIME_SHARE", 0.01)
     clock = [100.0]
     monkeypatch.setattr(page, "perf_counter", lambda: clock[0])
     with pipe().open(page=True):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import streamline as sl
-from streamline.core.flow import Chunk, Lists, Run
+from streamline.core.flow import Chunk, Lists, StageRun
 from streamline.errors import PlanError
 from streamline.pipeline import Pipeline
 from streamline.transforms.base import Stage
@@ -335,9 +335,9 @@ def test_a_file_that_is_missing_is_found_before_anything_runs(tmp_path: Path) ->
 class Doubled(Stage[int, int]):
     kind = "doubled"
 
-    async def lists(self, run: Run[int]) -> Lists[int]:
+    async def lists(self, run: StageRun[int]) -> Lists[int]:
         while (chunk := await run.upstream.pull(run.want)) is not None:
-            yield Chunk([2 * item for item in chunk.items], chunk.states, chunk.after)
+            yield Chunk([2 * item for item in chunk.items], chunk.states, chunk.progress)
 
 
 def test_a_stage_class_of_the_users_is_put_into_a_plan() -> None:

@@ -56,7 +56,7 @@ async def bridge(clock: Clock) -> ThreadBridge[int]:
 
 async def sent(bridge: ThreadBridge[int], clock: Clock, items: int, item_s: float = 0.0) -> None:
     """Send a list whose items took so long each."""
-    bridge.wanted(items)
+    bridge.pull_size(items)
     clock.now += items * item_s
     await bridge.send(chunk(items))
 
@@ -66,7 +66,7 @@ async def test_lists_of_tiny_items_are_piled_up_until_as_many_are_out_as_may_be(
 ) -> None:
     queue = bridge.consumer.queue
     for _ in range(4):
-        assert bridge.wanted(await bridge.wait_room()) == (LONG_LIST_ITEMS, 1)
+        assert bridge.pull_size(await bridge.wait_room()) == (LONG_LIST_ITEMS, 1)
         assert queue.empty()
         await sent(bridge, clock, LONG_LIST_ITEMS)
     waiting = asyncio.create_task(bridge.wait_room())
@@ -144,7 +144,7 @@ async def test_no_more_bytes_are_out_than_may_be_but_one_list_always(clock: Cloc
     bridge = ThreadBridge[bytes](ConsumerCapacity(2, 100, 1000))
     bridge.capacity.begin()
     for at in range(2):
-        bridge.wanted(1)
+        bridge.pull_size(1)
         sending = asyncio.create_task(bridge.send(Chunk([bytes(2000)], CountedStates("items", at))))
         await asyncio.sleep(0)
         assert sending.done() == (at == 0)

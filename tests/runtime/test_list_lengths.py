@@ -83,7 +83,7 @@ def test_flush_points_are_the_last_items_of_a_worker_in_each_batch(size: int, st
             part = next(end for end in ends if end > done) - done
             for most in (1, 3, 8):
                 whole = [end - done for end in ends if 0 < end - done <= most]
-                assert points.wanted(5 + done, most) == (max(whole, default=most), part)
+                assert points.next_boundary(5 + done, most) == (max(whole, default=most), part)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -185,7 +185,7 @@ def test_lists_of_large_items_are_no_longer_than_a_message(run: Run) -> None:
 
     async def test() -> None:
         for fit in (1, 2):  # the size of the first is unknown
-            assert sender.wanted(64) == (fit, fit)
+            assert sender.pull_size(64) == (fit, fit)
             await sender.send(Chunk([1], CountedStates("items", 1)))
 
     run(test)
@@ -199,7 +199,7 @@ def test_one_large_item_among_small_ones_shortens_lists_for_a_while(run: Run) ->
     async def lengths(lists: int) -> list[int]:
         found = []
         for _ in range(lists):
-            found.append(sender.wanted(sender.room_at_once)[0])
+            found.append(sender.pull_size(sender.room_at_once)[0])
             await sender.send(Chunk([1] * found[-1], CountedStates("items", found[-1])))
             sender.freed(sender.capacity.held, sender.capacity.held_bytes)
         return found

@@ -64,7 +64,7 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
 def _looks_at_once(monkeypatch: pytest.MonkeyPatch, tuner: Any) -> None:
     monkeypatch.setattr(tuning, "Tuner", tuner)
     monkeypatch.setattr(tuning, "LOOK_S", 0.0)
-    monkeypatch.setattr(tuning, "SHARE", 1e9)
+    monkeypatch.setattr(tuning, "MOST_TIME_SHARE", 1e9)
 
 
 async def turned(item: int) -> int:

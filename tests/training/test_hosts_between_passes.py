@@ -305,7 +305,7 @@ class Turning:
 
 @pytest.mark.usefixtures("scripted")
 def test_of_a_pass_that_is_tuned_and_paused_both_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"Tuner": Turning, "PassLooks": Looks, "LOOK_S": 0.0, "SHARE": 1e9}.items():
+    for name, value in {"Tuner": Turning, "PassLooks": Looks, "LOOK_S": 0.0, "MOST_TIME_SHARE": 1e9}.items():
         monkeypatch.setattr(tuning, name, value)
     ScriptedHosts.counts = cycle([4])
     Looks.told.clear()
@@ -335,7 +335,7 @@ def test_the_tuner_itself_gives_the_next_pass_more_hosts(
 ) -> None:
     caplog.set_level(logging.INFO, "streamline.tuning")
     monkeypatch.setattr(tuning, "LOOK_S", 0.01)
-    monkeypatch.setattr(tuning, "SHARE", 1.0)
+    monkeypatch.setattr(tuning, "MOST_TIME_SHARE", 1.0)
     monkeypatch.setattr(tuner, "PASS_S", 0.1)
     monkeypatch.setattr("streamline.backends.hosts.pool.cpus_here", lambda: 8)
     monkeypatch.setattr("streamline.observe.stats.usable_cpus", lambda: 8)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from streamline.core.threads import waker
+from streamline.core.threads import threadsafe_call
 
 __all__ = ["Live"]
 
@@ -48,7 +48,7 @@ class Live:
         Raises:
           TimeoutError: some are kept.
         """
-        gone, wake = anyio.Event(), waker()
+        gone, wake = anyio.Event(), threadsafe_call()
         self._on_none = lambda: wake(gone.set)
         if self._refs:
             with anyio.fail_after(200):

@@ -176,7 +176,7 @@ class HostConnection:
             self.host.kill(self._link)
 
     def _running_workers(self) -> Collection[RemoteWorker[Any]]:
-        return [worker for worker in self._workers.values() if worker.link is not None and not worker.over]
+        return [worker for worker in self._workers.values() if worker.link is not None and not worker.finished]
 
     # The task ---------------------------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class HostConnection:
         """After a host's death, wait for a worker to run: there is none while the run is ending."""
         if self._placement is not None and self._placement.needed:
             return
-        while all(self._workers[number].over for number in self._wanted if number in self._workers):
+        while all(self._workers[number].finished for number in self._wanted if number in self._workers):
             self._changed = anyio.Event()
             await resting(self._changed.wait())
 
@@ -280,8 +280,8 @@ class HostConnection:
             raise ClosedError("the pool of hosts that this stream's workers ran in was closed") from None
         lost = [worker for number in sorted(self._wanted) if (worker := self._workers.get(number)) is not None]
         for worker in lost:
-            worker.lost()
-            if worker.over:
+            worker.on_host_lost()
+            if worker.finished:
                 worker.gone()
         await self._gate.passage()  # then all that has arrived is handled
         name = self.host.name
@@ -292,9 +292,9 @@ class HostConnection:
             ended = f"{ended}: it was stuck for {stuck_s:.3g} s"
         self._meter.restarts += 1
         for worker in lost:
-            if worker.over:
+            if worker.finished:
                 worker.gone()
-        lost = [worker for worker in lost if not worker.over]
+        lost = [worker for worker in lost if not worker.finished]
         if lost:
             then = "another one takes its place" if self._placement is None else "the others take over its workers"
             logger.warning("%s has ended with %s: %s%s", name, ended, then, crash and f"\n{crash}")
@@ -320,7 +320,7 @@ class HostConnection:
         """Open workers in the host, some at a time: it opens them before it sends what the first ones give."""
         while self._unopened and self._link is not None and not self._leaving and len(self._opening) < OPENING:
             worker = self._unopened.popleft()
-            mine = worker.connection is self and worker.link is None and not worker.over
+            mine = worker.connection is self and worker.link is None and not worker.finished
             if mine and not self._crash_report.waits(worker):
                 self._opening.add(worker.number)
                 worker.open(self._link)
@@ -455,7 +455,7 @@ class HostConnection:
 
     def _skipped(self, message: SkippedItem) -> None:
         failure = decode_skipped(message.failure)
-        self._tasks.session.errors.happened(message.key, failure, message.epoch, message.number)
+        self._tasks.session.errors.record_skip(message.key, failure, message.epoch, message.number)
 
     def _broken(self, message: HostFailed) -> None:
         raise decode_failure(message.failure)

@@ -85,7 +85,7 @@ class HangDetector:
         """Return the seconds that the consumer has waited for a worker that gave nothing; 0: it doesn't."""
         session = self._tasks.session
         waiting_since, awaited = session.meters.consumer.waiting_since, session.awaited
-        if waiting_since is None or awaited is None or worker.hungry:
+        if waiting_since is None or awaited is None or worker.starved:
             return 0.0
         if worker.site.shard not in {awaiting.shard for awaiting in awaited()}:
             return 0.0

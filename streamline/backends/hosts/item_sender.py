@@ -112,9 +112,9 @@ class ItemSender(Sink[T]):
         self.capacity.limit_to(inbox.keep())
         return self.capacity.items
 
-    def wanted(self, room: int) -> tuple[int, int]:
+    def pull_size(self, room: int) -> tuple[int, int]:
         """Likewise; what fills a message is a list: large items are better sent while they are in the cache."""
-        most, need = super().wanted(room)
+        most, need = super().pull_size(room)
         full = self.capacity.items_of_message(most, room)
         return min(most, full), min(need, full)
 
@@ -129,8 +129,8 @@ class ItemSender(Sink[T]):
             self._add_progress(chunk)
             return
         self.capacity.note_pulled(count)
-        held: list[Any] = chunk.emptied()
-        chunk = Chunk(held, chunk.states, chunk.after)  # of the caller's, nothing is left
+        held: list[Any] = chunk.take_items()
+        chunk = Chunk(held, chunk.states, chunk.progress)  # of the caller's, nothing is left
         if self._kept is not None:
             items, size = self._kept.unreleased
             self._pulled.add(items - self._pulled.items, size - self._pulled.size)
@@ -140,7 +140,7 @@ class ItemSender(Sink[T]):
             stop = start + len(part.items)
             gone: list[Any] = [None] * (stop - start)
             held[start:stop] = gone  # a link needn't copy what it alone holds
-            part = Chunk(gone, part.states, part.after)
+            part = Chunk(gone, part.states, part.progress)
             if packed is not None:
                 await self._wait_bytes(packed.nbytes)
                 self._post(part, packed)

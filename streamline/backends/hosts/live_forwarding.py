@@ -73,9 +73,9 @@ class LiveForwarding:
             self._room.set()
 
     @property
-    def hungry(self) -> bool:
+    def starved(self) -> bool:
         """Whether the worker has consumed all that came."""
-        return self._inbox.hungry
+        return self._inbox.starved
 
     def lost(self) -> None:
         """Stop sending: the worker's host has ended."""
@@ -118,7 +118,7 @@ class LiveForwarding:
                 await inbox.passage()
                 before = inbox.unreleased
                 if (chunk := inbox.take(min(room, LIST_ITEMS))) is None:
-                    if inbox.over:
+                    if inbox.exhausted:
                         break
                     await inbox.wait()
                     continue

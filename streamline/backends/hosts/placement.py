@@ -70,7 +70,7 @@ class Placement:
     @property
     def needed(self) -> bool:
         """Whether a worker has something to do: there is none while the run is ending."""
-        return not all(worker.over for worker in self._workers)
+        return not all(worker.finished for worker in self._workers)
 
     # What happens ---------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class Placement:
     @property
     def _short(self) -> bool:
         """Whether workers wait for another host."""
-        return len(self._there) < self._least and not all(worker.over for worker in self._homeless)
+        return len(self._there) < self._least and not all(worker.finished for worker in self._homeless)
 
     async def _wait_for_another(self) -> None:
         """Wait until there are more hosts; a pause stops the clock, and begins it anew."""
@@ -172,14 +172,14 @@ class Placement:
             return
         loads: dict[Home, list[RemoteWorker[Any]]] = {home: [] for home in self._there}
         for worker, home in self._homes.items():
-            if home in loads and not worker.over:
+            if home in loads and not worker.finished:
                 loads[home].append(worker)
         fewest = [(len(load), at, home) for at, (home, load) in enumerate(loads.items())]
         heapify(fewest)
         for worker in homeless:
             if self.crash_report.waits(worker) and worker is not self.crash_report.turn:
                 self._homeless.append(worker)
-            elif not worker.over:
+            elif not worker.finished:
                 load, at, home = fewest[0]
                 heapreplace(fewest, (load + 1, at, home))
                 loads[home].append(worker)

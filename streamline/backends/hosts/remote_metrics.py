@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import MetricsUpdate, Span
-from streamline.core.counters import BORDER, ChannelMeter, Doing, HostMeter, StageCounts, StageMeter
+from streamline.core.counters import FROM_HOST, ChannelMeter, Doing, HostMeter, StageCounts, StageMeter
 from streamline.core.meters import Meters, Traffic
 from streamline.core.tasks import Session
 from streamline.core.threads import start_thread
@@ -79,7 +79,7 @@ class RemoteMetrics:
                 meter.host = self._host
                 self._shown[key] = meter
                 self._earlier[key] = meter.stopped(now).without(self._counted.get(key))
-            if channel is not None and not key[0].endswith(BORDER):
+            if channel is not None and not key[0].endswith(FROM_HOST):
                 self._earlier_items[key] = channel.items - self._counted_items.get(key, 0)
 
     def lost(self) -> None:

@@ -30,7 +30,7 @@ from streamline.backends.ipc.messages import (
 from streamline.backends.ipc.state_codec import ColumnDecoder
 from streamline.core.capacity import Capacity
 from streamline.core.channel import Channel, Feeder, FlushPoints, Inbox
-from streamline.core.counters import BORDER
+from streamline.core.counters import FROM_HOST
 from streamline.core.flow import Chunk, Site
 from streamline.core.state import Reference, Tree
 from streamline.errors import TransportError, WorkerDied, printable
@@ -103,7 +103,7 @@ class RemoteWorker(Feeder, Generic[T]):
         """Return the inbox, which gets the items of the stage `filled_by`; its first pull calls `start`."""
         channel, tasks = self.channel, self.site.tasks
         if tasks.session.meters.on:
-            channel.meter = tasks.session.meters.channel(filled_by + BORDER, self.site.shard, channel.capacity.items)
+            channel.meter = tasks.session.meters.channel(filled_by + FROM_HOST, self.site.shard, channel.capacity.items)
         self._start = start
         tasks.own(channel.abandon)
         return channel.inbox
@@ -153,7 +153,7 @@ class RemoteWorker(Feeder, Generic[T]):
             self.forwarding.open(link, state)
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether it has finished or is being closed."""
         return self.channel.finished or self._leaving
 
@@ -168,7 +168,7 @@ class RemoteWorker(Feeder, Generic[T]):
             else:
                 self.link.send(CloseWorker(self.number))
 
-    def lost(self) -> None:
+    def on_host_lost(self) -> None:
         """Note that its host has ended."""
         self.link = None
         self._closing = False
@@ -191,7 +191,7 @@ class RemoteWorker(Feeder, Generic[T]):
     @property
     def movable(self) -> bool:
         """Whether it runs in a host, and isn't on its way to another."""
-        return self.link is not None and not self._closing and not self.over
+        return self.link is not None and not self._closing and not self.finished
 
     def close_to_reopen(self) -> None:
         """Close it in its host, in order to open it again, there or elsewhere, once what it has sent has arrived."""
@@ -204,7 +204,7 @@ class RemoteWorker(Feeder, Generic[T]):
     @property
     def to_reopen(self) -> bool:
         """Whether it is opened again once it is closed: it was closed for that, or the host has detached it."""
-        return not self.over
+        return not self.finished
 
     def reopening(self) -> bool:
         """Return `to_reopen`, once."""
@@ -223,9 +223,9 @@ class RemoteWorker(Feeder, Generic[T]):
         return "" if self._last is None else printable(self._last.get().where())
 
     @property
-    def hungry(self) -> bool:
+    def starved(self) -> bool:
         """Whether it waits for an item of a live source."""
-        return self.forwarding is not None and self.forwarding.hungry
+        return self.forwarding is not None and self.forwarding.starved
 
     def gone(self) -> None:
         """Note that its host has ended, and no other will run it."""
@@ -261,7 +261,7 @@ class RemoteWorker(Feeder, Generic[T]):
         if not items or (self.channel.capacity.held and items < self._capacity // 4 and size < self._size // 4):
             return
         self._credit = self._credit_bytes = 0
-        if self.link is not None and not self.over:
+        if self.link is not None and not self.finished:
             self.link.send(Credit(self.number, items, size))
 
     @property
@@ -271,7 +271,7 @@ class RemoteWorker(Feeder, Generic[T]):
         return None if points is None else points._replace(first=points.first - self._opened_after)
 
     def on_flush_points(self) -> None:
-        if self.link is not None and not self.over and (points := self._flush_points) is not None:
+        if self.link is not None and not self.finished and (points := self._flush_points) is not None:
             self.link.send(FlushAt(self.number, points))
 
     # Messages from the host -------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ class RemoteWorker(Feeder, Generic[T]):
 
     def items(self, message: ItemsMessage, link: Link) -> None:
         """Post items from `link`, which may be closed by now."""
-        if self.over:
+        if self.finished:
             return
         packed = message.packed
         try:
@@ -303,7 +303,7 @@ class RemoteWorker(Feeder, Generic[T]):
 
     def progress(self, message: ProgressMessage, link: Link) -> None:
         """Post progress from `link`."""
-        if self.over:
+        if self.finished:
             return
         states, after = self._states.load(message.states, 0)
         self._arrived(Chunk((), states, after))

@@ -225,7 +225,7 @@ class Restartable(Protocol):
     def site(self) -> Site: ...
 
     @property
-    def over(self) -> bool: ...
+    def finished(self) -> bool: ...
 
     @property
     def has_room(self) -> bool: ...
@@ -256,7 +256,7 @@ class CrashReport(Generic[W]):
         in_calls = [worker for worker in workers if worker.restart_policy.calls]
         waiting = list(self._turns)[1:]
         counted = in_calls or [
-            worker for worker in workers if not worker.over and worker.has_room and worker not in waiting
+            worker for worker in workers if not worker.finished and worker.has_room and worker not in waiting
         ]
         self._turns.clear()
         last = any(worker.restart_policy.count == self._most - 1 for worker in counted)
@@ -272,7 +272,7 @@ class CrashReport(Generic[W]):
     @property
     def turn(self) -> W | None:
         """The worker whose turn it is; None: no turns are taken."""
-        while self._turns and self._turns[0].over:
+        while self._turns and self._turns[0].finished:
             self._turns.popleft()
         return self._turns[0] if self._turns else None
 

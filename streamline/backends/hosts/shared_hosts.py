@@ -40,7 +40,7 @@ from streamline.backends.network.handshake import PeerHello
 from streamline.core.cleanup import Cleanup
 from streamline.core.counters import HostKind, host_label
 from streamline.core.forks import ForkSafeLock, disowned_in_copies
-from streamline.core.threads import bring, brought, start_thread
+from streamline.core.threads import resolve, start_thread, wait_future
 from streamline.errors import ClosedError, HostError
 
 logger = logging.getLogger("streamline.hosts")
@@ -324,9 +324,9 @@ class HostGuest:
         self._answers[link] = answer
         future = self._request("reach", link, (number, payload.nbytes, env), payload.fileno())
         try:
-            sock, pid, node = await brought(future)
+            sock, pid, node = await wait_future(future)
         except BaseException:
-            if not bring(future, _OwnerGone()) and future.exception() is None:
+            if not resolve(future, _OwnerGone()) and future.exception() is None:
                 future.result()[0].close()
             raise
         return sock, _ReachedHost(self, link, lambda: int(pid), node)
@@ -363,7 +363,7 @@ class HostGuest:
             self._requested[number] = future
             gone = self.gone
         if gone:
-            bring(future, _OwnerGone())
+            resolve(future, _OwnerGone())
         self._connection.send(_GuestRequest(number, what, link, arguments), *descriptors)
         return future
 
@@ -376,7 +376,7 @@ class HostGuest:
                 self.gone = True
                 waiting = list(self._requested.values())
             for future in waiting:
-                bring(future, _OwnerGone())
+                resolve(future, _OwnerGone())
             self._connection.close()
 
     def _take(self, message: Any) -> None:
@@ -386,7 +386,7 @@ class HostGuest:
             return
         future, result = self._requested.pop(message.number), message.result
         link = [socket.socket(fileno=descriptor) for descriptor in self._connection.taken_descriptors()]
-        if not bring(future, (*link, *result) if link else result):  # it waits no more
+        if not resolve(future, (*link, *result) if link else result):  # it waits no more
             for sock in link:
                 sock.close()
 
@@ -543,9 +543,9 @@ class SharedHost(SocketHost[_ReachedHost]):
                 with suppress(_OwnerGone):
                     role.host(self.number)  # it begins to start
         except BaseException as error:
-            bring(joined, error)
+            resolve(joined, error)
         else:
-            bring(joined, role)
+            resolve(joined, role)
 
     def isolated(self) -> Host:
         return self._own if self._sharing.isolates else self
@@ -556,7 +556,7 @@ class SharedHost(SocketHost[_ReachedHost]):
         while True:
             with self._lock:
                 joined = self._join()
-            role = await brought(joined)
+            role = await wait_future(joined)
             with suppress(_OwnerGone):
                 sock, place = await role.reach(self.number, payload, answer, env)
                 self._place = place

@@ -4,8 +4,8 @@ A run that may share says so in its `Hello`, with a digest of its plan. All such
 A peer that opens a worker joins the one that another peer has opened, if all is equal that decides on its items: plan,
 shard, number of shards, epoch, what was skipped before, and the state. So peers that begin at the same place share,
 and others never do. A worker keeps what it has given for those that come later, until that is more than may be in
-flight to one peer (its share of `BYTES_ON_THE_WAY`, and `KEPT` times its items); from then on it is joined no more. One
-that has come to its end before that is kept, though the first peers have closed it.
+flight to one peer (its share of `BYTES_ON_THE_WAY`, and `KEPT_TIMES` times its items); from then on it is joined no
+more. One that has come to its end before that is kept, though the first peers have closed it.
 
 The workers live in a `SharedRun`, served as every run is, whose link leads to its peers: a list is packed and written
 once, and sent to each. Bounds hold for each peer: it gets as much as it has given credit for, and the rest waits here.
@@ -67,7 +67,7 @@ STALL_S = 10.0
 """Seconds for which a peer may consume nothing while another one waits for it. In a training of several ranks that
 share their data, none gets ahead by more than a step; much longer steps than this are not seen."""
 
-KEPT = 4
+KEPT_TIMES = 4
 """How many times the items that may be in flight to one peer are kept for those that come later: peers begin at about
 the same time, and the stages after the merge take some items before the loop waits for another rank."""
 
@@ -394,7 +394,9 @@ class _SharedWorker:
         self._given_bytes += size
         self._held += items
         self._held_bytes += size
-        self._whole = self._whole and self._given_bytes <= self._opened.size and self._given <= KEPT * self._capacity
+        self._whole = (
+            self._whole and self._given_bytes <= self._opened.size and self._given <= KEPT_TIMES * self._capacity
+        )
         for peer, share in self.peers.items():
             share.behind += items
             share.behind_bytes += size

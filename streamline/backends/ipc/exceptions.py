@@ -22,7 +22,7 @@ from typing import Any, cast
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import Encoded
 from streamline.core.error_policy import Failure
-from streamline.core.replay import KEY, FailedCall
+from streamline.core.replay import CALL_ATTRIBUTE, FailedCall
 from streamline.core.text import REPR_BYTES, cut, said
 from streamline.core.tracebacks import ELSEWHERE, trace_of
 from streamline.errors import StageError, WorkerDied
@@ -59,7 +59,7 @@ MOST_TEXT = 1 << 16
 MOST_BYTES = 1 << 20
 """Bytes of a failed item that are sent with its failure, for people to look at."""
 
-BARE = re.compile(r'^  File "(.+)", line (\d+), in .*\n(?!    )', re.MULTILINE)
+BARE_FRAME = re.compile(r'^  File "(.+)", line (\d+), in .*\n(?!    )', re.MULTILINE)
 """A frame of a traceback without its line of source."""
 
 
@@ -109,7 +109,7 @@ def unpickle_exception(data: bytes) -> BaseException:
     """Return a new exception from the bytes of `pickle_exception`."""
     records, note = cast("tuple[list[_ExceptionRecord], str | None]", pickle.loads(data))
     if note is not None:
-        records[0].notes.append(BARE.sub(_with_source, note))
+        records[0].notes.append(BARE_FRAME.sub(_with_source, note))
     errors: dict[int, BaseException] = {}
     for record in records:
         _make(record, errors)
@@ -175,14 +175,14 @@ def _record(error: BaseException, where: str) -> _ExceptionRecord:
     pickled, left_out = _pickled(error)
     if left_out:
         notes.append(f"left in {where}, since it can't be pickled: {left_out}")
-    call = vars(error).get(KEY)
+    call = vars(error).get(CALL_ATTRIBUTE)
     sent = pickle_or_none((call.fn, call.given, call.outputs)) if isinstance(call, FailedCall) else None
     return _ExceptionRecord(
         name=_name(error),
         message=error.message if isinstance(error, BaseExceptionGroup) else _message(error),
         notes=notes,
         pickled=pickled,
-        call=(sent or b"") if KEY in vars(error) else None,
+        call=(sent or b"") if CALL_ATTRIBUTE in vars(error) else None,
         suppressed=error.__suppress_context__,
     )
 
@@ -226,7 +226,7 @@ def _parts(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
     slots = state[1] if isinstance(state, tuple) else {}
     attributes = {**vars(error), **(more[0] if more else {}), **slots}
     args = () if isinstance(error, BaseExceptionGroup) else args
-    return args, {name: it for name, it in attributes.items() if name not in (KEY, "__notes__")}
+    return args, {name: it for name, it in attributes.items() if name not in (CALL_ATTRIBUTE, "__notes__")}
 
 
 def _built_in(cls: type[BaseException]) -> Any:
@@ -279,7 +279,7 @@ def _make(record: _ExceptionRecord, errors: dict[int, BaseException]) -> BaseExc
     if record.notes:
         vars(error)["__notes__"] = record.notes
     if record.call is not None:
-        vars(error)[KEY] = _call(record.call)
+        vars(error)[CALL_ATTRIBUTE] = _call(record.call)
     errors[id(record)] = error
     return error
 

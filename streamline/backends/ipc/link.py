@@ -15,7 +15,7 @@ import anyio
 
 from streamline.backends.ipc.messages import Message, PackedItems
 from streamline.core.place import Mapped, Place
-from streamline.core.threads import waker
+from streamline.core.threads import threadsafe_call
 
 
 class LinkClosed(Exception):  # noqa: N818 - no error where both ends know that it is over
@@ -138,7 +138,7 @@ class PipeLink(Link):
                     return messages
                 if self._closed or self.other._closed:
                     raise LinkClosed
-                self._wake, arrived = waker(), anyio.Event()
+                self._wake, arrived = threadsafe_call(), anyio.Event()
                 self._arrived = arrived
             await arrived.wait()
 

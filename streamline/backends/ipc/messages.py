@@ -237,7 +237,7 @@ class PermitsReturned(NamedTuple):
 
 
 class SkippedItem(NamedTuple):
-    """A stage has skipped an item: the arguments of `Errors.happened`."""
+    """A stage has skipped an item: the arguments of `Errors.record_skip`."""
 
     key: tuple[int, str]
     failure: Encoded

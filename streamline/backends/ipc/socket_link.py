@@ -36,7 +36,7 @@ from streamline.backends.ipc.shared_memory import (
     SlabPool,
 )
 from streamline.backends.ipc.shared_socket import Gone, SharedSocket
-from streamline.core.threads import waker
+from streamline.core.threads import threadsafe_call
 from streamline.errors import HostError
 
 
@@ -238,7 +238,7 @@ class SocketLink(Link):
         self.place = self._pool = SlabPool(pool_bytes, self._announce)
         self._unsent: deque[tuple[memoryview, Descriptor | None]] = deque()
         self._sending = threading.RLock()  # for `send_threadsafe`; seldom contended
-        self._loop_thread: tuple[int, Callable[[Callable[[], None]], object]] | None = None  # its id, its waker
+        self._loop_thread: tuple[int, Callable[[Callable[[], None]], object]] | None = None  # its id, what calls in it
         self._wrote: anyio.Event | None = None  # while a task waits at the socket, to write more
         self._queued: anyio.Event | None = None  # while a task waits for something to write
         self._write_closed = False  # the other end reads no more
@@ -341,7 +341,7 @@ class SocketLink(Link):
             self._write()
 
     async def flush(self) -> None:
-        self._loop_thread = threading.get_ident(), waker()
+        self._loop_thread = threading.get_ident(), threadsafe_call()
         while not (self._write_closed or self._socket.closed):
             with self._sending:  # another thread may be sending
                 self._queued = queued = None if self._unsent else anyio.Event()

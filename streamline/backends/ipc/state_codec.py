@@ -176,12 +176,12 @@ class ColumnEncoder:
     def dump(self, chunk: Chunk[Any]) -> Encoded:
         """Return the states of a chunk, encoded now; `PlanTypeError` names the stage of one that can't be pickled."""
         if not self._copies:
-            return chunk.states, chunk.after
+            return chunk.states, chunk.progress
         count = len(chunk.items)
-        pickled = self._dumped((trimmed(chunk.states, 0, count) if count else (), chunk.after))
+        pickled = self._dumped((trimmed(chunk.states, 0, count) if count else (), chunk.progress))
         if self._log is not None:
             return pickled
-        return (NOTHING if chunk.after is None else PROGRESS) + pickled
+        return (NOTHING if chunk.progress is None else PROGRESS) + pickled
 
     def dump_state(self, state: State) -> Encoded:
         """Return the encoded state that the worker was opened at; raises as `dump`."""

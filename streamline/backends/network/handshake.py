@@ -34,7 +34,7 @@ MAGIC = b"strmln\x00\x01"
 
 NONCE_BYTES, MAC_BYTES = 32, 32
 
-SIZE = struct.Struct(">H")
+FRAME_LENGTH = struct.Struct(">H")
 
 MOST_BYTES = 4096
 """Of a hello, of a verdict, and of a file with a key."""
@@ -143,12 +143,12 @@ class _Proof(NamedTuple):
             raise HandshakeError(
                 f"a {role.decode()} may say {MOST_BYTES:,} bytes, not {len(body):,}: is its name that long?"
             )
-        return self.mac(role, body) + SIZE.pack(len(body)) + body
+        return self.mac(role, body) + FRAME_LENGTH.pack(len(body)) + body
 
     def opened(self, role: bytes, kind: type[T]) -> Steps[T]:
         """Receive what `sealed` returns."""
-        head = yield MAC_BYTES + SIZE.size
-        (size,) = SIZE.unpack(head[MAC_BYTES:])
+        head = yield MAC_BYTES + FRAME_LENGTH.size
+        (size,) = FRAME_LENGTH.unpack(head[MAC_BYTES:])
         if not 0 < size <= MOST_BYTES:
             raise HandshakeError("the other end speaks of too many bytes, or none: it is no streamline")
         body = yield size

@@ -38,7 +38,7 @@ from streamline.backends.remote.control import AgentCalls, TrainerCalls, call, t
 from streamline.backends.remote.network_link import watch_peer
 from streamline.core.forks import ForkSafeLock, disowned_in_copies
 from streamline.core.text import counted
-from streamline.core.threads import bring, brought, start_thread
+from streamline.core.threads import resolve, start_thread, wait_future
 from streamline.errors import HostError
 
 logger = logging.getLogger("streamline.hosts")
@@ -126,7 +126,7 @@ class RemoteProcess:
                 agent.send(call(AgentCalls.open_link, self.host, number, ticket, plan.number, env))
                 if self.gone.is_set():
                     raise HostGone
-                sock = self._socks[number] = await brought(future)
+                sock = self._socks[number] = await wait_future(future)
                 if self.gone.is_set():
                     self._hang_up()
                 return sock
@@ -136,7 +136,7 @@ class RemoteProcess:
     def frame(self, kind: int, link: int, body: bytes) -> None:
         """Take what it wrote or asked."""
         if kind == OVER and (future := self._pending.get(link)) is not None:
-            bring(
+            resolve(
                 future, HostError(f"{self.agent.node}: the host can't open its connection to this process, see above")
             )
         self.output.frame(kind, link, body)
@@ -169,7 +169,7 @@ class RemoteProcess:
         self.output.end()
         self.gone.set()
         for future in list(self._pending.values()):
-            bring(future, HostGone())
+            resolve(future, HostGone())
         self._hang_up()
 
     def closed_there(self, link: int, until_s: float) -> None:
@@ -307,7 +307,7 @@ class AttachedAgent(TrainerCalls):
 
     def host_stacks(self, host: int, text: str) -> None:
         if (process := self.hosts.get(host)) is not None:
-            bring(process.asked, text)
+            resolve(process.asked, text)
 
     def link_failed(self, ticket: str, why: str) -> None:
         self.agents.link_failed(ticket, f"{self.node}: a host has no link: {why}")
@@ -384,14 +384,14 @@ class Agents:
             yield ticket, future
         except BaseException:
             self._links.pop(ticket, None)
-            if not bring(future, HostGone()) and future.exception() is None:
+            if not resolve(future, HostGone()) and future.exception() is None:
                 future.result().close()
             raise
 
     def link_failed(self, ticket: str, why: str) -> None:
         """Fail a link that was expected."""
         if (future := self._links.pop(ticket, None)) is not None:
-            bring(future, HostError(why))
+            resolve(future, HostError(why))
 
     def offered(self, agent: AttachedAgent) -> None:
         """Use an agent, which has said how many hosts it takes."""
@@ -465,7 +465,7 @@ class Agents:
                 wanted = self._wanted[agent.ticket].popleft()
                 process = agent.start(wanted.number, wanted.env)
             agent.send(call(AgentCalls.start_host, process.host, wanted.number, wanted.env, wanted.shared))
-            if not bring(wanted.process, process):  # it waits no more
+            if not resolve(wanted.process, process):  # it waits no more
                 process.end(0.0)
 
     def _wanting(self, ticket: str) -> bool:
@@ -484,7 +484,7 @@ class Agents:
             agent.attach()
             return
         future = self._links.pop(hello.ticket, None)
-        if future is None or not bring(future, sock):
+        if future is None or not resolve(future, sock):
             sock.close()
 
 

@@ -29,7 +29,7 @@ from streamline.core.counters import HostKind, host_label
 from streamline.core.knobs import Knob
 from streamline.core.options import check_int, given, parse_address
 from streamline.core.tasks import Session
-from streamline.core.threads import brought
+from streamline.core.threads import wait_future
 from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
 from streamline.plan.plan import Plan
 
@@ -268,7 +268,7 @@ class RemoteHost(SocketHost[RemoteProcess]):
                 placed = self._placed()
             process = None
             try:
-                process = await brought(placed)
+                process = await wait_future(placed)
                 sock = await process.link(payload, answer, env)
             except HostGone as gone:
                 if process is not None and process.exit.counts:

@@ -183,7 +183,7 @@ class SharedStorages:
     @classmethod
     def lent(cls, session: Session, name: str, access: Access) -> SharedStorages:
         """Return those of a source, for one of its flows; the last one that calls `release` closes them."""
-        shares: dict[str, SharedStorages] = session.shares
+        shares: dict[str, SharedStorages] = session.per_source
         if name not in shares:
             shares[name] = cls(session, name, access, Storages(access, session.meters.traffic(name)))
         shares[name]._users += 1
@@ -200,7 +200,7 @@ class SharedStorages:
     async def release(self) -> None:
         self._users -= 1
         if not self._users:
-            del self.session.shares[self.name]
+            del self.session.per_source[self.name]
             try:
                 if self._pool is not None:
                     await self._pool.aclose()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from streamline.core.counters import Working
-from streamline.core.flow import Chunk, Demand, Lists
+from streamline.core.flow import Chunk, Lists, StageContext
 from streamline.core.state import At
 from streamline.errors import DataError, PlanError, StreamlineError
 from streamline.io.fetch.file import File
@@ -80,7 +80,7 @@ class ArrowFormat(Columnar):
         table: GroupedTable = await in_thread(open_)
         return table
 
-    async def stream(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
+    async def stream(self, file: File, begin: Place, after: Place, name: str, context: StageContext) -> Lists[Any]:
         """One batch is kept back, to know whether it is the last."""
         if file.part.num_shards > 1:
             raise PlanError(
@@ -90,11 +90,11 @@ class ArrowFormat(Columnar):
         pending: tuple[GroupedTable, RowGroup, list[bytes]] | None = None
         failure: StreamlineError | None = None
         size = await file.size(SIZE_NEED)
-        async with aclosing(self._batches(file, size, begin, demand)) as batches:
+        async with aclosing(self._batches(file, size, begin, context)) as batches:
             more = True
             while more:
                 try:
-                    with Working(demand.meter):
+                    with Working(context.meter):
                         following = await anext(batches, None)
                 except StreamlineError as error:
                     following, failure = None, error
@@ -103,7 +103,7 @@ class ArrowFormat(Columnar):
                     table, group, data = pending
                     start = begin["row"] if group.index == begin["group"] else 0
                     end = after if last else {"file": file.path, "group": group.index + 1, "row": 0}
-                    reader = GroupReader(self, file.path, group, end, start, None, name, demand)
+                    reader = GroupReader(self, file.path, group, end, start, None, name, context)
                     async with aclosing(reader.chunks(table, data)) as chunks:
                         async for chunk in chunks:
                             yield chunk
@@ -114,7 +114,7 @@ class ArrowFormat(Columnar):
             raise failure
 
     async def _batches(
-        self, file: File, size: int, begin: Place, demand: Demand
+        self, file: File, size: int, begin: Place, context: StageContext
     ) -> AsyncGenerator[tuple[GroupedTable, RowGroup, list[bytes]], None]:
         """Yield the record batches of a stream that are wanted, each with all messages that it is decoded with."""
 
@@ -122,7 +122,7 @@ class ArrowFormat(Columnar):
             from streamline.io.formats.arrow_table import StreamTable  # imports pyarrow
 
             table = StreamTable(self, file.path, head[0])
-            check_schema(file.path, table.schema, demand)
+            check_schema(file.path, table.schema, context)
             return table
 
         table: GroupedTable | None = None
@@ -134,7 +134,7 @@ class ArrowFormat(Columnar):
                     if message.kind != SCHEMA:
                         raise DataError(f"{file.path} is not an Arrow stream, or damaged: expected a schema first")
                     head.append(data)
-                    table = await demand.site.tasks.threads.run(opened, file.path)
+                    table = await context.site.tasks.threads.run(opened, file.path)
                 elif message.kind == DICTIONARY:
                     head.append(data)
                 elif message.kind == RECORD_BATCH:

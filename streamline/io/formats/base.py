@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from streamline.core.flow import Demand, Lists
+from streamline.core.flow import Lists, StageContext
 from streamline.core.state import At, Json, State, States
 from streamline.core.state_types import Count
 from streamline.errors import PlanError
@@ -62,19 +62,19 @@ class Format(ABC, Generic[T]):
         return {"file": path, **dict.fromkeys(self.counts, 0)}
 
     async def lists(
-        self, fetcher: Fetcher, parts: Sequence[FilePart], place: Place, name: str, demand: Demand
+        self, fetcher: Fetcher, parts: Sequence[FilePart], place: Place, name: str, context: StageContext
     ) -> Lists[T]:
         """Yield the items of files, one file after the other, from `place` in the first on. As `chunks`."""
         async with fetcher:
             for index in range(len(parts)):
                 begin = self.begin(parts[index].path) if index else place
                 after = self.begin(parts[index + 1].path if index + 1 < len(parts) else None)
-                async with aclosing(self.chunks(fetcher.file(index), begin, after, name, demand)) as chunks:
+                async with aclosing(self.chunks(fetcher.file(index), begin, after, name, context)) as chunks:
                     async for chunk in chunks:
                         yield chunk
 
     @abstractmethod
-    def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[T]:
+    def chunks(self, file: File, begin: Place, after: Place, name: str, context: StageContext) -> Lists[T]:
         """Yield the items of a file, or of the shard's part of it, from `begin` on, each with the state after it.
 
         Args:
@@ -82,7 +82,7 @@ class Format(ABC, Generic[T]):
           begin: a place in it.
           after: the place after the file: that of its last item, wherever it is known to be the last.
           name: of the source; states are kept under it.
-          demand: decides what is done about a record that can't be decoded.
+          context: decides what is done about a record that can't be decoded.
 
         Raises:
           DataError: a record that can't be decoded, unless it is to be left out; what is before it has been yielded.

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from streamline.core.counters import HoldTimer, Working
-from streamline.core.flow import Chunk, Demand, Lists
+from streamline.core.flow import Chunk, Lists, StageContext
 from streamline.core.pace import Pace
 from streamline.core.state import At
-from streamline.core.threads import OneThread
+from streamline.core.threads import SerialExecutor
 from streamline.errors import DataError, ReadError
 from streamline.io.fetch.file import File
 from streamline.io.formats.base import Format, IndexedStates, Place
@@ -120,7 +120,7 @@ async def _unpacked(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the pieces that are not empty. The event loop gets its turn between them, or a thread makes them."""
     decoder, pace, loop = Decompressor(kind), Pace(), asyncio.get_running_loop()
-    thread = OneThread("streamline unpacking") if kind.threaded else None
+    thread = SerialExecutor("streamline unpacking") if kind.threaded else None
     try:
         async for block, _ in _plain(head, blocks):
             step = partial(next, decoder.feed(block), None)
@@ -128,7 +128,7 @@ async def _unpacked(
                 if piece:
                     yield piece
                 if thread is None:
-                    await pace.breathe()
+                    await pace.maybe_yield()
         decoder.check_end()
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
@@ -199,18 +199,18 @@ class CutFormat(Format[T]):
     """Files whose items are cut out of their bytes. A place counts bytes and items: those before the next one."""
 
     @abstractmethod
-    async def cutter(self, file: File, begin: Place, demand: Demand) -> tuple[Cutter, int] | None:
+    async def cutter(self, file: File, begin: Place, context: StageContext) -> tuple[Cutter, int] | None:
         """Return what cuts from `begin` on, and how many items are before it; None: nothing of this part is left."""
 
-    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[T]:
-        meter, pace = demand.meter, Pace()
+    async def chunks(self, file: File, begin: Place, after: Place, name: str, context: StageContext) -> Lists[T]:
+        meter, pace = context.meter, Pace()
         with Working(meter):
-            opened = await self.cutter(file, begin, demand)
+            opened = await self.cutter(file, begin, context)
         if opened is None:
             yield Chunk((), (), At(name, dict(after)))
             return
         cutter, number = opened
-        chunks = _CutChunks(cutter, number, self.counts[1], file.path, after, name, demand)
+        chunks = _CutChunks(cutter, number, self.counts[1], file.path, after, name, context)
         async with aclosing(pieces(file, cutter.begin)) as blocks:
             while True:
                 failure: Exception | None = None
@@ -229,13 +229,13 @@ class CutFormat(Format[T]):
                 more = True
                 while more:
                     with HoldTimer(meter):
-                        found = cutter.cut(demand.want)
+                        found = cutter.cut(context.want)
                     for chunk in chunks.of(found):
                         yield chunk
                     if cutter.over:
                         return
                     more = found.more
-                    await pace.breathe()
+                    await pace.maybe_yield()
         with HoldTimer(meter):
             found = cutter.finish()
         for chunk in chunks.of(found, final=True):
@@ -252,7 +252,7 @@ class _CutChunks:
     path: str
     after: Place
     name: str
-    demand: Demand
+    context: StageContext
 
     def of(self, found: CutItems, *, final: bool = False) -> Iterator[Chunk[Any]]:
         """Yield the items of a cut; after one that is left out, only the place."""
@@ -270,5 +270,5 @@ class _CutChunks:
             self.number += 1
             end = found.wrong.end
             place = dict(self.after) if end is None else {"file": self.path, "byte": end, self.count: self.number}
-            self.demand.judge(found.wrong.error, found.wrong.item, At(self.name, place))
+            self.context.skip_or_raise(found.wrong.error, found.wrong.item, At(self.name, place))
             yield Chunk((), (), At(self.name, place))

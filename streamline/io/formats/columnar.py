@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 
 from streamline.core.capacity import LIST_ITEMS
 from streamline.core.counters import HoldTimer, Working
-from streamline.core.flow import Chunk, Demand, Lists
+from streamline.core.flow import Chunk, Lists, StageContext
 from streamline.core.pace import SLICE_S
 from streamline.core.state import At
 from streamline.errors import DataError, PlanError, ReadError, StreamlineError
@@ -69,21 +69,21 @@ class Columnar(Format[Any]):
     async def opened(self, file: File, first: int, in_thread: InThread[Any]) -> GroupedTable | None:
         """Open a file, of which the groups from number `first` on are wanted; None: it is read as a stream."""
 
-    def stream(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
+    def stream(self, file: File, begin: Place, after: Place, name: str, context: StageContext) -> Lists[Any]:
         """Yield the items of a file that can only be read from its start. As `chunks`."""
         raise NotImplementedError
 
-    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
-        with Working(demand.meter):
-            in_thread = partial(demand.site.tasks.threads.run, what=file.path)
+    async def chunks(self, file: File, begin: Place, after: Place, name: str, context: StageContext) -> Lists[Any]:
+        with Working(context.meter):
+            in_thread = partial(context.site.tasks.threads.run, what=file.path)
             unchanged = None
             if file.local and self.may_change:  # remote ones have an ETag
                 unchanged = await in_thread(lambda: Unchanged(file.path, file.part.found.size))
             table = await self.opened(file, begin["group"], in_thread)
         if table is None:
-            read = self.stream(file, begin, after, name, demand)
+            read = self.stream(file, begin, after, name, context)
         else:
-            read = self._read(file, table, unchanged, begin, after, name, demand)
+            read = self._read(file, table, unchanged, begin, after, name, context)
         async with aclosing(read) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -96,18 +96,18 @@ class Columnar(Format[Any]):
         begin: Place,
         after: Place,
         name: str,
-        demand: Demand,
+        context: StageContext,
     ) -> Lists[Any]:
         with closing(table):
             groups = table.groups
             if groups:  # a writer that had no rows may not have known their types
-                with Working(demand.meter):
-                    run = demand.site.tasks.threads.run
-                    await run(lambda: check_schema(file.path, table.schema, demand), file.path)
+                with Working(context.meter):
+                    run = context.site.tasks.threads.run
+                    await run(lambda: check_schema(file.path, table.schema, context), file.path)
             spans = [span for group in groups for span in group.spans]
             async with aclosing(file.ranges(spans)) as ranges:
                 for number, group in enumerate(groups):
-                    with Working(demand.meter):
+                    with Working(context.meter):
                         data = [await anext(ranges) for _ in group.spans]
                     start = begin["row"] if group.index == begin["group"] else 0
                     if group.rows is not None and start > group.rows:
@@ -117,7 +117,7 @@ class Columnar(Format[Any]):
                         )
                     following = groups[number + 1] if number + 1 < len(groups) else None
                     end = after if following is None else {"file": file.path, "group": following.index, "row": 0}
-                    reader = GroupReader(self, file.path, group, end, start, unchanged, name, demand)
+                    reader = GroupReader(self, file.path, group, end, start, unchanged, name, context)
                     async with aclosing(reader.chunks(table, data)) as chunks:
                         async for chunk in chunks:
                             yield chunk
@@ -125,11 +125,11 @@ class Columnar(Format[Any]):
                 yield Chunk((), (), At(name, after))
 
 
-def check_schema(path: str, schema: Any, demand: Demand) -> None:
+def check_schema(path: str, schema: Any, context: StageContext) -> None:
     """Check that a file has the columns of the first file that this flow has read."""
     from streamline.io.formats.columnar_selection import schema_difference  # imports pyarrow
 
-    first_path, first = demand.kept.setdefault("schema", (path, schema))
+    first_path, first = context.kept.setdefault("schema", (path, schema))
     difference = schema_difference(first, schema)
     if difference is not None:
         raise DataError(
@@ -240,7 +240,7 @@ class GroupReader:
     row: int
     unchanged: Unchanged | None
     name: str
-    demand: Demand
+    context: StageContext
     _slice: int = field(default=16)  # rows to be made dicts of at a time
 
     async def chunks(self, table: GroupedTable, data: Sequence[bytes]) -> AsyncGenerator[Chunk[Any], None]:
@@ -251,10 +251,10 @@ class GroupReader:
         """
         if self.row == self.group.rows:
             return
-        threads = self.demand.site.tasks.threads
+        threads = self.context.site.tasks.threads
         decoding = iter(table.decode(self.group, data, self.row))
         while True:
-            with Working(self.demand.meter):
+            with Working(self.context.meter):
                 found, failure, ended = await threads.run(lambda: self._decoded(decoding), self.path)
             for decoded in found:
                 for chunk in self._items(decoded):
@@ -302,7 +302,7 @@ class GroupReader:
         rows, size = (self.group.rows or 0) - self.row, self.format.batch_rows
         item = {"file": self.path, "group": self.group.index, "row": self.row, "rows": rows}
         count = max(1, rows if size is None else -(-rows // size))
-        self.demand.judge(error, item, At(self.name, self._place(self.row)), count)
+        self.context.skip_or_raise(error, item, At(self.name, self._place(self.row)), count)
         return Chunk((), (), At(self.name, self.after))
 
     def _items(self, decoded: DecodedRows) -> Iterator[Chunk[Any]]:
@@ -314,7 +314,7 @@ class GroupReader:
         else:
             at = 0
             while at < count:
-                with HoldTimer(self.demand.meter):
+                with HoldTimer(self.context.meter):
                     began = perf_counter()
                     taken = min(self._slice, count - at)
                     rows, failure = _rows(decoded.batch.slice(at, taken))
@@ -331,7 +331,7 @@ class GroupReader:
     def _bad_row(self, failure: Exception, after: int) -> Chunk[Any]:
         state, row = At(self.name, self._place(after)), after - 1
         item = {"file": self.path, "group": self.group.index, "row": row}
-        self.demand.judge(self._error(failure, f" row {row:,}"), item, state)
+        self.context.skip_or_raise(self._error(failure, f" row {row:,}"), item, state)
         return Chunk((), (), state)
 
     def _place(self, row: int) -> Place:

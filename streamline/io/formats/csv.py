@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import Any, ClassVar
 
-from streamline.core.flow import Chunk, Demand
+from streamline.core.flow import Chunk, StageContext
 from streamline.core.forks import ForkSafeLock
 from streamline.errors import DataError, PlanError
 from streamline.io.fetch.file import File
@@ -125,18 +125,18 @@ class _CsvCursor(TextCursor[Any]):
         """Return the exception for the next record, which doesn't end in time."""
         return super().wrong(too_long(self._format.max_record_bytes))
 
-    def chunks(self, raw: bytes | TooLong, final: bool, demand: Demand) -> Iterator[Chunk[Any]]:
+    def chunks(self, raw: bytes | TooLong, final: bool, context: StageContext) -> Iterator[Chunk[Any]]:
         if not isinstance(raw, TooLong):
             self._feed(raw)
             if final or len(self._pending) >= min(self._wanted, self._format.max_record_bytes + 1):
-                yield from self._read(final, demand)
+                yield from self._read(final, context)
             return
-        yield from self._read(True, demand)  # what is open there would be longer still
+        yield from self._read(True, context)  # what is open there would be longer still
         if not raw.size or self.records is None:
             raise raw.error
-        yield self._leave_out(self.wrong(), raw.head, 1, raw.size, final, demand)
+        yield self._leave_out(self.wrong(), raw.head, 1, raw.size, final, context)
 
-    def _read(self, final: bool, demand: Demand) -> Iterator[Chunk[Any]]:
+    def _read(self, final: bool, context: StageContext) -> Iterator[Chunk[Any]]:
         """Yield the records that are pending; one that is open stays."""
         pending = self._pending
         if self.records is None and not self._learn(final):
@@ -161,7 +161,7 @@ class _CsvCursor(TextCursor[Any]):
                 bad = raw[size : size + bytes_of(raw[size:], fault.lines)]
                 del pending[: len(bad)]
                 error = self.error(Fault(0, 0, fault.reason, fault.cause))
-                yield self._leave_out(error, bad, fault.lines, len(bad), final and not pending, demand)
+                yield self._leave_out(error, bad, fault.lines, len(bad), final and not pending, context)
 
     def _next_lines(self) -> bytes:
         """Return the pending lines that are read at once: a slice of them, or as many as an open record wants."""

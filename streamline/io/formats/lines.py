@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from streamline.core.capacity import LIST_ITEMS
 from streamline.core.counters import HoldTimer, Working
-from streamline.core.flow import Chunk, Demand, Lists
+from streamline.core.flow import Chunk, Lists, StageContext
 from streamline.core.state import State, States, Tally, Tree
 from streamline.errors import DataError
 from streamline.io.fetch.file import File, FilePart
@@ -111,8 +111,8 @@ class TextFormat(Format[T]):
         how = "seeks" if named(path) is None else f"decompresses {byte:,} bytes to get there"
         return f"{path}, line {line:,}, byte {byte:,}{f' ({how})' if byte else ''}"
 
-    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[T]:
-        meter, skipping = demand.meter, demand.skips is not None and demand.skips.active
+    async def chunks(self, file: File, begin: Place, after: Place, name: str, context: StageContext) -> Lists[T]:
+        meter, skipping = context.meter, context.skips is not None and context.skips.active
         with Working(meter):
             cursor = await self.cursor(file, begin, after, name)
         async with aclosing(slices(file, cursor.byte, cursor.splitter, cursor.wrong, skipping)) as parts:
@@ -120,7 +120,7 @@ class TextFormat(Format[T]):
             while part is not None and not cursor.over:
                 with Working(meter):
                     part = await anext(parts, None)
-                chunks = cursor.chunks(*(part or (b"", True)), demand)
+                chunks = cursor.chunks(*(part or (b"", True)), context)
                 while True:
                     with HoldTimer(meter):
                         chunk = next(chunks, None)
@@ -255,7 +255,7 @@ class TextCursor(ABC, Generic[T]):
         self.line, self.byte, self.splitter = line, byte, splitter
 
     @abstractmethod
-    def chunks(self, raw: bytes | TooLong, final: bool, demand: Demand) -> Iterator[Chunk[T]]:
+    def chunks(self, raw: bytes | TooLong, final: bool, context: StageContext) -> Iterator[Chunk[T]]:
         """Yield the items of the next slice, b"" at the end; after something that is left out, only the place."""
 
     def wrong(self, reason: str) -> DataError:
@@ -278,9 +278,11 @@ class TextCursor(ABC, Generic[T]):
         after = LineState(name, where, last) if trailing else None
         return Chunk(decoded.items, LineStates(name, where, kept), after)
 
-    def _leave_out(self, error: DataError, raw: bytes, lines: int, size: int, final: bool, demand: Demand) -> Chunk[T]:
+    def _leave_out(
+        self, error: DataError, raw: bytes, lines: int, size: int, final: bool, context: StageContext
+    ) -> Chunk[T]:
         """Go on after the next lines, which are bad, if they may be left out."""
-        demand.judge(error, raw, self._state_after(lines, size, None))
+        context.skip_or_raise(error, raw, self._state_after(lines, size, None))
         after = self._state_after(lines, size, self._after if final else None)
         self._pass(lines, size)
         return Chunk((), (), after)
@@ -337,7 +339,7 @@ class _LineCursor(TextCursor[T]):
         self._in_line = in_line  # whether the next slice begins inside a line that belongs to the shard before
         self.over = stop is not None and byte + in_line >= stop
 
-    def chunks(self, raw: bytes | TooLong, final: bool, demand: Demand) -> Iterator[Chunk[T]]:
+    def chunks(self, raw: bytes | TooLong, final: bool, context: StageContext) -> Iterator[Chunk[T]]:
         if isinstance(raw, TooLong):
             if not raw.size:
                 raise raw.error
@@ -345,7 +347,7 @@ class _LineCursor(TextCursor[T]):
                 self._in_line = False
                 self._pass(0, raw.size)
                 return
-            yield self._leave_out(raw.error, raw.head, 1, raw.size, final, demand)
+            yield self._leave_out(raw.error, raw.head, 1, raw.size, final, context)
             return
         raw = self._owned(raw)
         if not self.byte and raw.startswith(BOM):
@@ -362,7 +364,7 @@ class _LineCursor(TextCursor[T]):
                 yield chunk
             raw = raw[fault.at :]
             size = raw.find(b"\n") + 1 or len(raw)
-            yield self._leave_out(error, raw[:size], 1, size, final and size == len(raw), demand)
+            yield self._leave_out(error, raw[:size], 1, size, final and size == len(raw), context)
             raw = raw[size:]
 
     def _take(self, raw: bytes, final: bool) -> tuple[Chunk[T] | None, Fault | None]:

@@ -39,7 +39,7 @@ EXTRA_BYTES = 64
 END = struct.Struct("<4s6xH10x")
 """The directory's end: its magic and the number of members (APPNOTE.TXT 4.3.16)."""
 
-MANY = 0xFFFF
+ELSEWHERE = 0xFFFF
 """In the place of a number that is larger: it is elsewhere."""
 
 SIZES_FOLLOW = 0x8
@@ -124,7 +124,7 @@ def _check_count(end: bytes, comment: bytes, found: int) -> None:
     """Insist on as many members as the directory's end says: `zipfile` goes by their lengths, which may be damaged."""
     record = end[: len(end) - len(comment)][-END.size :]
     magic, count = END.unpack(record) if len(record) == END.size else (b"", found)
-    if magic == MAGICS[1] and count not in (found, MANY):
+    if magic == MAGICS[1] and count not in (found, ELSEWHERE):
         raise DataError(f"the zip archive's directory is damaged: it says that it has {count} members, and has {found}")
 
 
@@ -191,7 +191,7 @@ async def inflated(file: File, member: ArchivedArray) -> AsyncGenerator[bytes, N
                         if held:
                             yield held
                         held = piece
-                    await pace.breathe()
+                    await pace.maybe_yield()
         decoder.check_end()
         if size != member.size or crc != member.crc:
             what = "its checksum (CRC-32)" if size == member.size else "its length"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from streamline.core.capacity import LIST_ITEMS
 from streamline.core.counters import HoldTimer, Working
-from streamline.core.flow import Chunk, Demand, Lists
+from streamline.core.flow import Chunk, Lists, StageContext
 from streamline.core.state import At
 from streamline.errors import DataError, PlanError, ResumeError
 from streamline.io.fetch.file import File
@@ -79,12 +79,12 @@ class RowFormat(Format[Any]):
     async def table(self, file: File, in_thread: InThread[Any]) -> RowTable:
         """Open a file. Raises as `RowTable.blocks`."""
 
-    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[Any]:
-        part, meter, row, place = file.part, demand.meter, begin["row"], file.path
+    async def chunks(self, file: File, begin: Place, after: Place, name: str, context: StageContext) -> Lists[Any]:
+        part, meter, row, place = file.part, context.meter, begin["row"], file.path
         rest, wrong = 1, None
         try:
             with Working(meter):
-                table = await self.table(file, partial(demand.site.tasks.threads.run, what=file.path))
+                table = await self.table(file, partial(context.site.tasks.threads.run, what=file.path))
         except DataError as error:
             wrong = error
         else:
@@ -105,20 +105,20 @@ class RowFormat(Format[Any]):
                             block, wrong = None, error
                         if block is None:
                             break
-                        for chunk in self._chunks(file.path, table, block, row, share.stop, after, name, demand):
+                        for chunk in self._chunks(file.path, table, block, row, share.stop, after, name, context):
                             yield chunk
                         row += len(block[0])
                 if wrong is None or (following := table.following(row)) >= share.stop:
                     break
                 state = At(name, {"file": file.path, "row": following})
-                demand.judge(_placed(wrong, f"{place}, row {row:,}"), file.path, state, following - row)
+                context.skip_or_raise(_placed(wrong, f"{place}, row {row:,}"), file.path, state, following - row)
                 yield Chunk((), (), state)
                 row, wrong = following, None
             rest, place = share.stop - row, f"{file.path}, row {row:,}"
             if rest > 0 and wrong is None:
                 wrong = DataError(table.cut_short())
         if wrong is not None:
-            demand.judge(_placed(wrong, place), file.path, At(name, dict(after)), rest)
+            context.skip_or_raise(_placed(wrong, place), file.path, At(name, dict(after)), rest)
             yield Chunk((), (), At(name, dict(after)))
 
     def _chunks(
@@ -130,12 +130,12 @@ class RowFormat(Format[Any]):
         stop: int,
         after: Place,
         name: str,
-        demand: Demand,
+        context: StageContext,
     ) -> Iterator[Chunk[Any]]:
         """Yield the items of a block, which begins at `row`; those that are damaged are left out, if they may be."""
         at = 0
         while at < len(block[0]):
-            with HoldTimer(demand.meter):
+            with HoldTimer(context.meter):
                 items, failure = _items(table, [column[at : at + LIST_ITEMS] for column in block])
             begin, at = row + at, at + len(items)
             if items:
@@ -145,7 +145,7 @@ class RowFormat(Format[Any]):
             if failure is not None:
                 at += 1
                 state = At(name, dict(after) if row + at == stop else {"file": path, "row": row + at})
-                demand.judge(_placed(failure, f"{path}, row {row + at - 1:,}"), path, state)
+                context.skip_or_raise(_placed(failure, f"{path}, row {row + at - 1:,}"), path, state)
                 yield Chunk((), (), state)
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import anyio
 
-from streamline.core.flow import Demand
+from streamline.core.flow import StageContext
 from streamline.core.pace import Pace
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
@@ -47,7 +47,7 @@ class TarFormat(CutFormat[Any]):
     def options(self) -> dict[str, Any]:
         return {"group": self.group}
 
-    async def cutter(self, file: File, begin: Place, demand: Demand) -> tuple[Cutter, int] | None:
+    async def cutter(self, file: File, begin: Place, context: StageContext) -> tuple[Cutter, int] | None:
         part, byte, sample, stop = file.part, begin["byte"], begin["sample"], None
         if part.num_shards > 1:
             size = await file.size("splitting it into shards")
@@ -59,7 +59,7 @@ class TarFormat(CutFormat[Any]):
                 if found is None:
                     return None
                 byte, sample = found
-        patient = demand.skips is not None and demand.skips.active
+        patient = context.skips is not None and context.skips.active
         return Samples(file.path, byte, stop, self.group, self.max_sample_bytes, patient), sample
 
 
@@ -304,7 +304,7 @@ class Walk:
         self._window = min(2 * self._window, MOST_BYTES)
         pace = Pace()
         while self._walk():
-            await pace.breathe()
+            await pace.maybe_yield()
         if self._scanner.ended:
             self._read = self._size
         elif self._scanner.beyond >= SEEK_BYTES:

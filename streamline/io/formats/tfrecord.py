@@ -13,7 +13,7 @@ from functools import partial
 from struct import Struct
 from typing import Any, ClassVar
 
-from streamline.core.flow import Demand
+from streamline.core.flow import StageContext
 from streamline.core.lazy_numpy import np
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
@@ -47,7 +47,7 @@ class TFRecordFormat(CutFormat[bytes]):
 
     max_record_bytes: int = MAX_RECORD_BYTES
 
-    async def cutter(self, file: File, begin: Place, demand: Demand) -> tuple[Cutter, int]:
+    async def cutter(self, file: File, begin: Place, context: StageContext) -> tuple[Cutter, int]:
         return RecordCutter(file.path, begin["byte"], begin["record"], self.max_record_bytes), begin["record"]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from streamline.core.counters import Working
-from streamline.core.flow import Chunk, Demand, Lists
+from streamline.core.flow import Chunk, Lists, StageContext
 from streamline.core.state import At
 from streamline.errors import PlanError, ReadError
 from streamline.io.fetch.fetcher import Fetcher
@@ -45,7 +45,7 @@ class WholeFormat(Format[WholeFile]):
         )
 
     async def lists(
-        self, fetcher: Fetcher, parts: Sequence[FilePart], place: Place, name: str, demand: Demand
+        self, fetcher: Fetcher, parts: Sequence[FilePart], place: Place, name: str, context: StageContext
     ) -> Lists[WholeFile]:
         index = 0
         paths = [part.path for part in parts]
@@ -56,18 +56,20 @@ class WholeFormat(Format[WholeFile]):
 
         async with fetcher:
             while index < len(parts):
-                with Working(demand.meter):
-                    found = await fetcher.wholes(index, demand.want)
+                with Working(context.meter):
+                    found = await fetcher.wholes(index, context.want)
                 items = [WholeFile(paths[at], data) for at, data in found if not isinstance(data, ReadError)]
                 if items:
                     begin, index = index, index + len(items)
                     yield Chunk(items, tuple(map(state, range(begin, index))))
                 last = found[-1][1]
                 if isinstance(last, ReadError):
-                    demand.judge(last, paths[index], state(index))
+                    context.skip_or_raise(last, paths[index], state(index))
                     yield Chunk((), (), state(index))
                     index += 1
 
-    async def chunks(self, file: File, begin: Place, after: Place, name: str, demand: Demand) -> Lists[WholeFile]:
+    async def chunks(
+        self, file: File, begin: Place, after: Place, name: str, context: StageContext
+    ) -> Lists[WholeFile]:
         data = b"".join([block async for block in file.blocks()])
         yield Chunk([WholeFile(file.path, data)], (At(name, dict(after), {"file": file.path}),))

@@ -25,7 +25,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from streamline.core.meters import Traffic
-from streamline.core.threads import OneThread
+from streamline.core.threads import SerialExecutor
 from streamline.errors import ReadError
 from streamline.io.storage.http_response import retry_after_s, status_name
 from streamline.io.storage.options import HttpOptions, check_proxy
@@ -57,7 +57,7 @@ class HttpClient:
         self._sent = options.sent()
         self._opened: aiohttp.ClientSession | None = None
         self._opening = anyio.Lock()
-        self._thread = OneThread("streamline names")
+        self._thread = SerialExecutor("streamline names")
         self._proxies: dict[tuple[str, str | None, int | None], str | None] = {}
         self._servers: dict[str, tuple[URL, str | None]] = {}
 
@@ -264,7 +264,7 @@ def _bad_file(option: str, file: str | os.PathLike[str], error: Exception, wante
 class _Resolver(AbstractResolver):
     """Looks up names in a thread that ends with the session: the event loop's own would stay."""
 
-    def __init__(self, thread: OneThread) -> None:
+    def __init__(self, thread: SerialExecutor) -> None:
         self._thread = thread
 
     async def resolve(

@@ -18,7 +18,7 @@ from typing import TypeVar
 import anyio.lowlevel
 from aiofiles.threadpool import wrap
 
-from streamline.core.threads import OneThread
+from streamline.core.threads import SerialExecutor
 from streamline.errors import ReadError
 from streamline.io.storage.base import FoundObject, Storage, too_short
 from streamline.io.storage.paths import check_regular
@@ -49,7 +49,7 @@ class LocalStorage(Storage):
     """Reads local files with one thread, which ends when this is closed."""
 
     def __init__(self) -> None:
-        self._thread = OneThread("streamline files")
+        self._thread = SerialExecutor("streamline files")
         self._open: set[_LocalFile] = set()
         self._buffer = bytearray(BLOCK_BYTES)
 

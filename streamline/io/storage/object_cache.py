@@ -26,7 +26,7 @@ from time import monotonic
 import anyio
 
 from streamline.core.meters import Traffic
-from streamline.core.threads import OneThread
+from streamline.core.threads import SerialExecutor
 from streamline.errors import printable
 from streamline.io.storage.base import MODIFIED, FoundObject, Storage, joined, too_short
 from streamline.io.storage.object_cache_folder import CachedObject, CacheFolder, PartialObject, digest
@@ -54,8 +54,8 @@ class ObjectCache:
         self.traffic = traffic or Traffic()
         self._options = (cache_dir, max_bytes)
         self._folder: CacheFolder | None = None
-        self._reads = OneThread("streamline cache reads")
-        self._writes = OneThread("streamline cache writes")
+        self._reads = SerialExecutor("streamline cache reads")
+        self._writes = SerialExecutor("streamline cache writes")
         self._parts: dict[str, CachePart] = {}
         self._keeping: dict[str, asyncio.Future[None]] = {}  # the last ones are over
         self._said = False
@@ -323,7 +323,7 @@ class CachePart:
 
     name: str
     made: Callable[[], CacheFolder]
-    thread: OneThread
+    thread: SerialExecutor
     size: int | None = None
     asked: bool = False
     users: int = 0

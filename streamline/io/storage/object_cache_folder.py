@@ -40,7 +40,7 @@ TRAILER = struct.Struct("<8sQ")
 
 MAGIC = b"slcached"
 
-LOOKS = 64
+LOOKS_PER_FOLDER = 64
 """A process looks through the folder, and makes room, whenever it has written 1/64 of what the folder may hold: some
 1,600 objects of 100 KiB for 10 GiB; looking at 100,000 files takes 0.2 s."""
 
@@ -218,7 +218,7 @@ class CacheFolder:
                 with suppress(FileNotFoundError):  # another process has
                     Path(path).unlink()
                 used -= size
-            room = min(self.max_bytes - used, self.max_bytes // LOOKS)
+            room = min(self.max_bytes - used, self.max_bytes // LOOKS_PER_FOLDER)
             self._unseen_bytes, self._room_bytes = nbytes, nbytes + int(room)
 
     def _files(self) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:

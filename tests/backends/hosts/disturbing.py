@@ -128,7 +128,7 @@ def recoveries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[fl
 
     lost_at: dict[tuple[int, int], float] = {}
     took_s: list[float] = []
-    lost, items = RemoteWorker.lost, RemoteWorker.items
+    lost, items = RemoteWorker.on_host_lost, RemoteWorker.items
 
     def losing(self: RemoteWorker[object]) -> None:
         if self.channel.capacity.held < self.channel.capacity.items // 2:  # else it may well give nothing, undisturbed

@@ -16,7 +16,7 @@ from streamline.errors import WorkerDied
 @dataclass(eq=False)
 class Worker:
     shard: int = 0
-    over: bool = False
+    finished: bool = False
     has_room: bool = True
     held: int = 0
     position: str = "line 7"
@@ -84,7 +84,7 @@ def test_several_in_calls_take_turns_and_none_is_counted() -> None:
     assert not report.turn_over(later)
     assert report.turn_over(awaited)
     assert report.turn is later
-    later.over = True
+    later.finished = True
     assert report.turn is None
 
 

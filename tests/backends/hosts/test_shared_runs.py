@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from streamline.backends.hosts import shared_runs
-from streamline.backends.hosts.shared_runs import KEPT, RunPeer, SharedPlan, SharedRun
+from streamline.backends.hosts.shared_runs import KEPT_TIMES, RunPeer, SharedPlan, SharedRun
 from streamline.backends.ipc.messages import (
     Credit,
     Hello,
@@ -131,12 +131,12 @@ async def test_one_that_comes_later_gets_all_and_holds_up_the_rest(table: Table)
 @at_a_table
 async def test_after_too_much_was_given_none_joins_any_more(table: Table) -> None:
     table.open("first")
-    for _ in range(KEPT):
+    for _ in range(KEPT_TIMES):
         table.give(CAPACITY)
         table.take("first", CAPACITY)
     table.open("in time")
     assert len(table.run.workers) == 1
-    for _ in range(KEPT):
+    for _ in range(KEPT_TIMES):
         table.take("in time", CAPACITY)
     table.give(1)
     table.take("first", 1)

@@ -82,9 +82,9 @@ async def compare(tasks: Tasks, composition: Composition, dice: Random) -> None:
         while (chunk := await flow.pull(dice.choice((1, 3, 256)))) is not None:
             loaded, after = columns.load(dumper.dump(chunk), len(chunk.items))
             found = [(chunk.states[index], loaded[index]) for index in range(len(chunk.items))]
-            assert (after is None) == (chunk.after is None)
-            if chunk.after is not None and after is not None:
-                found.append((chunk.after, after))
+            assert (after is None) == (chunk.progress is None)
+            if chunk.progress is not None and after is not None:
+                found.append((chunk.progress, after))
             if dice.random() < 0.5:
                 assert [said(there) for _, there in found] == [said(here) for here, _ in found]
             states += found

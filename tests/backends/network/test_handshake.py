@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 import streamline
 from streamline.backends.network import connections, handshake
 from streamline.backends.network.handshake import (
+    FRAME_LENGTH,
     MAC_BYTES,
     MAGIC,
     MOST_BYTES,
     NONCE_BYTES,
-    SIZE,
     HandshakeError,
     PeerHello,
     Steps,
@@ -214,7 +214,7 @@ def test_a_recorded_handshake_proves_nothing_to_either_end() -> None:
 def test_a_listeners_own_bytes_sent_back_prove_nothing() -> None:
     there, body = listening(), msgspec.json.encode(HELLO)
     challenge = there.give(MAGIC + b"d" * NONCE_BYTES)
-    there.give(challenge[-MAC_BYTES:] + SIZE.pack(len(body)) + body)
+    there.give(challenge[-MAC_BYTES:] + FRAME_LENGTH.pack(len(body)) + body)
     assert "another key" in str(there.failed)
 
 
@@ -223,7 +223,7 @@ def test_a_listener_that_answers_itself_through_an_attacker_lets_no_one_in() -> 
     first, second = listening(), listening()
     challenge = first.give(MAGIC + b"d" * NONCE_BYTES)
     answer = second.give(challenge[: len(MAGIC) + NONCE_BYTES])
-    first.give(answer[-MAC_BYTES:] + SIZE.pack(2) + b"{}")
+    first.give(answer[-MAC_BYTES:] + FRAME_LENGTH.pack(2) + b"{}")
     assert "another key" in str(first.failed)
 
 
@@ -257,8 +257,8 @@ def test_a_role_or_a_ticket_that_is_changed_on_the_way_is_noticed(monkeypatch: p
         changed = says_dialer.replace(old, new, 1)
         grown = len(changed) - len(says_dialer)
         at = len(MAGIC) + NONCE_BYTES + MAC_BYTES
-        size = SIZE.unpack(says_dialer[at : at + SIZE.size])[0]
-        changed = changed[:at] + SIZE.pack(size + grown) + changed[at + SIZE.size :]
+        size = FRAME_LENGTH.unpack(says_dialer[at : at + FRAME_LENGTH.size])[0]
+        changed = changed[:at] + FRAME_LENGTH.pack(size + grown) + changed[at + FRAME_LENGTH.size :]
         there = listening()
         there.give(changed)
         assert "another key" in str(there.failed)
@@ -271,7 +271,7 @@ def test_a_verdict_that_is_changed_on_the_way_is_noticed() -> None:
     challenge = there.give(dialer.greeting)
     verdict = there.give(dialer.give(challenge))
     welcome = b'{"why":""}'
-    dialer.give(verdict[:MAC_BYTES] + SIZE.pack(len(welcome)) + welcome)
+    dialer.give(verdict[:MAC_BYTES] + FRAME_LENGTH.pack(len(welcome)) + welcome)
     assert "another key" in str(dialer.failed)
     assert not dialer.done
 
@@ -284,7 +284,7 @@ def answered(hello: bytes) -> Fed:
     there, nonce = listening(), bytes(NONCE_BYTES)
     challenge = there.give(MAGIC + nonce)
     proof = handshake._Proof(KEY, nonce + challenge[len(MAGIC) :][:NONCE_BYTES], b"")
-    there.give(proof.mac(b"dialer", hello) + SIZE.pack(len(hello)) + hello)
+    there.give(proof.mac(b"dialer", hello) + FRAME_LENGTH.pack(len(hello)) + hello)
     return there
 
 
@@ -318,7 +318,7 @@ def test_a_hello_of_another_shape_is_refused_with_the_key_too(hello: bytes) -> N
 def test_a_hello_that_is_too_long_is_refused_before_any_of_it_is_read(size: int) -> None:
     there = listening()
     there.give(MAGIC + bytes(NONCE_BYTES))
-    there.give(bytes(MAC_BYTES) + SIZE.pack(size))
+    there.give(bytes(MAC_BYTES) + FRAME_LENGTH.pack(size))
     assert "speaks of too many bytes, or none" in str(there.failed)
     assert there.asked < 100
 
@@ -332,10 +332,10 @@ def test_a_dialer_does_not_send_a_hello_that_is_too_long() -> None:
 def test_a_hello_that_comes_too_early_is_refused() -> None:
     body = msgspec.json.encode(HELLO)
     there = listening()
-    there.give(MAGIC + bytes(NONCE_BYTES) + bytes(MAC_BYTES) + SIZE.pack(len(body)) + body)
+    there.give(MAGIC + bytes(NONCE_BYTES) + bytes(MAC_BYTES) + FRAME_LENGTH.pack(len(body)) + body)
     assert "another key" in str(there.failed)
     there = listening()
-    there.give(SIZE.pack(len(body)) + body)
+    there.give(FRAME_LENGTH.pack(len(body)) + body)
     assert "no streamline" in str(there.failed)
 
 
@@ -375,7 +375,8 @@ def test_the_longest_hello_is_refused_in_words_that_fit_a_verdict() -> None:
 # Whatever comes
 
 pieces = st.lists(
-    st.binary(max_size=300) | st.sampled_from([MAGIC, bytes(NONCE_BYTES), SIZE.pack(MOST_BYTES), b"\xff" * MOST_BYTES])
+    st.binary(max_size=300)
+    | st.sampled_from([MAGIC, bytes(NONCE_BYTES), FRAME_LENGTH.pack(MOST_BYTES), b"\xff" * MOST_BYTES])
 )
 
 

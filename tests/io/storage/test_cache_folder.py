@@ -454,7 +454,7 @@ class FolderMachine(RuleBasedStateMachine):
     def bounded(self) -> None:
         if hasattr(self, "root"):
             used = sum(path.stat().st_size for path in self.folders[0].path.iterdir())
-            assert used <= self.limit + self.limit // cache_folder.LOOKS
+            assert used <= self.limit + self.limit // cache_folder.LOOKS_PER_FOLDER
 
     def teardown(self) -> None:
         for part, _ in getattr(self, "parts", {}).values():
