@@ -73,12 +73,14 @@ class TaskFeeder(Feeder):
     """Feeds a channel from a task of its own."""
 
     def __init__(self, channel: Channel[Any], work: Callable[[], Awaitable[None]], tasks: Tasks, name: str) -> None:
-        self._channel, self._work, self._tasks, self._name = channel, work, tasks, name
+        self._channel, self._tasks, self._name = channel, tasks, name
+        self._work: Callable[[], Awaitable[None]] | None = work  # until it has begun: the flow isn't kept after its end
         self._job: Job | None = None
         tasks.own(channel.abandon)
 
     def start(self) -> None:
-        work = partial(self._tasks.gate.participate, self._name, self._work)
+        assert self._work is not None
+        work, self._work = partial(self._tasks.gate.participate, self._name, self._work), None
         self._job = self._tasks.start(work, self._name, self._channel.abandon)
 
     def cancel(self) -> None:

@@ -287,7 +287,7 @@ def module_locks() -> list[Any]:
     package = Path(sl.__file__).parent
     locks = []
     for path in package.rglob("*.py"):
-        for name in re.findall(r"^(\w+)\b.* = .*Lock\(\)", path.read_text(), re.MULTILINE):
+        for name in re.findall(r"^(\w+)\b[^=\n]* = [\w.]*Lock\(\)", path.read_text(), re.MULTILINE):
             module = ".".join(path.relative_to(package.parent).with_suffix("").parts)
             locks.append(getattr(importlib.import_module(module), name))
     return locks

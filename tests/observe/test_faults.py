@@ -290,7 +290,7 @@ FAULTS = {
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "EVERY_S", 0.05)
-    monkeypatch.setattr(page, "SHARE", 1.0)
+    monkeypatch.setattr(page, "MOST_TIME_SHARE", 1.0)
     monkeypatch.setattr(contention, "LOOK_S", 0.02)
 
 

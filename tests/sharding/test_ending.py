@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -304,8 +303,9 @@ def test_stats_tell_what_was_dropped_and_padded_at_every_item(policy: Policy, kn
         found = []
         with pipe.open(rank=rank, world_size=2, ends=ends) as stream:
             for _ in stream:
-                stats = stream.stats()
-                assert (stats.dropped, stats.padded) == (stream.ends.dropped, stream.ends.padded)
+                before, stats, after = stream.ends, stream.stats(), stream.ends  # the loop's thread goes on meanwhile
+                assert before.dropped <= stats.dropped <= after.dropped
+                assert before.padded <= stats.padded <= after.padded
                 found.append((stats.dropped, stats.padded))
             stats = stream.stats()
             assert (stats.dropped, stats.padded) == (stream.ends.dropped, stream.ends.padded)
@@ -388,13 +388,12 @@ def failures_of(pipe: sl.Pipeline[Any], ends: sl.Ends) -> list[tuple[int, Except
     return on_ranks(3, work)
 
 
-def test_the_other_ranks_learn_that_one_has_nothing_to_pad_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_other_ranks_learn_that_one_has_nothing_to_pad_with() -> None:
     """▲ They waited for it until their time was out, ten minutes."""
-    monkeypatch.setattr(streamline.core.pace, "SLICE_S", math.inf)  # else they may learn it within their items
     pipe = sl.from_items(range(9)).shard(3).filter(lambda item: item % 3 != 1)
     failures = failures_of(pipe, sl.Ends("pad", MemoryStore()))
     said = 'ends="pad": rank 1 of 3 has no items at all'
-    assert [given for given, _ in failures] == [3, 0, 3]
+    assert failures[1][0] == 0
     assert [type(error) for _, error in failures] == [RanksError] * 3
     assert str(failures[1][1]).startswith(said)
     for rank in (0, 2):
