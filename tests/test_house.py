@@ -64,6 +64,13 @@ LONGEST_CHAIN = {"imports that run": 14, "all imports": 20}
 """Modules of the library, each of which imports the next; without `__init__`, `__main__`, cli, demo and testing. The
 first leaves out what stands under TYPE_CHECKING."""
 
+UNLISTED = {
+    "typing_of_api.py", "backends/hosts/echo_client.py", "backends/hosts/echo_host.py", "backends/hosts/kit.py",
+    "backends/hosts/shared_rank.py", "backends/remote/recording_trainer.py", "snapshot/functions.py",
+    "transfer/arrays.py",
+}  # fmt: skip
+"""Helpers of one or two test modules beside them."""
+
 MOST_FOLDERS, MOST_LOOSE = 14, 6
 """At the first level, dunder files aside."""
 
@@ -300,6 +307,19 @@ def test_no_test_module_imports_another_and_test_names_are_short() -> None:
         imports = re.findall(r"^ *(?:from|import) tests\b.*\btest_.*", text, re.MULTILINE)
         wrong += [f"{path}: {line}" for line in imports if path.stem not in line]  # a program of its own
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_index_of_helpers_names_what_is_there() -> None:
+    named = set(re.findall(r"`([\w/]+\.py|[\w/]+/)`", (TESTS / "README.md").read_text(encoding="utf-8")))
+    assert {name for name in named if not (TESTS / name).exists()} == set()
+    programs = {
+        path.name
+        for path in TESTS.rglob("*.py")
+        if re.search(r"^(test_|own_)|_run\.py$|^(__init__|conftest)", path.name)
+    }
+    helpers = {str(path.relative_to(TESTS)) for path in TESTS.rglob("*.py") if path.name not in programs}
+    folders = tuple(name for name in named if name.endswith("/"))
+    assert {name for name in helpers - named if not name.startswith(folders)} <= UNLISTED
 
 
 def test_importing_it_imports_nothing_heavy() -> None:
