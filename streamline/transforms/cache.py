@@ -1,8 +1,8 @@
 """`.cache`: keeps one pass of the upstream for later passes, so that `.cache().repeat(3)` reads it once.
 
-One read of the upstream that is kept is a *drawing*. In memory, it belongs to one shard of the run (`Session.shares`),
-and the next pass finds it there; a pass that was left before its end is drawn again, from the same state. A new run
-draws anew. On disk (`streamline.transforms.cache_disk`), the drawing belongs to the folder.
+One read of the upstream that is kept is a *drawing*. In memory, it belongs to one shard of the run
+(`Session.per_source`), and the next pass finds it there; a pass that was left before its end is drawn again, from the
+same state. A new run draws anew. On disk (`streamline.transforms.cache_disk`), the drawing belongs to the folder.
 
 State: the upstream's at the start of the drawing's pass (a mark, `Since`), its epoch, the drawing's number, and how
 many items of this pass were served. A resume in memory draws again what was served, and keeps it.

@@ -141,6 +141,6 @@ def recoveries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[fl
             took_s.append(time.perf_counter() - since)
 
     with monkeypatch.context() as patched:
-        patched.setattr(RemoteWorker, "lost", losing)
+        patched.setattr(RemoteWorker, "on_host_lost", losing)
         patched.setattr(RemoteWorker, "items", giving)
         yield lambda: sorted(took_s)
