@@ -103,7 +103,7 @@ class RemoteErrors(Errors):
         assert answer is not None, "the handler is in the consumer, and there is no connection to ask over"
         return answer(pickle_skipped(failure))
 
-    def happened(self, key: tuple[int, str], failure: Failure, epoch: tuple[int, ...], number: int) -> None:
+    def record_skip(self, key: tuple[int, str], failure: Failure, epoch: tuple[int, ...], number: int) -> None:
         self._link.send(SkippedItem(key, encode_skipped(self._link, failure), epoch, number))
 
 
