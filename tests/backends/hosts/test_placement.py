@@ -198,7 +198,7 @@ async def test_what_came_before_a_pause_counts_where_a_worker_is_opened_again(
 class Alone:
     """A worker that does nothing."""
 
-    number, over, movable = 0, False, False
+    number, finished, movable = 0, False, False
     connection: Any = None
     failure: BaseException | None = None
 
@@ -206,7 +206,7 @@ class Alone:
         self.failure = failure
 
     def gone(self) -> None:
-        self.over = True
+        self.finished = True
 
 
 class Room:
