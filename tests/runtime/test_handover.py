@@ -176,6 +176,17 @@ async def test_it_begins_without_a_consumer_too(clock: Clock) -> None:
     assert await bridge.wait_room() == 510
 
 
+async def test_the_loop_holds_still_after_slow_items_alone(
+    bridge: ThreadBridge[int], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = list[int]()
+    monkeypatch.setattr(bridge.consumer, "let_take", lambda: held.append(bridge.consumer.queue.qsize()))
+    await sent(bridge, clock, LONG_LIST_ITEMS, SLOW_ITEM_S / 2)
+    assert (bridge.consumer.queue.qsize(), held) == (1, [])
+    await sent(bridge, clock, 100, 2 * SLOW_ITEM_S)
+    assert held == [2]
+
+
 def test_a_consumer_that_waits_is_let_take_a_slow_list_and_no_other_is_waited_for() -> None:
     bridge = ThreadBridge[int](ConsumerCapacity(2))
     consumer, took = bridge.consumer, threading.Event()
