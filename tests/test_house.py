@@ -1,4 +1,4 @@
-"""The house stands: imports point down only, no file is where everything meets, and importing it is cheap."""
+"""The structure of the package: imports point down only, no file is where everything meets, and importing it is cheap."""
 
 from __future__ import annotations
 

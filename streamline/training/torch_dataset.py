@@ -30,7 +30,7 @@ except ImportError as error:
 T = TypeVar("T")
 
 
-class TorchDataset(IterableDataset, Generic[T]):  # type: ignore[misc]  # nobody types it
+class TorchDataset(IterableDataset, Generic[T]):  # type: ignore[misc]  # torch has no types
     """A pipeline as an `IterableDataset`: `DataLoader(TorchDataset(pipe), batch_size=None, num_workers=4)`.
 
     The pipeline batches (`batch_size=None`), and has as many shards as there are workers on all ranks, or more. How the

@@ -25,7 +25,7 @@ except ImportError as error:
     raise PlanError(f"LoaderTrainer needs transformers and torch: {install('torch')} transformers") from error
 
 
-class LoaderTrainer(transformers.Trainer):  # type: ignore[misc]  # nobody types it
+class LoaderTrainer(transformers.Trainer):  # type: ignore[misc]  # transformers has no types
     """A Trainer whose batches come from a loader, and whose resume goes on with the next batch, exactly.
 
     Arrays in batches become tensors. `ignore_data_skip` and the Trainer's samplers, workers and collator have no effect

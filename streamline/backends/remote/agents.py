@@ -433,7 +433,7 @@ class Agents:
             process.ended(HostExit(f"the loss of its machine, {agent.node} ({why})", counts=False))
 
     def release(self, user: object) -> None:
-        """Let all agents go, if nobody else needs them. Idempotent: what Ctrl-C cuts off, the next call does."""
+        """Let all agents go, if no other run needs them. Idempotent: what Ctrl-C cuts off, the next call does."""
         with _opening:
             self.users.discard(user)
             if self.users:
