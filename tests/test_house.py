@@ -1,4 +1,4 @@
-"""The structure of the package: imports point down only, no file is where everything meets, and importing it is cheap."""
+"""The structure of the package: imports point down only, no file is where everything meets, and imports are cheap."""
 
 from __future__ import annotations
 
