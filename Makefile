@@ -21,7 +21,7 @@ other = .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info
 package = --editable '.[array_record,arrow,hdf5,lance,media,stores,tfrecord,zstd]'
 developers = $(package) --group dev
 
-.PHONY: demo test test-trainers test-ray test-python check format laws bench bench-smoke clean
+.PHONY: demo test test-trainers test-ray test-python check format laws deep bench bench-smoke clean
 
 demo: $(RUNTIME)  ## train, be killed, resume, compare
 	$(BIN)/streamline demo
@@ -30,7 +30,8 @@ demo: $(RUNTIME)  ## train, be killed, resume, compare
 test: export OPENBLAS_NUM_THREADS := 1
 test: $(READY)  ## the tests
 	.ci/servers
-	$(BIN)/python -m pytest -q --numprocesses auto --dist worksteal --ignore tests/trainers --ignore tests/ray
+	$(BIN)/python -m pytest -q --numprocesses auto --dist worksteal -m "not long" --ignore tests/trainers --ignore tests/ray
+	@echo "Not run: what takes long: make laws"
 	@echo "Not run: tests/trainers, which need torch, JAX and trainers: make test-trainers"
 	@echo "Not run: tests/ray, which need Ray: make test-ray"
 
@@ -53,13 +54,18 @@ check: $(READY)  ## format, lint, types, tests, and a smoke of the benchmarks
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(MAKE) test bench-smoke
+	$(MAKE) test laws bench-smoke
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-laws: $(READY)  ## the law kit, deep: thousands of random pipelines; then whole products and every death, at length
+laws: export OPENBLAS_NUM_THREADS := 1
+laws: $(READY)  ## what takes long: random pipelines, deaths at every point, whole products of cases
+	.ci/servers
+	$(BIN)/python -m pytest -q --numprocesses auto --dist worksteal -m long --ignore tests/trainers --ignore tests/ray
+
+deep: $(READY)  ## the law kit on thousands of random pipelines; then whole products and every death, at length
 	STREAMLINE_EXAMPLES=50 $(BIN)/python -m pytest -q --timeout 3600 tests/laws
 	STREAMLINE_EXAMPLES=2 $(BIN)/python -m pytest -q --timeout 3600 $$(grep -rl "laws.profile import.*\(FACTOR\|SEEDS\|GENERATIONS\|covering\|sampled\|in_turn\)" tests --include "test_*.py" --exclude-dir laws --exclude-dir ray)
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 FACTOR = float(os.environ.get("STREAMLINE_EXAMPLES", "1"))
 
 SHARE = 0.12
-"""Of the counts that tests are written with, so that the whole suite takes six minutes: `make laws` searches deeper."""
+"""Of the counts that tests are written with, so that the whole suite takes minutes: `make deep` searches deeper."""
 
 SEEDS = range(max(2, int(2 * FACTOR)))
 """For tests that are run with several seeds, and of what is killed several times."""
