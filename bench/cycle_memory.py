@@ -6,7 +6,6 @@ Peaks are of the whole process, over what it had before: items, what is on its w
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import re
 import tempfile
@@ -19,6 +18,7 @@ import numpy as np
 
 import streamline as sl
 from bench import harness
+from bench.host_memory import children
 from bench.suite import Case, Suite, Tally, within_mb
 
 ROW_BYTES, DRAWN, BLOCK = 4096, 500, 64
@@ -58,16 +58,10 @@ def serve(pipe: sl.Pipeline[Any], wanted: int, count: Callable[[Any], int], back
     with pipe.open(**more) as stream:
         while served < wanted:
             served += count(next(stream))
-        return status("VmHWM", "self" if backend is None else child())
-
-
-def child() -> str:
-    """Return the id of the process that this one has started to work for it."""
-    named = (path for path in Path("/proc").iterdir() if path.name.isdigit())
-    mine = (
-        path for path in named if path.joinpath("stat").read_text().rpartition(")")[2].split()[1] == f"{os.getpid()}"
-    )
-    return next(path.name for path in mine if b"streamline process" in path.joinpath("cmdline").read_bytes())
+        if backend is None:
+            return status("VmHWM")
+        (worker,) = children()
+        return status("VmHWM", f"{worker}")
 
 
 def in_rows(n: int, *, overlap: bool) -> Tally:

@@ -92,6 +92,36 @@ async def _send_mapped(receive: MemoryObjectReceiveStream[int], send: MemoryObje
             await send.send(add_one(x))
 
 
+async def anyio_lists(n: int) -> Tally:
+    """The same with lists, which have to be made by hand: what a hand-over costs that carries no state."""
+    async with AsyncExitStack() as stack:
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        first_send, first_receive = anyio.create_memory_object_stream[list[int]](1)
+        last_send, last_receive = anyio.create_memory_object_stream[list[int]](1)
+        tasks.start_soon(_send_number_lists, n, first_send)
+        tasks.start_soon(_send_mapped_lists, first_receive, last_send)
+        async with last_receive:
+            tally = Tally(0, 0)
+            async for items in last_receive:
+                part = consume(items)
+                tally = Tally(tally.count + part.count, tally.checksum + part.checksum)
+            return tally
+
+
+async def _send_number_lists(n: int, send: MemoryObjectSendStream[list[int]]) -> None:
+    async with send:
+        for first in range(0, n, 256):
+            await send.send(list(range(first, min(first + 256, n))))
+
+
+async def _send_mapped_lists(
+    receive: MemoryObjectReceiveStream[list[int]], send: MemoryObjectSendStream[list[int]]
+) -> None:
+    async with receive, send:
+        async for items in receive:
+            await send.send([add_one(x) for x in items])
+
+
 # streamline
 
 
@@ -173,6 +203,7 @@ SUITES = (
             Case("plain generator", generators, MANY),
             Case(FLOOR, async_generators, MANY),
             Case("anyio streams, one item per hop, three tasks", anyio_hops, SOME),
+            Case("anyio streams, lists of 256 made by hand, three tasks", anyio_lists, MANY),
             Case("streamline, async for", async_for, MANY, ONE_WORKER),
             Case("streamline, plain for", plain_for, MANY, (at_least(0.8, "streamline, async for"),)),
             Case("streamline, 4 workers, strict merge", strict_merge, MANY, (at_least(0.3, FLOOR),)),
