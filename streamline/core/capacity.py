@@ -25,7 +25,7 @@ class Capacity:
     """Items, and their bytes, that may be held.
 
     Args:
-      items: at least 1.
+      items: 0 admits none until `items` is raised.
       size: in bytes, as `streamline.core.tree` counts them; one item is always admitted. None: no bound.
       by_list: what is pulled comes in lists of bounded bytes, so that a list stands where an item stands in `size`.
         Else it is unknown how much the next list would hold, and items are pulled one by one.
