@@ -239,7 +239,7 @@ class PlayedHost:
 class PlayedWorker:
     """A worker that moves at once."""
 
-    over, movable = False, True
+    finished, movable = False, True
 
     def __init__(self, number: int, placement: Placement) -> None:
         self.number = number
