@@ -28,10 +28,11 @@ from streamline.transforms.regenerate_cycle import (
     CyclePlace,
     Held,
     RowStore,
+    Spill,
+    SpilledCycle,
     drawn_own,
-    part,
+    rows_from,
 )
-from streamline.transforms.regenerate_spill import Spill, SpilledCycle
 
 
 class CycleCounts:
@@ -152,7 +153,7 @@ class CycleFlow(Flow[Cycle]):
         """Return the cycle that is in a file, and let its place know about it."""
         assert self._spill is not None
         assert place.file is not None
-        found = await self._spill.read(place.file, self._site.tasks.threads)
+        found = await self._spill.read(place.file)
         block = self._stage.block
         held: Held = found.items if block is None else RowStore.holding(found.items[0], block)
         place.of, place.seed, place.reuse = found.of, found.seed, found.reuse
@@ -187,12 +188,12 @@ class CycleFlow(Flow[Cycle]):
         self._replay, self._number = None, self._number + 1
         self.counts.drawn += 1
         if self._spill is not None:
-            rest = None if self._last_block is None else part(self._last_block, used)
+            rest = None if self._last_block is None else rows_from(self._last_block, used)
             kept = SpilledCycle(held if isinstance(held, list) else [held.whole()], rest, count, seed, reuse)
             assert self._names is not None
             file = self._names.of(place.number)
             assert file is not None
-            await self._spill.write(file, kept, self._site.tasks.threads)
+            await self._spill.write(file, kept)
             place.file = file
         return Cycle(place, held)
 
