@@ -126,7 +126,7 @@ class Request:
         count = end - self.start
         if (rest and None in (found.etag, found.size)) or (not ranged and count > self.part_bytes):
             return self.as_stream()
-        if not self._charged(count):
+        if not self._charge(count):
             return False
         self._untold = False
         self.stop = end
@@ -139,7 +139,7 @@ class Request:
         self.blocks.append(block)
         if not self.hidden:
             self.owner.arrived(self)
-        elif self._got > self.charge and (self._got > self.part_bytes or not self._charged(2 * self._got)):
+        elif self._got > self.charge and (self._got > self.part_bytes or not self._charge(2 * self._got)):
             return self.as_stream()
         return True
 
@@ -168,7 +168,7 @@ class Request:
         self.over = True
         self.owner.arrived(self)
 
-    def _charged(self, count: int) -> bool:
+    def _charge(self, count: int) -> bool:
         account = self.owner.account
         if count <= self.charge:
             account.give(self.charge - count)

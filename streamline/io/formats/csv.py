@@ -156,7 +156,7 @@ class _CsvCursor(TextCursor[Any]):
             if size:
                 self.splitter.learn(max(1, len(decoded.items)), size)
                 last = final and not pending
-                yield self._taken(decoded, raw[:size], self._after if last else None)
+                yield self._take_lines(decoded, raw[:size], self._after if last else None)
             if (fault := decoded.fault) is not None:
                 bad = raw[size : size + bytes_of(raw[size:], fault.lines)]
                 del pending[: len(bad)]

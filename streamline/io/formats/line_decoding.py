@@ -29,7 +29,7 @@ MAX_LINE_BYTES = 256 * 1024 * 1024
 SLICE_BYTES = 128 * 1024
 """A slice's size at the most, unless one line is longer: parsing as much JSON takes 0.2 ms."""
 
-SAMPLED = 16
+SAMPLED_PART = 16
 """A part of a slice, from its end, in which lines are counted to see whether they have become shorter."""
 
 HEAD_BYTES = 2048
@@ -155,12 +155,12 @@ class Splitter:
         return not self._tail and self._at == len(self._block)
 
     def learn(self, lines: int, size: int) -> None:
-        """Take note that a slice of `size` bytes held `lines` lines."""
+        """Adapt the size of slices: one of `size` bytes held `lines` lines."""
         self._size = min(SLICE_BYTES, max(1, size * self._lines // lines))
 
     def _seems_crowded(self, at: int, end: int) -> bool:
         """Whether the lines of a slice are short at its end: counting those of all slices takes a third of decoding."""
-        size = max(1, (end - at) // SAMPLED)
+        size = max(1, (end - at) // SAMPLED_PART)
         return self._block.count(b"\n", end - size, end) * (end - at) > self._most * size
 
     def _keep(self, part: bytes) -> None:

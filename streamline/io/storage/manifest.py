@@ -75,7 +75,7 @@ def manifest_name(rank: int, world_size: int) -> str:
     return "manifest.json" if world_size == 1 else f"manifest-{rank:05d}-of-{world_size:05d}.json"
 
 
-def parsed(content: bytes, path: str) -> Manifest:
+def parse_manifest(content: bytes, path: str) -> Manifest:
     """Return the manifest in a file's content.
 
     Raises:
