@@ -335,7 +335,7 @@ class Source(ABC, Generic[T]):
         """Return what else determines the items of a pass, as JSON, but may change before a resume."""
         return None
 
-    def bound(self, bind: Callable[[Any], Any]) -> Source[T]:
+    def map_plans(self, bind: Callable[[Any], Any]) -> Source[T]:
         """Return this (resolved) source with `bind` done to the plans that it is made of."""
         return self
 

@@ -34,7 +34,7 @@ from streamline.sources.interleave import ShardPlace, in_turn
 
 T = TypeVar("T")
 
-PATIENCE = 0.8
+ASKING_SHARE = 0.8
 """The part of a check's deadline after which a request gives up: its message tells more than that time is up."""
 
 
@@ -144,7 +144,7 @@ class Files(Source[T]):
         return replace(self, found=(self.files[at],))
 
     def for_check(self, deadline_s: float) -> Files[T]:
-        return replace(self, access=self.access.without_cache(PATIENCE * deadline_s))
+        return replace(self, access=self.access.without_cache(ASKING_SHARE * deadline_s))
 
     def look_up(self, places: Sequence[int], answers: dict[int, FoundObject | Exception], within_s: float) -> None:
         look_up({at: self.files[at].path for at in places}, self.access, answers, within_s)

@@ -144,7 +144,7 @@ class CycleFlow(Flow[Cycle]):
         if self._files:
             cycle = await self._read(self._files.pop(0))
         else:
-            cycle = await self._drawn()
+            cycle = await self._draw()
             if not cycle.place.of:
                 return None
         return Chunk([cycle], [cycle.place.now])
@@ -162,7 +162,7 @@ class CycleFlow(Flow[Cycle]):
         place.used = 0 if found.rest is None else 1
         return Cycle(place, held)
 
-    async def _drawn(self) -> Cycle:
+    async def _draw(self) -> Cycle:
         """Return the next cycle; at the end, one of nothing."""
         stage, again, begin, skip = self._stage, self._replay, self._mark, self._skip
         size = stage.size if again is None else again["of"]
@@ -197,7 +197,7 @@ class CycleFlow(Flow[Cycle]):
             place.file = file
         return Cycle(place, held)
 
-    async def _pulled(self, limit: int) -> Chunk[Any] | None:
+    async def _pull(self, limit: int) -> Chunk[Any] | None:
         began = perf_counter()
         try:
             return await self._upstream.pull(limit)
@@ -209,7 +209,7 @@ class CycleFlow(Flow[Cycle]):
         pace = Pace()
         try:
             while len(items) < size and not self._dry:
-                if (chunk := await self._pulled(size - len(items))) is None:
+                if (chunk := await self._pull(size - len(items))) is None:
                     self._dry = True
                     break
                 items.extend(chunk.items)
@@ -235,7 +235,7 @@ class CycleFlow(Flow[Cycle]):
         while rows.missing:
             if self._last_block is None:
                 before = self._upstream.state
-                if self._dry or (chunk := await self._pulled(1)) is None:
+                if self._dry or (chunk := await self._pull(1)) is None:
                     self._dry = True
                     break
                 if chunk.items:
@@ -375,7 +375,7 @@ class Regenerate(Stage[T, T]):
         return ListsFlow(drawing.begin, self._serve(run, drawing), run, cycles)
 
     async def _cycle(self, run: StageRun[Cycle], counts: CycleCounts) -> Chunk[Cycle] | None:
-        """Return the next cycle. The time until it is there is a wait; an inbox tells of its own."""
+        """Return the next cycle. The time until it is there is a wait, which an inbox counts itself."""
         meter = None if self.overlap else run.meter
         if meter is not None:
             meter.wait_begins("wait_input")
