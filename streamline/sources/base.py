@@ -51,8 +51,6 @@ class Split:
 
     Attributes:
       part: as every worker had it.
-      num_shards: shards in the whole job.
-      epoch: of the run.
       own: by shard of this rank, the source's own part of the state; None: at the beginning.
       moved_by: the stage before the shard by which an item's place depends on the number of items; None: there is none.
       passes: whether a `.repeat` stands somewhere, so that some workers may be in another pass than the first.

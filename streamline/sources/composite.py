@@ -77,7 +77,6 @@ class Component(Protocol):
 
     Attributes:
       plan: for what is above sources: pictures, cache keys, the oracle.
-      names: of its stages.
       entries: of its fingerprint.
       mode: how its source is split.
       in_flight: the most items that it holds.

@@ -62,8 +62,6 @@ class Files(Source[T]):
     """Reads files. State: a place of the format.
 
     Attributes:
-      paths: as the user gave them.
-      access: to their bytes.
       found: the files that `paths` match; None: not looked up yet. At a resume, those that the snapshot lists.
       gone: those of `found` that no longer exist.
     """

@@ -93,7 +93,6 @@ class Live(Source[T]):
 
     Attributes:
       stream: an async iterable, a function that returns one, a `MarkedStream` or a `CountedStream`.
-      codec: how items are saved.
       max_ahead: items that may wait for one worker while another one starves.
       max_ahead_bytes: bytes that may wait for all workers of a rank; every worker may have one item.
       partitioned: each rank has a feed of its own.

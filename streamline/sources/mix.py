@@ -49,7 +49,6 @@ class MixRun:
 
     Args:
       draws: from here on; the items that `own` says will be read again come first.
-      own: the mixture's part of the state.
       flows: of the components, by name.
       passes: the pass of a component, of those that are repeated.
 
@@ -449,8 +448,6 @@ class MixContext:
     """What states have in common until another component ends. Holds nothing that runs: columns of states are pickled.
 
     Attributes:
-      ended: the components that have ended.
-      spans: how the items of this run are drawn.
       before: items served of each component before this run.
       over: which components had ended when a downstream stage reached the mixture's end, if that is later than here and
         will be read again.

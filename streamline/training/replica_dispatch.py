@@ -56,8 +56,6 @@ class Dispatcher:
 
     Attributes:
       shares: what each replica is given.
-      source: what reads the stream.
-      begun: it reads, or has read.
       end: what each replica ends with, after its last item; None: it goes on.
       news: at which the task waits for its readers.
     """
@@ -323,8 +321,6 @@ class PlanReplicaSource(ReplicaSource):
     """A pipeline: what was drawn can be drawn again.
 
     Args:
-      options: of `open`.
-      resume: where to begin; None: at the beginning.
       at: items of the stream before there; it goes on with what is drawn.
     """
 

@@ -41,8 +41,6 @@ class ReplicaFeed(CountedStream[Any]):
     """What the feed of a pipeline reads. Leaving the pipeline doesn't close the replica: it may be opened again.
 
     Args:
-      dispatcher: of all replicas.
-      replica: what is read.
       again: the stream can be read again, so that an item is known by its number.
     """
 

@@ -21,11 +21,7 @@ T = TypeVar("T")
 
 
 class LoaderView(Generic[T]):
-    """A loader that counts its epochs itself: it has no `set_epoch`, for trainers that number them from 0 anew.
-
-    Attributes:
-      loader: the loader.
-    """
+    """A loader that counts its epochs itself: it has no `set_epoch`, for trainers that number them from 0 anew."""
 
     def __init__(self, loader: Loader[T]) -> None:
         if not isinstance(loader, Loader):

@@ -48,8 +48,6 @@ class CacheBlock:
 
     Attributes:
       stop: items of the pass up to its end.
-      end: it is the last one.
-      nbytes: of the file.
       chosen: its order was chosen, so drawing it again may give another one.
     """
 
@@ -77,11 +75,7 @@ class BlockInfo(NamedTuple):
 
 
 class FoundBlocks:
-    """The blocks of one stage and shard that a folder has.
-
-    Attributes:
-      newest: the number of the newest drawing.
-    """
+    """The blocks of one stage and shard that a folder has."""
 
     def __init__(self, blocks: Sequence[CacheBlock], newest: int) -> None:
         self.newest = newest
@@ -128,7 +122,6 @@ class CacheFiles:
     Args:
       stage: as messages call it.
       of: digest of the stages upstream.
-      max_bytes: of the files of a pass; None: no bound.
     """
 
     def __init__(

@@ -43,7 +43,6 @@ class CachePass(ABC, Generic[T]):
     Attributes:
       served: items delivered.
       drawn: items before the next one that `flow` gives.
-      flow: the upstream.
       mark: its state from which a resume draws.
       place: what the states of this pass have in common.
     """
@@ -136,8 +135,6 @@ class MemoryDrawing(Generic[T]):
       opener: of the upstream, in the epoch of the drawing.
       mark: where that is opened; None: at the beginning.
       begin: its state there.
-      max_bytes: of the items; None: no bound.
-      complete: all items are here.
     """
 
     def __init__(self, opener: Opener[T], mark: Tree | None, max_bytes: int | None) -> None:

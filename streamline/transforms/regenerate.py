@@ -74,13 +74,11 @@ class CycleFlow(Flow[Cycle]):
 
     Args:
       own: the stage's part of the state to begin at; None: at the beginning.
-      spill: where cycles are kept; None: nowhere.
       upstream: opened at that state; closed by this flow.
 
     Attributes:
       begin: the stage's state before the first output.
       served: outputs of the first cycle that were served before.
-      counts: what is counted.
     """
 
     def __init__(self, stage: Regenerate[Any], own: Any, spill: Spill | None, upstream: Flow[Any], site: Site) -> None:

@@ -81,7 +81,6 @@ class CyclePlace:
     """Where a cycle lies in its upstream, and how it is served.
 
     Attributes:
-      number: of the cycle, from 0.
       begin: the upstream's state at its beginning, a mark; `skip` rows of what comes then were the cycle's before.
       end: the upstream's state after it; where the last block wasn't used up, the one before that block, of which
         `used` rows are its own.
@@ -89,7 +88,6 @@ class CyclePlace:
       of: items of the cycle, or rows; 0: there is no cycle yet, or its file wasn't read yet.
       outputs: of one serving.
       seed: None: in the order in which they came.
-      reuse: servings.
       epoch: in which it is served.
       file: where it is kept; None: it isn't, a resume draws it again.
       names: of the files; None: there are none.

@@ -54,8 +54,6 @@ class Request:
       charge: bytes that its owner's account holds for it.
       blocks: what has come and was not taken yet.
       hidden: whether `blocks` may still be thrown away: it is unknown yet whether they are the object's only part.
-      over: whether nothing more will come.
-      error: why not.
     """
 
     owner: Owner
@@ -110,7 +108,6 @@ class Request:
         """Take what an answer says of itself.
 
         Args:
-          found: of the object.
           end: the offset after its last byte; None: unknown.
           ranged: whether it is what was asked for, and not the whole object.
 
@@ -218,7 +215,6 @@ class RequestPool:
     A task takes the next request as soon as it has done with one, so nothing is paid per request but the request.
 
     Attributes:
-      budget: bytes that all requests may hold.
       window: requests that each flow may have begun, and not taken yet: one slow answer shall hold up few others.
     """
 

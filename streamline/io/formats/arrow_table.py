@@ -18,11 +18,7 @@ from streamline.sharding.split import contiguous
 
 
 class _ArrowTable(GroupedTable):
-    """Decodes record batches.
-
-    Attributes:
-      options: of what reads the batches that are wanted.
-    """
+    """Decodes record batches."""
 
     def _select(self, format: Columnar, path: str, schema: Any) -> None:
         self._batch_rows = format.batch_rows
@@ -54,7 +50,6 @@ class FileTable(_ArrowTable):
       footer: its end, at least all of the footer.
       held: the dictionaries, with where they are; of a local file none.
       found: where the record batches are.
-      first: the first batch that is wanted.
     """
 
     def __init__(
@@ -110,7 +105,6 @@ class StreamTable(_ArrowTable):
     """The schema of an Arrow stream, and a decoder of a batch, whose data are all messages that it depends on, and its.
 
     Args:
-      format: what is wanted.
       message: the schema's, whole.
     """
 

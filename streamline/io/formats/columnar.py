@@ -247,11 +247,7 @@ class GroupReader:
     _slice: int = field(default=16)  # rows to be made dicts of at a time
 
     async def chunks(self, table: GroupedTable, data: Sequence[bytes]) -> AsyncGenerator[Chunk[Any], None]:
-        """Yield the items from row `row` on, each with the state after it; of a damaged group, those before the damage.
-
-        Args:
-          data: what the group's spans hold.
-        """
+        """Yield the items from row `row` on, with their states; of a damaged group, those before the damage."""
         if self.row == self.group.rows:
             return
         threads = self.context.site.tasks.threads
@@ -378,7 +374,6 @@ class Predicate:
 
     Attributes:
       text: for a person, and for the fingerprint.
-      pickled: the expression.
     """
 
     text: str

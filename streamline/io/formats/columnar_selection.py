@@ -57,9 +57,7 @@ def selection_of(
     """Return what is wanted of a file.
 
     Args:
-      schema: of the file.
       project: returns the schema of some of its columns.
-      columns, expression: of the format.
       leaves: dotted names of all that can be asked for, where not only whole columns can be decoded.
     """
     tops = top_columns(path, schema, leaves or schema.names, columns)

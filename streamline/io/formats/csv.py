@@ -37,7 +37,6 @@ class Dialect:
     """How fields are told apart.
 
     Attributes:
-      delimiter: one character.
       quotechar: one character; None: quotes mean nothing, and every line is a record.
     """
 
@@ -56,7 +55,6 @@ class CsvFormat(TextFormat[Any]):
 
     Attributes:
       header: as `Header`; False: items are lists.
-      max_record_bytes: a longer record is an error.
     """
 
     kind: ClassVar[str] = "read_csv"

@@ -99,11 +99,7 @@ class LanceFormat(Columnar):
 
 
 class LanceTable(GroupedTable):
-    """One version of a dataset, opened.
-
-    Args:
-      first: the first group that is wanted.
-    """
+    """One version of a dataset, opened."""
 
     def __init__(self, format: LanceFormat, part: FilePart, first: int) -> None:
         from streamline.io.formats.columnar_selection import selection_of  # imports pyarrow

@@ -47,7 +47,6 @@ class Fault:
       line: its index in the slice.
       at: where it begins in the slice, in bytes.
       reason: what was expected, and what arrived.
-      cause: the decoder's own exception.
       lines: that it takes up: a record of a CSV file may have several.
     """
 
@@ -63,7 +62,6 @@ class DecodedSlice(Generic[T]):
     """What a slice holds, up to the first line that can't be decoded.
 
     Attributes:
-      items: in order.
       lines: lines that were decoded or skipped.
       kept: the line of each item, as an index in the slice; None: item i is line i.
       fault: what stopped it.

@@ -47,8 +47,6 @@ class TooLong:
 
     Attributes:
       size: its bytes with its end; 0: reading ends there.
-      error: what is wrong with it.
-      head: how it begins.
     """
 
     size: int
@@ -67,7 +65,6 @@ async def slices(
     """Yield slices of whole lines from byte `start` on, and whether one is known to be the file's last.
 
     Args:
-      splitter: cuts them; empty.
       wrong: makes the error for the line after the slice yielded last, from the reason.
       skipping: go on after a line that is too long; else it is the last that is yielded.
       stop: as `pieces`.
@@ -242,7 +239,6 @@ class TextCursor(ABC, Generic[T]):
     Attributes:
       line: lines before the next slice.
       byte: where the next slice begins.
-      splitter: cuts the file into slices.
       over: whether all that belongs to this part of the file has been taken.
     """
 
@@ -298,11 +294,7 @@ class TextCursor(ABC, Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class LineFormat(TextFormat[T]):
-    """Files of lines.
-
-    Attributes:
-      max_line_bytes: a longer line is an error.
-    """
+    """Files of lines."""
 
     reread: ClassVar[str] = "seeks to its line (compressed: unpacks up to it)"
     splits: ClassVar[bool] = True

@@ -122,7 +122,6 @@ class ArrayColumn(ABC):
 
     Attributes:
       name: of the array in its archive; "": the file is the array.
-      layout: of its rows.
       good: rows that are there: fewer than the header says where the file was cut short.
     """
 
@@ -328,8 +327,6 @@ class Layout:
     Attributes:
       start: the byte at which the first one begins, from the header's first byte on.
       rows: length of the first axis.
-      row_shape: of the other axes.
-      dtype: of the elements.
       fortran: the first axis varies fastest, so the bytes of a row are spread over the whole array.
     """
 

@@ -39,7 +39,6 @@ class ParquetTable(GroupedTable):
 
     Args:
       footer: its end, at least all of the footer.
-      first: the first group that is wanted.
     """
 
     def __init__(self, format: Columnar, file: File, size: int, footer: bytes, first: int) -> None:

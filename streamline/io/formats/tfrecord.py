@@ -35,11 +35,7 @@ SLICE_BYTES = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class TFRecordFormat(CutFormat[bytes]):
-    """Records of bytes. Place: {"file", "byte", "record"}: where the next one begins, and how many are before it.
-
-    Attributes:
-      max_record_bytes: a longer record is an error.
-    """
+    """Records of bytes. Place: {"file", "byte", "record"}: where the next one begins, and how many are before it."""
 
     kind: ClassVar[str] = "read_tfrecord"
     reread: ClassVar[str] = "seeks to its record (compressed: unpacks up to it)"

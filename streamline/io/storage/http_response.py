@@ -94,7 +94,6 @@ class Answer(NamedTuple):
     Attributes:
       first: the offset in the object of the first byte that comes.
       stop: the offset after the last one; None: known only when the body ends.
-      version: of the object.
       whole: whether the object ends there, even if its size is unknown.
     """
 

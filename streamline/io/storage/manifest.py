@@ -115,7 +115,6 @@ def shards_of(folder: str, parts: Iterable[Manifest], *, whole: bool) -> list[Wr
 
     Args:
       folder: for messages.
-      parts: the manifests.
       whole: whether they are all that the folder has, and a rank's may not be missing.
 
     Raises:

@@ -312,10 +312,6 @@ class CachePart:
     Attributes:
       name: under which it will be kept.
       made: returns the folder; called in the thread only.
-      thread: that writes.
-      size: of the object in bytes; None: not known yet.
-      asked: whether the size was asked for.
-      users: its readers.
       done: whether it is kept, or given up.
       keeping: done when it is kept.
       spans: what of it has been handed to the thread.

@@ -61,7 +61,6 @@ class CacheFolder:
     """The objects in one folder.
 
     Attributes:
-      path: of the folder.
       max_bytes: on disk, in all; None: no limit.
 
     Raises:

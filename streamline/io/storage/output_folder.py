@@ -53,7 +53,6 @@ class OutputFolder(ABC):
     """A folder that one rank of a job writes to. Its methods block, and raise `WriteError` for what fails.
 
     Attributes:
-      path: as the user gave it.
       disk: where a shard is written first, for messages.
       fenced: whether the name of a shard says how many starts of the job there were before.
     """
@@ -92,9 +91,6 @@ class OutputFolder(ABC):
 @contextmanager
 def output_folder(path: object, access: Access, manifest: str) -> Iterator[OutputFolder]:
     """Open a folder for one rank of a job.
-
-    Args:
-      manifest: the name of the rank's manifest.
 
     Raises:
       PlanTypeError, PlanError: it is no path of a folder, or of a storage that can't be written to.

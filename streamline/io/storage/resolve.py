@@ -45,9 +45,6 @@ more, none is asked, and a missing one is found when it is read. Asking takes as
 def find(paths: Sequence[str], access: Access, traffic: Traffic | None = None) -> tuple[FoundObject, ...]:
     """Return the files that paths mean, in order; those of one glob sorted. Looks at them; blocks meanwhile.
 
-    Args:
-      paths: as `given` has checked them.
-
     Raises:
       ReadError: a file is missing, a directory, or can't be looked at; a glob without a match; credentials.
       PlanError: braces that mean nothing; a file given twice; storage options that aren't any.
@@ -187,7 +184,6 @@ async def written(storages: Storages, path: str, manifests: list[FoundObject], *
     """Return the shards that manifests name; of one that is another program's file, itself.
 
     Args:
-      path: that the user gave.
       whole: whether all ranks' must be among them.
     """
     storage = storages.of(path)
