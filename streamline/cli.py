@@ -277,7 +277,7 @@ def worker(connect: str, key_file: str | None, tls: str | None, hosts: int | Non
     sys.exit(0 if lost is None else 1)
 
 
-SHOWN = 8
+SHOWN_NAMES = 8
 """Names that a message lists."""
 
 
@@ -297,23 +297,23 @@ def named(text: str, kind: type) -> Any:
         raise PlanError(f"expected FILE.py:name or package.module:name, got {text!r}")
     is_file = file.endswith(".py") or "/" in file
     with _found_from(Path(file).parent if is_file else Path()):
-        module = _loaded(file, is_file)
+        module = _import_module(file, is_file)
         there = sorted(key for key, value in vars(module).items() if isinstance(value, kind))
         if not name:
-            raise PlanError(f"say which pipeline of {file}: {file}:NAME; {_listed(there)}")
+            raise PlanError(f"say which pipeline of {file}: {file}:NAME; {_names_text(there)}")
         found: Any = module
         for part in name.split("."):
             if not hasattr(found, part):
-                raise PlanError(f"{file} has no {name!r}; {_listed(there)}")
+                raise PlanError(f"{file} has no {name!r}; {_names_text(there)}")
             found = getattr(found, part)
         if not isinstance(found, kind) and callable(found):
-            found = _called(file, name, found)
+            found = _call_function(file, name, found)
     if not isinstance(found, kind):
-        raise PlanError(f"{text} is no pipeline, but of type {type(found).__name__}; {_listed(there)}")
+        raise PlanError(f"{text} is no pipeline, but of type {type(found).__name__}; {_names_text(there)}")
     return found
 
 
-def _loaded(file: str, is_file: bool) -> ModuleType:
+def _import_module(file: str, is_file: bool) -> ModuleType:
     if not is_file:
         try:
             found = importlib.util.find_spec(file)
@@ -335,7 +335,7 @@ def _loaded(file: str, is_file: bool) -> ModuleType:
     return made
 
 
-def _called(file: str, name: str, function: Any) -> Any:
+def _call_function(file: str, name: str, function: Any) -> Any:
     if iscoroutinefunction(function):
         raise PlanError(f"{name} in {file} is an async function: give a plain one that returns the pipeline")
     try:
@@ -372,5 +372,5 @@ def _found_from(folder: Path) -> Iterator[None]:
         sys.path[:], sys.argv[:] = path, arguments
 
 
-def _listed(names: list[str]) -> str:
-    return f"pipelines there: {', '.join(names[:SHOWN])}" if names else "there are no pipelines in it"
+def _names_text(names: list[str]) -> str:
+    return f"pipelines there: {', '.join(names[:SHOWN_NAMES])}" if names else "there are no pipelines in it"

@@ -126,11 +126,11 @@ def from_polars(frame: Any, *, name: str = "items") -> Pipeline[dict[str, Any]]:
 
 def _from_frame(function: str, library: str, frame: object, name: str) -> Pipeline[Any]:
     if library_of(frame, "DataFrame") != library:
-        raise PlanTypeError(f"{function} reads a {library} DataFrame, got {_shown(frame)}: {_reader_of(frame)}")
+        raise PlanTypeError(f"{function} reads a {library} DataFrame, got {_type_text(frame)}: {_reader_of(frame)}")
     return from_items(frame, name=name)  # type: ignore[arg-type]
 
 
-def _shown(data: object) -> str:
+def _type_text(data: object) -> str:
     return given(data) if type(data).__module__ == "builtins" else f"{_library(data)} {type(data).__name__}"
 
 

@@ -583,8 +583,8 @@ class Pipeline(Openable[T]):
           size: items of a cycle; with `block`, rows. After `.shard`, in each worker.
           shuffle: whether they are; each serving by (seed, epoch, shard, cycle, serving) alone.
           reuse: how often each item is served before its cycle is dropped; each serving has an order of its own.
-          block: the items are blocks, NumPy arrays or dicts and tuples of them, whose first axis are rows; they are
-            kept as arrays, and blocks of `block` rows come out. `size` is a multiple of it.
+          block: the items are blocks, NumPy arrays or containers of them, whose first axis are rows; they are kept as
+            arrays, and blocks of `block` rows come out. `size` is a multiple of it.
           overlap: draw the next cycle while one is served: two are in memory then.
           spill: a folder that cycles are written to, for what can't be drawn again; a resume reads them there. The
             files go when snapshots are saved: what the last two need is there.

@@ -29,8 +29,14 @@ from streamline.io.storage.paths import Paths, given_paths, is_remote
 from streamline.pipeline import Pipeline
 from streamline.sources.files import Files
 from streamline.sources.framing import Framing, ServerSentEvent
-from streamline.sources.http_request import GIVE_UP_S, IDLE_TIMEOUT_S, MAX_ITEM_BYTES, EndlessRequest
-from streamline.sources.http_stream import HttpFeed, codec_of
+from streamline.sources.http_stream import (
+    GIVE_UP_S,
+    IDLE_TIMEOUT_S,
+    MAX_ITEM_BYTES,
+    EndlessRequest,
+    HttpFeed,
+    codec_of,
+)
 from streamline.sources.items import Items
 from streamline.sources.live import MAX_AHEAD, MAX_AHEAD_BYTES, live_of
 from streamline.sources.self_listed import LanceDatasets, MdsShards

@@ -79,7 +79,7 @@ class PlanComponent:
         )
         return PlanComponent(replace(plan, source=plan.source.within(component), before=before, worker=worker))
 
-    def bound(self, bind: Callable[[Plan], Plan]) -> PlanComponent:
+    def map_plans(self, bind: Callable[[Plan], Plan]) -> PlanComponent:
         return PlanComponent(bind(self.plan))
 
     def part(self, num_shards: int, epoch: int) -> Part:

@@ -396,7 +396,7 @@ def bound(plan: Plan, listing: Json = None) -> Plan:
       plan: as it will run, its source resolved.
       listing: of the data that it reads; None: what its source says.
     """
-    plan = replace(plan, source=plan.source.bound(bound))
+    plan = replace(plan, source=plan.source.map_plans(bound))
     if all(cache.path is None for cache in _caches(plan)):
         return plan
     of = [plan.source.listing() if listing is None else listing, plan.source.drawn()]

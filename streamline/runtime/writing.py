@@ -35,7 +35,7 @@ from streamline.io.formats.encoders import (
     UnwritableItemError,
 )
 from streamline.io.storage.base import ShardFile
-from streamline.io.storage.manifest import Manifest, WrittenShard, manifest_name, parsed, world_sizes
+from streamline.io.storage.manifest import Manifest, WrittenShard, manifest_name, parse_manifest, world_sizes
 from streamline.io.storage.options import Access, HttpOptions
 from streamline.io.storage.output_folder import OutputFolder, output_folder, unwritable
 from streamline.runtime.open import Openable, RunOptions
@@ -268,7 +268,7 @@ class _WriteJob:
             raise WriteError(
                 f"a job has written to {path}: go on with it, resume=True (--resume), or give another folder"
             )
-        found = parsed(content, f"{path}/{self._name}")
+        found = parse_manifest(content, f"{path}/{self._name}")
         if found.format != (own := self._format.suffix[1:]):
             raise WriteError(f"{path} holds {found.format}, and this writes {own}: write that, or give another folder")
         there = self._out.names()

@@ -33,7 +33,7 @@ from streamline.plan.plan import Plan, stages_of
 from streamline.sharding.ranks import Rank
 from streamline.snapshot.file_format import FORMAT_VERSION
 from streamline.snapshot.snapshot import Snapshot, by_shard
-from streamline.transforms.regenerate_spill import SpillKeeper
+from streamline.transforms.regenerate_cycle import SpillKeeper
 
 BACK = {Phase.RUNNING: Event.RESUME, Phase.QUIESCING: Event.QUIESCE, Phase.PAUSED: Event.PAUSE}
 """How a snapshot leaves a stream as it found it."""

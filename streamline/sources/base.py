@@ -51,8 +51,6 @@ class Split:
 
     Attributes:
       part: as every worker had it.
-      num_shards: shards in the whole job.
-      epoch: of the run.
       own: by shard of this rank, the source's own part of the state; None: at the beginning.
       moved_by: the stage before the shard by which an item's place depends on the number of items; None: there is none.
       passes: whether a `.repeat` stands somewhere, so that some workers may be in another pass than the first.
@@ -335,7 +333,7 @@ class Source(ABC, Generic[T]):
         """Return what else determines the items of a pass, as JSON, but may change before a resume."""
         return None
 
-    def bound(self, bind: Callable[[Any], Any]) -> Source[T]:
+    def map_plans(self, bind: Callable[[Any], Any]) -> Source[T]:
         """Return this (resolved) source with `bind` done to the plans that it is made of."""
         return self
 

@@ -28,7 +28,7 @@ from streamline.sources.base import Change, Mode, Part, Source, Split
 
 T = TypeVar("T")
 
-GROW = ("length", "changed_files")
+GROWING_CHANGES = ("length", "changed_files")
 """Changes of data after which there may be more items."""
 
 
@@ -77,7 +77,6 @@ class Component(Protocol):
 
     Attributes:
       plan: for what is above sources: pictures, cache keys, the oracle.
-      names: of its stages.
       entries: of its fingerprint.
       mode: how its source is split.
       in_flight: the most items that it holds.
@@ -118,7 +117,7 @@ class Component(Protocol):
     def within(self, component: str) -> Self:
         """See `Source.within`."""
 
-    def bound(self, bind: Callable[[Any], Any]) -> Self:
+    def map_plans(self, bind: Callable[[Any], Any]) -> Self:
         """Return it with its plan changed by `bind`."""
 
     def part(self, num_shards: int, epoch: int) -> Part:
@@ -208,13 +207,13 @@ class Several(Source[T], ABC):
 
     def check_listing(self, listing: Json) -> None:
         super().check_listing(listing)
-        for name, component in self._known(listing).items():
+        for name, component in self._known_components(listing).items():
             component.source.check_listing(listing[name]["data"])
 
     def check_states(self, split: Split, listing: Json) -> None:
         for shard, own in split.own.items():
             check_type(own, self.state_type, f"the state of {self.name!r} in shard {shard}")
-        for name, component in self._known(listing).items():
+        for name, component in self._known_components(listing).items():
             for shard, own in split.own.items():
                 tree = own["of"].get(name)
                 if tree is not None and listing[name]["plan"][0]["name"] not in tree:
@@ -229,7 +228,7 @@ class Several(Source[T], ABC):
         for name, component in self.components:
             component.source.check_within(_split_of(name, component, split))
 
-    def _known(self, listing: Json) -> dict[str, Component]:
+    def _known_components(self, listing: Json) -> dict[str, Component]:
         """Return the components that a snapshot has a state of: those of the same names and kinds of source."""
         known = _listed_in(listing)
         return {
@@ -239,7 +238,7 @@ class Several(Source[T], ABC):
         }
 
     def resumed(self, listing: Json) -> Several[T]:
-        known = self._known(listing)
+        known = self._known_components(listing)
         sources = {
             name: component.source.resumed(listing[name]["data"]) if name in known else component.source
             for name, component in self.components
@@ -247,7 +246,7 @@ class Several(Source[T], ABC):
         return self._with(sources)
 
     def carry_listing(self, listing: Json, now: Json) -> Json:
-        known = self._known(listing)
+        known = self._known_components(listing)
         carried = {
             name: component.source.carry_listing(listing[name]["data"], now[name]["data"])
             for name, component in known.items()
@@ -281,7 +280,7 @@ class Several(Source[T], ABC):
 
     def migrate_state(self, own: Json, listing: Json, now: Json) -> Json:
         of = dict(own["of"])
-        for name, component in self._known(listing).items():
+        for name, component in self._known_components(listing).items():
             inner = component.source.name
             if inner in of.get(name, {}):
                 there = component.source.migrate_state(of[name][inner], listing[name]["data"], now[name]["data"])
@@ -300,8 +299,8 @@ class Several(Source[T], ABC):
             for name, component in self.components
         )
 
-    def bound(self, bind: Callable[[Any], Any]) -> Source[T]:
-        return replace(self, components=tuple((name, component.bound(bind)) for name, component in self.components))
+    def map_plans(self, bind: Callable[[Any], Any]) -> Source[T]:
+        return replace(self, components=tuple((name, component.map_plans(bind)) for name, component in self.components))
 
     def __str__(self) -> str:
         return printable(f"{self.kind} of {', '.join(name for name, _ in self.components)}")
@@ -365,4 +364,6 @@ def _split_of(name: str, component: Component, split: Split) -> Split:
 def grown(component: Component, before: Json, now: Json) -> bool:
     """Whether a component that had ended may have more items now."""
     split = Split(part=component.part(1, 0), num_shards=1, epoch=0, own={}, moved_by=None, passes=False)
-    return any(change.what.rpartition(".")[2] in GROW for change in component.source.changes(before, now, split))
+    return any(
+        change.what.rpartition(".")[2] in GROWING_CHANGES for change in component.source.changes(before, now, split)
+    )

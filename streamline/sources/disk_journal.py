@@ -448,7 +448,6 @@ class SegmentHeader(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     """The first frame of a segment.
 
     Attributes:
-      id: the feed's.
       read: items that the feed had read before this file.
       after: items read by the end of the file before this one; less than `read` where a power cut took what a snapshot
         has passed.

@@ -34,7 +34,7 @@ from streamline.sources.interleave import ShardPlace, in_turn
 
 T = TypeVar("T")
 
-PATIENCE = 0.8
+ASKING_SHARE = 0.8
 """The part of a check's deadline after which a request gives up: its message tells more than that time is up."""
 
 
@@ -62,8 +62,6 @@ class Files(Source[T]):
     """Reads files. State: a place of the format.
 
     Attributes:
-      paths: as the user gave them.
-      access: to their bytes.
       found: the files that `paths` match; None: not looked up yet. At a resume, those that the snapshot lists.
       gone: those of `found` that no longer exist.
     """
@@ -144,7 +142,7 @@ class Files(Source[T]):
         return replace(self, found=(self.files[at],))
 
     def for_check(self, deadline_s: float) -> Files[T]:
-        return replace(self, access=self.access.without_cache(PATIENCE * deadline_s))
+        return replace(self, access=self.access.without_cache(ASKING_SHARE * deadline_s))
 
     def look_up(self, places: Sequence[int], answers: dict[int, FoundObject | Exception], within_s: float) -> None:
         look_up({at: self.files[at].path for at in places}, self.access, answers, within_s)

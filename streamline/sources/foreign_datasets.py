@@ -113,7 +113,7 @@ class TorchSource(DatasetSource[T]):
     def how_read(self, num_shards: int) -> str:
         return f": it splits itself, as worker s of {num_shards:,}" if num_shards > 1 else ""
 
-    def made(self, site: Site) -> Iterable[T]:
+    def make(self, site: Site) -> Iterable[T]:
         return _WorkersPart(self.for_pass(site), site)
 
 
@@ -143,7 +143,7 @@ class HuggingFaceSource(DatasetSource[T]):
                 "from_huggingface the whole dataset, .shard and the ranks split it"
             )
 
-    def made(self, site: Site) -> Iterable[T]:
+    def make(self, site: Site) -> Iterable[T]:
         made = self.for_pass(site)
         if site.num_shards > 1:
             from datasets.distributed import split_dataset_by_node

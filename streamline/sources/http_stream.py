@@ -10,10 +10,11 @@ that a wrong URL fails in seconds; then for `give_up_s`.
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,14 +23,15 @@ import anyio
 
 from streamline.core.item_codec import Codec
 from streamline.core.meters import Traffic
+from streamline.core.options import check_int, check_seconds, given
 from streamline.core.pace import Pace
 from streamline.core.state import Json
-from streamline.errors import DataError, ReadError, printable
+from streamline.errors import DataError, PlanError, PlanTypeError, ReadError, printable
 from streamline.io.storage.http_response import refusal, status_name, understand
 from streamline.io.storage.options import HttpOptions
+from streamline.io.storage.paths import check_host, is_url
 from streamline.io.storage.retry import TransientError
-from streamline.sources.framing import MIME_TYPE, Framer, Framing, ServerSentEvent, SseFramer, framer_of
-from streamline.sources.http_request import EndlessRequest
+from streamline.sources.framing import FRAMINGS, MIME_TYPE, Framer, Framing, ServerSentEvent, SseFramer, framer_of
 from streamline.sources.live import MarkedStream
 
 if TYPE_CHECKING:
@@ -51,6 +53,58 @@ MAX_RETRY_AFTER_S = 3600.0
 
 PIECE_BYTES = 64 * 1024
 """Cut into items at once: some 0.2 ms of JSON."""
+
+
+IDLE_TIMEOUT_S = 300.0
+"""Seconds of silence after which a connection counts as dropped: servers that keep one open send something every 15 to
+60 s (WHATWG HTML, 9.2.7, advises a comment every 15 s), and many proxies cut it after 60 s."""
+
+GIVE_UP_S = 3600.0
+"""Seconds of failures before a feed that has answered once fails: a server's update is over by then; for longer, a
+waiting job costs more than one that is restarted and resumes."""
+
+MAX_ITEM_BYTES = 16 * 2**20
+"""The longest line or event by default: more is likely no such stream at all, and would be gathered in memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndlessRequest:
+    """The request, repeated for each connection.
+
+    Attributes:
+      idle_timeout_s: seconds of silence after which a connection counts as dropped; `math.inf`: none.
+      give_up_s: seconds for which it may fail without an answer, once it has had one; `math.inf`: for ever.
+      max_item_bytes: a longer line or event is an error.
+
+    Raises:
+      PlanTypeError: an option of the wrong type.
+      PlanError: one out of range.
+    """
+
+    url: str = field(repr=False)  # it may hold a signature
+    framing: Framing
+    http: HttpOptions | None = None
+    idle_timeout_s: float = IDLE_TIMEOUT_S
+    give_up_s: float = GIVE_UP_S
+    max_item_bytes: int = MAX_ITEM_BYTES
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.url, str):
+            raise PlanTypeError(f"stream_http(url) is one http(s) URL, got {given(self.url)}")
+        if not is_url(self.url):
+            raise PlanError(
+                f"stream_http(url) is one http(s) URL, got {self.url!r}: for another kind of feed write "
+                "from_stream(feed), for files read_lines and the like"
+            )
+        check_host(self.url)
+        if self.framing not in FRAMINGS:
+            raise PlanError(f"stream_http(framing=) is one of {', '.join(FRAMINGS)}, got {given(self.framing)}")
+        if self.http is not None and not isinstance(self.http, HttpOptions):
+            raise PlanTypeError(f"expected http as HttpOptions, got {given(self.http)}")
+        for option in ("idle_timeout_s", "give_up_s"):
+            if (value := getattr(self, option)) != math.inf:
+                check_seconds(f"stream_http({option}=)", value)
+        check_int("stream_http(max_item_bytes=)", self.max_item_bytes, 1)
 
 
 @dataclass(frozen=True)
@@ -246,13 +300,13 @@ class _FeedReader:
     def _failure(self, error: Exception) -> None:
         import aiohttp
 
-        from streamline.io.storage.http_client import judged
+        from streamline.io.storage.http_client import transient_error
 
         url = self._url
         if self._answered_at is not None and isinstance(error, aiohttp.ClientConnectorDNSError):
             found = TransientError(f"the name {error.host} can't be looked up any more")
         else:
-            found = judged(url, error)
+            found = transient_error(url, error)
         self._why = str(found)
         self._asked_s = min(found.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
         self._failed += 1

@@ -55,7 +55,7 @@ class IteratedSource(Source[T], ABC):
     state_type: ClassVar[Any] = Count | Loaded
 
     @abstractmethod
-    def made(self, site: Site) -> Iterable[T] | AsyncIterable[T]:
+    def make(self, site: Site) -> Iterable[T] | AsyncIterable[T]:
         """Return the iterable, for the worker at a site."""
 
     @abstractmethod
@@ -117,7 +117,7 @@ class IterableSource(IteratedSource[T]):
 
     factory: Callable[[], Iterable[T] | AsyncIterable[T]]
 
-    def made(self, site: Site) -> Iterable[T] | AsyncIterable[T]:
+    def make(self, site: Site) -> Iterable[T] | AsyncIterable[T]:
         return self.factory()
 
     def use(self) -> Use:
@@ -177,7 +177,7 @@ class _ListReader:
         """Make the iterator at the state to begin at, if there is none yet."""
         if self._iterator is not None:
             return
-        iterable: Any = self._source.made(self._context.site)
+        iterable: Any = self._source.make(self._context.site)
         if isinstance(iterable, Renewable):
             iterable = iterable.anew()
         state: Json = self._own["state"] if isinstance(self._own, dict) else None

@@ -66,7 +66,6 @@ class Entry(NamedTuple):
     Attributes:
       ordinal: 0-based, among the items fed to this worker since the feed began.
       next: the shard whose turn was next.
-      mark: see `SavedJournal`.
     """
 
     shard: int

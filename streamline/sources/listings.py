@@ -21,7 +21,7 @@ CHANGES = ("new_files", "removed_files", "changed_files", "order")
 
 NAMES = {"etag": "ETag"}
 
-SHOWN = 10
+SHOWN_FILES = 10
 """Files that a refusal names, of each kind of difference."""
 
 
@@ -57,8 +57,10 @@ def changes(
     old, new = ({entry["path"]: entry for entry in listing} for listing in (before, now))
     found = [
         _new([path for path in new if path not in old], new),
-        _removed([path for path in old if path not in new], unread_gone),
-        _changed([path for path in new if path in old and _differ(old[path], new[path])], old, new, one_split, grows),
+        _removal([path for path in old if path not in new], unread_gone),
+        _replacement(
+            [path for path in new if path in old and _differ(old[path], new[path])], old, new, one_split, grows
+        ),
     ]
     if not any(found) and list(old) != list(new):
         lines = ("the same files are listed in another order",)
@@ -73,13 +75,13 @@ def _new(paths: list[str], new: dict[str, Any]) -> Change | None:
     return Change(what="new_files", lines=lines, then=then, possible=True) if paths else None
 
 
-def _removed(paths: list[str], unread: bool) -> Change | None:
+def _removal(paths: list[str], unread: bool) -> Change | None:
     then = "they are skipped: a shard that stood in one goes on with its next file, every other file stays in its shard"
     lines = _lines(f"file {path} is gone" for path in paths)
     return Change(what="removed_files", lines=lines, then=then, possible=True, steady=not unread) if paths else None
 
 
-def _changed(
+def _replacement(
     paths: list[str], old: dict[str, Any], new: dict[str, Any], one_split: bool, grows: Callable[[str], bool]
 ) -> Change | None:
     if not paths:
@@ -134,4 +136,4 @@ def _size(entry: dict[str, Any]) -> str:
 
 def _lines(lines: Iterable[str]) -> tuple[str, ...]:
     found = list(lines)
-    return (*found[:SHOWN], *([f"… and {len(found) - SHOWN:,} more"] if len(found) > SHOWN else []))
+    return (*found[:SHOWN_FILES], *([f"… and {len(found) - SHOWN_FILES:,} more"] if len(found) > SHOWN_FILES else []))

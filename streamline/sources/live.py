@@ -93,7 +93,6 @@ class Live(Source[T]):
 
     Attributes:
       stream: an async iterable, a function that returns one, a `MarkedStream` or a `CountedStream`.
-      codec: how items are saved.
       max_ahead: items that may wait for one worker while another one starves.
       max_ahead_bytes: bytes that may wait for all workers of a rank; every worker may have one item.
       partitioned: each rank has a feed of its own.
@@ -208,7 +207,7 @@ class Live(Source[T]):
             if inspect.iscoroutine(stream):
                 stream.close()
             if not isinstance(stream, AsyncIterable):
-                raise PlanTypeError(f"expected from_stream's function to return {_wanted(stream)}")
+                raise PlanTypeError(f"expected from_stream's function to return {_expected_text(stream)}")
         elif isinstance(stream, AsyncIterator):
             self.check_unread()
             self.taken.append(True)
@@ -232,7 +231,7 @@ def live_of(
     if not isinstance(stream, AsyncIterable | MarkedStream | CountedStream) and (
         not callable(stream) or inspect.iscoroutinefunction(stream)
     ):
-        raise PlanTypeError(f"from_stream reads {_wanted(stream)}")
+        raise PlanTypeError(f"from_stream reads {_expected_text(stream)}")
     if (encode is None) != (decode is None):
         raise PlanError("give from_stream encode= and decode= together: what one writes down, the other reads again")
     for option, fn in (("encode", encode), ("decode", decode)):
@@ -257,7 +256,7 @@ def live_of(
     )
 
 
-def _wanted(found: object) -> str:
+def _expected_text(found: object) -> str:
     got = f"an async iterable, or a function that returns one, got {type(found).__name__}"
     if inspect.iscoroutine(found) or inspect.iscoroutinefunction(found):
         return f"{got} (async): write an async generator that awaits it: async for x in await connect(): yield x"

@@ -77,7 +77,7 @@ class LiveReader:
         self._dirty = anyio.Event()
         self._iterator: AsyncIterator[Any] | None = None
         self._meter = site.meter(live.name, live.kind)
-        self.journal, self._backlog = self._opened(state, journal)
+        self.journal, self._backlog = self._open_journal(state, journal)
         queues = self._queues(state, capacity)
         self.worker_queues = WorkerQueues(live, queues, list(shards).index(self.journal.next), stages)
         for queue in queues:
@@ -86,7 +86,7 @@ class LiveReader:
         site.tasks.session.journal = self.journal
         site.tasks.session.at_leaving(self._stop)
 
-    def _opened(self, state: Tree | None, journal: Json) -> tuple[Journal, Sequence[Entry]]:
+    def _open_journal(self, state: Tree | None, journal: Json) -> tuple[Journal, Sequence[Entry]]:
         """Return the journal, and its items to be fed before those that the feed gives from now on."""
         places = self._places
         saved: SavedJournal | None = None
@@ -213,7 +213,7 @@ class LiveReader:
         try:
             return self._live.codec.read(entry.written)
         except BaseException as error:
-            raise self._blamed(error, f"item {entry.ordinal + 1} of shard {entry.shard} in its journal") from None
+            raise self._with_place(error, f"item {entry.ordinal + 1} of shard {entry.shard} in its journal") from None
 
     async def _read(self) -> None:
         gate, pace = self._site.tasks.gate, Pace()
@@ -223,7 +223,7 @@ class LiveReader:
             journal, traffic = self.journal, self._site.tasks.session.meters.traffic(self._live.name)
             iterator = self._iterator = self._live.begin(journal.mark, journal.read, traffic)
         except BaseException as error:
-            raise self._blamed(error, "its beginning") from None
+            raise self._with_place(error, "its beginning") from None
         while await self.worker_queues.wait_room():
             await gate.passage()
             try:
@@ -235,7 +235,7 @@ class LiveReader:
             except BaseException as error:
                 if cancellation_requested(error):
                     raise
-                raise self._blamed(error, f"item {self.journal.read + 1}") from None
+                raise self._with_place(error, f"item {self.journal.read + 1}") from None
             if (kept := self._keep(written, self._live.mark(item))) is None:
                 return  # all workers have ended meanwhile
             await gate.passage()  # an item that came in a pause is in the journal, and reaches its worker after it
@@ -256,7 +256,7 @@ class LiveReader:
         queue.given += 1
         return queue, ordinal
 
-    def _blamed(self, error: BaseException, at: str) -> BaseException:
+    def _with_place(self, error: BaseException, at: str) -> BaseException:
         """Return an error of the user's stream or functions, with its place."""
         rank = f"rank {self._site.shard} of {self._site.num_shards}, " if self._site.num_shards > 1 else ""
         error = not_an_end(error, self._live.name)
@@ -438,13 +438,13 @@ class WorkerQueues:
             return self._spare >= 0 and bool(self.awaited)
         if starving is None:
             return False
-        raise self._starved(starving, queue)
+        raise self._starved_error(starving, queue)
 
     @property
     def _held_bytes(self) -> int:
         return sum([queue.channel.capacity.held_bytes for queue in self.queues])
 
-    def _starved(self, starving: WorkerQueue, full: WorkerQueue) -> WorkerStarved:
+    def _starved_error(self, starving: WorkerQueue, full: WorkerQueue) -> WorkerStarved:
         live = self._live
         return WorkerStarved(
             f"the worker of shard {starving.shard} ({self._stages}) was handed {starving.given:,} items by {live.name} "

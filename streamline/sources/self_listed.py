@@ -165,18 +165,18 @@ class MdsShards(Files[dict[str, Any]]):
             if path.endswith(INDEX) or is_url(path):
                 raise
             return find((f"{folder}/*{SUFFIX}",), self.access, traffic), {}
-        shards = _parsed(content_of(file.path, self.access, traffic), index)
+        shards = _parse_index(content_of(file.path, self.access, traffic), index)
         packed = [shard.zip_data or shard.raw_data for shard in shards]
         try:
-            found = self._listed(folder, packed, index, traffic)
+            found = self._find_listed(folder, packed, index, traffic)
         except ReadError as missing:  # streaming may have unpacked them, and removed what it unpacked
             try:
-                found = self._listed(folder, [shard.raw_data for shard in shards], index, traffic)
+                found = self._find_listed(folder, [shard.raw_data for shard in shards], index, traffic)
             except ReadError:
                 raise missing from missing.__cause__
         return found, {file.path: shard.raw_data.hashes for file, shard in zip(found, shards, strict=True)}
 
-    def _listed(
+    def _find_listed(
         self, folder: str, files: list[IndexedFile], index: str, traffic: Traffic | None
     ) -> tuple[FoundObject, ...]:
         try:
@@ -198,7 +198,7 @@ def _is_folder(path: str) -> bool:
     return SUFFIX not in path
 
 
-def _parsed(content: bytes, path: str) -> list[IndexedShard]:
+def _parse_index(content: bytes, path: str) -> list[IndexedShard]:
     what = f"{path} is no index of MDS shards, or is damaged"
     read = partial(msgspec.convert, type=MdsIndex)
     index: MdsIndex = decoded(content, read, lambda why: ReadError(f"{what}: {why}; write it anew"))

@@ -20,10 +20,10 @@ from typing import Any
 from streamline.core.forks import ForkSafeLock
 from streamline.errors import PlanError
 
-READERS = ("builtins", "itertools", "_csv")
+READER_MODULES = ("builtins", "itertools", "_csv")
 """Modules whose iterators read others."""
 
-ENDLESS = (count, cycle, repeat)
+ENDLESS_ITERATORS = (count, cycle, repeat)
 """Allowed: they may number the items of several passes."""
 
 RETURN_SELF = (lambda self: self).__code__.co_code
@@ -36,7 +36,7 @@ USED: weakref.WeakValueDictionary[int, Use] = weakref.WeakValueDictionary()
 MOST_SEARCHED = 10_000
 """Objects that a factory refers to, directly or not, among which one is looked for, the nearest first."""
 
-PLAIN = (list, tuple, dict, set, frozenset)
+SIZED_CONTAINERS = (list, tuple, dict, set, frozenset)
 """Containers whose length is asked before what they hold is."""
 
 
@@ -140,7 +140,9 @@ def _refers_to(factory: object, wanted: object) -> bool:
         if kind is FunctionType:
             names.update(_names(one.__code__))
             held = [one.__closure__, one.__defaults__, one.__kwdefaults__, one.__dict__]
-        elif not issubclass(kind, type | ModuleType | Use) and not (kind in PLAIN and len(one) > MOST_SEARCHED):
+        elif not issubclass(kind, type | ModuleType | Use) and not (
+            kind in SIZED_CONTAINERS and len(one) > MOST_SEARCHED
+        ):
             held = gc.get_referents(one)
         if issubclass(kind, FunctionType | ModuleType):  # of all its names, those in the code
             variables = one.__globals__ if kind is FunctionType else vars(one)
@@ -168,10 +170,12 @@ def _read_by(iterator: object) -> list[object]:
         held: list[object] = []
         if frame is not None and ".0" in frame.f_code.co_varnames:  # what an expression's first `in` reads
             held = [frame.f_locals[".0"]]
-        elif type(one).__module__ in READERS and frame is None:
+        elif type(one).__module__ in READER_MODULES and frame is None:
             held = gc.get_referents(one)
             held += [part for each in held if type(each) is tuple for part in each]  # `map` and `zip` hold a tuple
-        iterators = [it for it in held if isinstance(it, Iterator | AsyncIterator) and not isinstance(it, ENDLESS)]
+        iterators = [
+            it for it in held if isinstance(it, Iterator | AsyncIterator) and not isinstance(it, ENDLESS_ITERATORS)
+        ]
         found += [it for it in iterators if not any(it is known for known in found)]
     return found
 

@@ -129,7 +129,7 @@ def rows_of(data: Any) -> Any:
       PlanTypeError: it isn't read by position: a dict, a query that has not run, an unknown table.
       PlanError: a table that has a column twice.
     """
-    known = _known(data)
+    known = _library_type(data)
     if known is None or known[0] == "datasets":
         _check_positions(data)
     if known is None:
@@ -139,11 +139,11 @@ def rows_of(data: Any) -> Any:
 
 def check_not_table(what: str, iterable: object) -> None:
     """Raise a PlanTypeError if it is a table, whose iterator gives names or columns; `what`: "the factory returned"."""
-    known = _known(iterable)
+    known = _library_type(iterable)
     check_rows("from_iterable", iterable)
     if known is not None and known[1] in TABLES:
         raise PlanTypeError(
-            f"{what} a {_named(iterable)}, whose iterator gives columns: to have its rows, read it with "
+            f"{what} a {_type_name(iterable)}, whose iterator gives columns: to have its rows, read it with "
             f"sl.from_items(table), or return table{KINDS[known][0] if known in KINDS else '.to_pylist()'}"
         )
 
@@ -161,7 +161,7 @@ def check_rows(reader: str, data: Any) -> None:
         )
 
 
-def _known(data: object) -> tuple[str, str] | None:
+def _library_type(data: object) -> tuple[str, str] | None:
     for base in type(data).__mro__:
         library = base.__module__.partition(".")[0]
         if library in LIBRARIES and (library, base.__name__) in KNOWN_TYPES:
@@ -169,7 +169,7 @@ def _known(data: object) -> tuple[str, str] | None:
     return None
 
 
-def _named(data: object) -> str:
+def _type_name(data: object) -> str:
     return f"{type(data).__module__.partition('.')[0]} {type(data).__name__}"
 
 
@@ -178,8 +178,8 @@ def _check_names(table: Any) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise PlanError(
-            f"the {_named(table)} has more than one column {twice[0]!r}, and a row is a dict, which has each key once: "
-            "rename them, or leave all but one out"
+            f"the {_type_name(table)} has more than one column {twice[0]!r}, and a row is a dict, which has each key "
+            "once: rename them, or leave all but one out"
         )
 
 
@@ -198,11 +198,11 @@ def _check_positions(data: Any) -> None:
         )
     if not hasattr(data, "__getitems__") and (hasattr(data, "__arrow_c_stream__") or hasattr(data, "__dataframe__")):
         raise PlanTypeError(
-            f"from_items doesn't know how a {_named(data)} is read by row: sl.from_items(pyarrow.table(data)), or a "
-            "list of its rows"
+            f"from_items doesn't know how a {_type_name(data)} is read by row: sl.from_items(pyarrow.table(data)), or "
+            "a list of its rows"
         )
     if hasattr(data, "shape"):
         try:
             len(data)
         except TypeError as error:
-            raise PlanTypeError(f"from_items needs a length, and this {_named(data)} has none: {error}") from error
+            raise PlanTypeError(f"from_items needs a length, and this {_type_name(data)} has none: {error}") from error

@@ -57,7 +57,7 @@ class Zip(Several[tuple[Any, ...]]):
                         parts[name] = Reference.to(flow.state)
                         yield Chunk((), (), SeveralState(self.name, {}, dict(parts)))
                     if chunk is None:
-                        await self._ended(at, flows, held)
+                        await self._check_ends(at, flows, held)
                         return
                     held[at] = chunk
                     del chunk
@@ -71,7 +71,7 @@ class Zip(Several[tuple[Any, ...]]):
             want = context.want
             await pace.maybe_yield()
 
-    async def _ended(self, at: int, flows: Sequence[tuple[str, Flow[Any]]], held: Sequence[Chunk[Any]]) -> None:
+    async def _check_ends(self, at: int, flows: Sequence[tuple[str, Flow[Any]]], held: Sequence[Chunk[Any]]) -> None:
         """If `strict`, raise a DataError unless all other components end with number `at`."""
         if not self.strict:
             return

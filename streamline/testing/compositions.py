@@ -262,7 +262,7 @@ class SplitNumbers(DatasetSource[int]):
 
     kind: ClassVar[str] = "split_numbers"
 
-    def made(self, site: Site) -> Iterable[int]:
+    def make(self, site: Site) -> Iterable[int]:
         part: StatefulNumbers = self.for_pass(site).part(site.shard, site.num_shards)
         return part
 

@@ -259,7 +259,7 @@ def _iterable(source: IterableSource[Any], upstream: Upstream) -> Iterator[Any]:
 
 @reference(DatasetSource)
 def _dataset(source: DatasetSource[Any], upstream: Upstream) -> Iterator[Any]:
-    yield from cast("Iterable[Any]", source.made(upstream.site))
+    yield from cast("Iterable[Any]", source.make(upstream.site))
 
 
 async def _next(iterator: AsyncIterator[Any]) -> Any:

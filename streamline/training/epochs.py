@@ -26,7 +26,7 @@ class EpochPlace:
     Attributes:
       epoch: 0-based.
       step: items taken in it.
-      fresh: nothing before matters: the pipeline begins anew here. Otherwise it goes on from where it stands.
+      fresh: the pipeline begins anew here; otherwise it continues from where it stands.
     """
 
     epoch: int

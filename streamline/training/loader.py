@@ -168,7 +168,7 @@ class Loader(Generic[T]):
             raise ClosedError("the loader is closed: make another with pipe.loader()")
         self._leave()
         self._settle()
-        run = self._entered()
+        run = self._enter()
         token = self._token = object()
         part = run.stream.part if self._now.epochs.steps is None else partial(self._part_of_steps, token)
         iteration = Iteration(part, partial(self._over, token), partial(self._insist_on, token))
@@ -256,7 +256,7 @@ class Loader(Generic[T]):
 
     # Streams --------------------------------------------------------------------------------------------------------
 
-    def _entered(self) -> LoaderRun[T]:
+    def _enter(self) -> LoaderRun[T]:
         """Return the stream of the next iteration, at its place."""
         epochs, run = self._now
         place = epochs.upcoming
@@ -285,7 +285,7 @@ class Loader(Generic[T]):
         if not self._unknown or epochs.phase is not LoaderPhase.WAITING or self._closed:
             return
         if run is None or not run.alive:
-            run = self._entered()
+            run = self._enter()
             self._now = Now(epochs, run)
         more = run.stream.peek()
         if more is False:

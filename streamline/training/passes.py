@@ -146,7 +146,7 @@ class Passes(Generic[T]):
                 return ready
             coming.drop()
         spent = Future[None]()
-        stream = opened.sync_stream(spent=partial(_tell, spent))
+        stream = opened.sync_stream(spent=partial(_mark_spent, spent))
         self._current = weakref.ref(stream)
         return LoaderRun(stream, begin, opened.resolved.epoch, spent)
 
@@ -168,7 +168,7 @@ class Passes(Generic[T]):
         """Open `epoch` ahead when its time comes.
 
         Args:
-          current: the pass that comes before it, and has just begun; None: another epoch than was thought follows.
+          current: the pass before it, which has just begun; None: another epoch follows than was expected.
         """
         self._epoch = epoch
         if self.ahead and current is not None:
@@ -246,7 +246,7 @@ class _Next(Generic[T]):
             opened = self._open_at(resume=None, epoch=self._epoch)
             if opened.resolved.ending.store is not None:
                 return  # ranks agree on streams in the order in which they begin, and none knows what others open ahead
-            stream = opened.sync_stream(spent=partial(_tell, spent), ahead=True)
+            stream = opened.sync_stream(spent=partial(_mark_spent, spent), ahead=True)
         except Exception:
             return
         self.resolved = opened.resolved
@@ -269,8 +269,8 @@ class OpenAt(Protocol[T]):
     def __call__(self, *, resume: Snapshot | None, epoch: int | None, **options: Unpack[RunOptions]) -> Opened[T]: ...
 
 
-def _tell(spent: Future[None]) -> None:
-    """Say that a pass is spent. In its event loop's thread, perhaps again."""
+def _mark_spent(spent: Future[None]) -> None:
+    """Mark a pass as spent. In its event loop's thread, perhaps again."""
     if not spent.done():
         spent.set_result(None)
 

@@ -56,8 +56,6 @@ class Dispatcher:
 
     Attributes:
       shares: what each replica is given.
-      source: what reads the stream.
-      begun: it reads, or has read.
       end: what each replica ends with, after its last item; None: it goes on.
       news: at which the task waits for its readers.
     """
@@ -78,7 +76,7 @@ class Dispatcher:
         disowned_in_copies(self)
 
     def disown(self) -> None:
-        """Give nothing more, if reading has begun: it goes on in the process that this one is a copy of."""
+        """Give nothing more, if reading has begun: the process that this one is a copy of goes on reading."""
         if self.begun:
             self._lock, self._over = threading.RLock(), Future()  # another thread may have had theirs
             for share in self.shares.all:
@@ -125,7 +123,7 @@ class Dispatcher:
         unread = self.shares.given(share) - share.taken
         if self.end is None or (unread and isinstance(self.end, ReplicasEnd)):
             error = ReplicaStalled(
-                f"{self._named(share)} {why} after {share.taken:,} items, with {unread:,} that wait for it, and its "
+                f"{self._name_of(share)} {why} after {share.taken:,} items, with {unread:,} that wait for it, and its "
                 "share can't be read any more: where its share is to be dropped, close it (`async with`, `with`, "
                 "aclose, close)",
                 replica=share.replica,
@@ -181,7 +179,7 @@ class Dispatcher:
                             await self.source.aclose()
                         except BaseException as error:
                             if isinstance(end, ReplicasEnd):
-                                end = self._blamed(error, "its close")
+                                end = self._with_place(error, "its close")
         finally:
             self._ended(end)
 
@@ -213,10 +211,10 @@ class Dispatcher:
         except BaseException as error:
             if cancellation_requested(error):
                 raise
-            return self._blamed(error, f"item {shares.at + 1:,} of the stream")
+            return self._with_place(error, f"item {shares.at + 1:,} of the stream")
         return ClosedError("the replicator is closed")
 
-    def _blamed(self, error: BaseException, at: str) -> BaseException:
+    def _with_place(self, error: BaseException, at: str) -> BaseException:
         if isinstance(error, ReplicaStalled):
             return error
         error = not_an_end(error, "the stream")
@@ -249,21 +247,21 @@ class Dispatcher:
                 with anyio.CancelScope(deadline=deadline) as scope:
                     await self.news.wait(news)
                 if scope.cancelled_caught and shares.starving and not taken():
-                    raise self._stalled(share)
+                    raise self._stall_error(share)
         finally:
             share.wanted_below = 0
 
-    def _stalled(self, share: ReplicaShare) -> ReplicaStalled:
+    def _stall_error(self, share: ReplicaShare) -> ReplicaStalled:
         starving = ", ".join(map(str, self.shares.starving))
         never = " (no reader has asked for it)" if share.standing == "unasked" else ""
         return ReplicaStalled(
-            f"{self._named(share)} has not been read for {self._stall_timeout:g} s{never}: {len(share.items):,} items "
-            f"wait for it, and meanwhile these replicas starve: {starving}. Read it; or close it, then its share is "
-            "dropped; or give StreamReplicator a larger capacity=, or a longer stall_timeout= (math.inf: for ever)",
+            f"{self._name_of(share)} has not been read for {self._stall_timeout:g} s{never}: {len(share.items):,} "
+            f"items wait for it, and meanwhile these replicas starve: {starving}. Read it; or close it, then its share "
+            "is dropped; or give StreamReplicator a larger capacity=, or a longer stall_timeout= (math.inf: for ever)",
             replica=share.replica,
         )
 
-    def _named(self, share: ReplicaShare) -> str:
+    def _name_of(self, share: ReplicaShare) -> str:
         return f"replica {share.replica} of {len(self.shares.all)}"
 
 
@@ -323,8 +321,6 @@ class PlanReplicaSource(ReplicaSource):
     """A pipeline: what was drawn can be drawn again.
 
     Args:
-      options: of `open`.
-      resume: where to begin; None: at the beginning.
       at: items of the stream before there; it goes on with what is drawn.
     """
 

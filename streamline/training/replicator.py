@@ -41,8 +41,6 @@ class ReplicaFeed(CountedStream[Any]):
     """What the feed of a pipeline reads. Leaving the pipeline doesn't close the replica: it may be opened again.
 
     Args:
-      dispatcher: of all replicas.
-      replica: what is read.
       again: the stream can be read again, so that an item is known by its number.
     """
 
@@ -157,12 +155,12 @@ class Replica(Generic[T]):
         return pop_uninterrupted(self._pops)
 
     def _make_room(self) -> None:
-        """The dispatcher waits for this reader, which is just about to take an item, as it has promised."""
+        """Wake the dispatcher, if it waits for room: an item is just about to be taken, as `promised` says."""
         if len(self._items) <= self._share.wanted_below:
             self._dispatcher.news.ring()
 
     def _ready(self) -> bool:
-        """Whether there is no need to wait; looked at when a ring would be heard."""
+        """Whether the reader needn't wait; asked when it can be woken already, so that it misses nothing."""
         if self._items or self._dispatcher.end is not None or not self._share.open:
             return True
         self._dispatcher.news.ring()  # it starves
@@ -210,17 +208,17 @@ class Replica(Generic[T]):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._left(error)
+        self._leave(error)
 
     async def __aenter__(self) -> Replica[T]:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._left(error)
+        self._leave(error)
         if not self._dispatcher.shares.open:
             await self._dispatcher.aclose()
 
-    def _left(self, error: BaseException | None) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         if error is None or self._over is not None:
             self.close()
         else:

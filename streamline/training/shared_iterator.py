@@ -105,14 +105,14 @@ class SharedIterator(Generic[T]):
         """Note the end; raise a ResumeError if it comes before the place to begin at."""
         self._ended = True
         if self._at < self._pass_over:
-            raise self._failed(
+            raise self._keep_failure(
                 ResumeError(
                     f"the state is after {self._pass_over:,} items, and the iterator ends after {self._at:,}: it isn't "
                     "the stream that the state was taken of"
                 )
             )
 
-    def _failed(self, error: BaseException) -> BaseException:
+    def _keep_failure(self, error: BaseException) -> BaseException:
         failure = not_an_end(error, "StreamDataset's iterator")
         failure.add_note(
             f"in StreamDataset, worker {self._worker} of {self._of} (pid {os.getpid()}), at item {self._at + 1:,} of "
@@ -160,7 +160,7 @@ class SharedSyncIterator(SharedIterator[T]):
                 self._draw()
                 at = next(iter(self._hand), None)
             if at is None and self._cut:
-                raise self._failed(
+                raise self._keep_failure(
                     ClosedError(
                         "Ctrl-C came inside this StreamDataset's iterator, which says now that it has ended: reset() it"
                     )
@@ -182,7 +182,7 @@ class SharedSyncIterator(SharedIterator[T]):
             self._cut = error.__traceback__ is None or error.__traceback__.tb_next is not None
             raise
         except BaseException as error:
-            failure = self._failed(error)
+            failure = self._keep_failure(error)
             if failure is error:
                 raise
             raise failure from error
@@ -244,7 +244,7 @@ class SharedAsyncIterator(SharedIterator[T]):
                 item: T = await anext(self._iterator)
             except StopAsyncIteration:
                 if self._cut:
-                    raise self._failed(
+                    raise self._keep_failure(
                         ClosedError(
                             "a pull of this StreamDataset was cancelled inside its iterator, which says now that it "
                             "has ended: areset() it"
@@ -255,7 +255,7 @@ class SharedAsyncIterator(SharedIterator[T]):
                 if cancellation_requested(error):
                     self._cut = not inspect.isasyncgen(self._iterator) or self._iterator.ag_frame is None
                     raise
-                failure = self._failed(error)
+                failure = self._keep_failure(error)
                 if failure is error:
                     raise
                 raise failure from error

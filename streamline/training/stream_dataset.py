@@ -195,8 +195,8 @@ class StreamDataset(Generic[T]):
         made, use = self.factory(), self._use()
         worker, of = self.stride
         if isinstance(made, Awaitable) or (isinstance(made, AsyncIterable) and of > 1):
-            return _strided(made, worker, of, use)
-        return made if of == 1 or not isinstance(made, Iterable) else _sync_strided(made, worker, of, use)
+            return _stride(made, worker, of, use)
+        return made if of == 1 or not isinstance(made, Iterable) else _sync_stride(made, worker, of, use)
 
     def _use(self) -> Use:
         return Use("StreamDataset", self.factory, shared=self.strategy == "shared")
@@ -303,7 +303,7 @@ class _DatasetPass(PartIterator[T]):
             return await self._dataset.anext(self._number)
 
 
-def _sync_strided(items: Iterable[T], worker: int, of: int, use: Use) -> Iterator[T]:
+def _sync_stride(items: Iterable[T], worker: int, of: int, use: Use) -> Iterator[T]:
     iterator = use.iterated(items, iter)
     try:
         for at, item in enumerate(iterator):
@@ -315,10 +315,10 @@ def _sync_strided(items: Iterable[T], worker: int, of: int, use: Use) -> Iterato
         use.close()
 
 
-async def _strided(made: Any, worker: int, of: int, use: Use) -> AsyncIterator[Any]:
+async def _stride(made: Any, worker: int, of: int, use: Use) -> AsyncIterator[Any]:
     items = made if isinstance(made, AsyncIterable) else await made
     if not isinstance(items, AsyncIterable):
-        for item in _sync_strided(items, worker, of, use):
+        for item in _sync_stride(items, worker, of, use):
             yield item
         return
     iterator, at = use.iterated(items, aiter), 0

@@ -21,11 +21,7 @@ T = TypeVar("T")
 
 
 class LoaderView(Generic[T]):
-    """A loader that counts its epochs itself: it has no `set_epoch`, for trainers that number them from 0 anew.
-
-    Attributes:
-      loader: the loader.
-    """
+    """A loader that counts its epochs itself: it has no `set_epoch`, for trainers that number them from 0 anew."""
 
     def __init__(self, loader: Loader[T]) -> None:
         if not isinstance(loader, Loader):
@@ -58,7 +54,7 @@ class OfAllRanks(LoaderView[T]):
     def state_dict(self) -> dict[str, Any]:
         """Return where the loaders of all processes stand; of one that is alone, where it stands."""
         own = self._standing()
-        distributed = _distributed()
+        distributed = _torch_distributed()
         if distributed is None:
             return own
         states: list[Any] = [None] * distributed.get_world_size()
@@ -75,7 +71,7 @@ class OfAllRanks(LoaderView[T]):
         if not isinstance(states, list):
             self.loader.load_state_dict(state_dict)
             return
-        distributed = _distributed()
+        distributed = _torch_distributed()
         if distributed is not None and distributed.get_world_size() == len(states):
             self.loader.load_state_dict(states[distributed.get_rank()])
         else:
@@ -111,7 +107,7 @@ class LightningLoader(OfAllRanks[T]):
         return self.loader.state_dict(batches_ago=1 if ahead else 0)
 
 
-def _distributed() -> Any:
+def _torch_distributed() -> Any:
     """Return torch.distributed, if this process is one of several; else None."""
     distributed: Any = sys.modules.get("torch.distributed")
     several = distributed is not None and distributed.is_available() and distributed.is_initialized()

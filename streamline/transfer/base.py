@@ -1,4 +1,4 @@
-"""The interface of devices, and the host's memory, its reference member: batches stay what they are.
+"""The interface of devices, the host's memory, its reference member, and NumPy arrays as torch's tensors.
 
 A `Target` is found when a pipeline is opened; in each run, its `Mover` moves the batches.
 """
@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from streamline.core.counters import Detail, Details, ReadDetails
+from streamline.core.lazy_numpy import has_more, np
 from streamline.core.place import Mapped, Place
+from streamline.errors import DataError
 
 
 class Copies:
@@ -48,13 +51,13 @@ class Mover(ABC):
 
     Attributes:
       hands_over: whether the consumer, in its own thread, has to call `arrived` with what `move` returned.
-      tells: returns the counters of its copies; None: it makes none.
+      details: returns the counters of its copies; None: it makes none.
       place: where batches for it are written at best; None: in ordinary memory.
-      on_mapped: told of memory that a host process shares with this one; None: not called.
+      on_mapped: called with memory that a host process shares with this one; None: not called.
     """
 
     hands_over = False
-    tells: ReadDetails | None = None
+    details: ReadDetails | None = None
     place: Place | None = None
     on_mapped: Mapped | None = None
 
@@ -99,3 +102,64 @@ class HostMemory(Target):
 class _NoMove(Mover):
     def move(self, batch: Any) -> Any:
         return batch
+
+
+# Tensors --------------------------------------------------------------------------------------------------------------
+
+USER_DEFINED = 256
+"""The number of the first of other libraries' dtypes. `isbuiltin` would take what was unpickled for one, as all arrays
+are that come from host processes."""
+
+
+def dtype_of(torch: Any, array: np.ndarray[Any, Any], where: str) -> Any:
+    """Return torch's dtype for an array.
+
+    Raises:
+      DataError: there is none; or elements are masked, which tensors don't support.
+    """
+    check_array(array, where)
+    dtype = _dtype(torch, array.dtype)
+    if dtype is None:
+        raise DataError(
+            f"{where}: torch has no dtype for a NumPy array of {array.dtype}: convert it in a .map before .transfer, "
+            "or make it a list there, which stays what it is"
+        )
+    return dtype
+
+
+@lru_cache(maxsize=64)  # NumPy works out a dtype's name anew each time, which takes longer than making the tensor
+def _dtype(torch: Any, dtype: np.dtype[Any]) -> Any:
+    found = getattr(torch, dtype.name, None)
+    return found if isinstance(found, torch.dtype) else None
+
+
+def check_array(array: np.ndarray[Any, Any], where: str) -> None:
+    """Raise a DataError if an array has a mask, or a unit, say."""
+    if has_more(type(array)):
+        what = f"a {type(array).__name__} would lose its mask, or what else it has beside values, on the way"
+        raise DataError(f"{where}: {what}: .filled() or np.asarray it in a .map before")
+
+
+def is_plain(array: np.ndarray[Any, Any]) -> bool:
+    """Whether torch takes an array's memory as it is, without a warning.
+
+    To NumPy, an array with no step along an axis is contiguous whatever its stride there; to torch, a stride says more.
+    """
+    dtype, flags = array.dtype, array.flags
+    native = dtype.isnative and dtype.num < USER_DEFINED and flags.writeable and flags.c_contiguous
+    return native and all(stride >= 0 and stride % dtype.itemsize == 0 for stride in array.strides)
+
+
+def as_tensor(torch: Any, array: np.ndarray[Any, Any], where: str) -> Any:
+    """Return an array as a tensor: the same memory if that can be, else a copy of it.
+
+    Raises:
+      DataError: torch has no such dtype, or no masks.
+    """
+    dtype = dtype_of(torch, array, where)
+    if not is_plain(array):
+        array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True, subok=False)
+    if array.dtype.num < USER_DEFINED:
+        return torch.from_numpy(array)
+    bits = array.view(f"i{array.dtype.itemsize}")  # bfloat16, say: another library's dtype in NumPy, torch has its own
+    return torch.from_numpy(bits).view(dtype)

@@ -9,9 +9,8 @@ from typing import Any
 from streamline.core.lazy_numpy import loaded_np, np
 from streamline.core.threads import SerialExecutor
 from streamline.core.tree import replaced
-from streamline.transfer.base import Mover, Target
+from streamline.transfer.base import Mover, Target, as_tensor, dtype_of, is_plain
 from streamline.transfer.pinned_ring import Done, RingMover
-from streamline.transfer.tensors import as_tensor, dtype_of, is_plain
 
 
 @dataclass(frozen=True)

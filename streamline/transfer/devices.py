@@ -13,9 +13,8 @@ from typing import Any
 from streamline.core.lazy_numpy import loaded_np
 from streamline.core.text import counted
 from streamline.core.tree import replaced
-from streamline.errors import PlanError, PlanTypeError, install
-from streamline.transfer.base import Copies, HostMemory, Mover, Target
-from streamline.transfer.tensors import as_tensor, is_plain
+from streamline.errors import DataError, PlanError, PlanTypeError, install
+from streamline.transfer.base import Copies, HostMemory, Mover, Target, as_tensor, check_array, is_plain
 
 logger = logging.getLogger("streamline.transfer")
 
@@ -96,8 +95,6 @@ def _cuda(torch: Any, device: str) -> Target:
 def _jax(place: Any) -> Target:
     if not _installed("jax"):
         raise PlanError(f'.transfer("jax") needs JAX, which is not installed: {install("jax")}')
-    from streamline.transfer.jax_arrays import Jax
-
     return Jax(place, spread=not getattr(place, "is_fully_addressable", True))
 
 
@@ -144,12 +141,12 @@ class _Moves(Mover):
         self._torch = torch
         self._device = device
         self._copies = Copies()
-        self.tells = self._copies.details
+        self.details = self._copies.details
 
     def move(self, batch: Any) -> Any:
-        return replaced(batch, self._moved)
+        return replaced(batch, self._move)
 
-    def _moved(self, leaf: Any, where: str) -> Any:
+    def _move(self, leaf: Any, where: str) -> Any:
         if isinstance(leaf, loaded_np.ndarray):
             tensor, copied = as_tensor(self._torch, leaf, where), not is_plain(leaf)
         elif isinstance(leaf, self._torch.Tensor):
@@ -170,3 +167,48 @@ def _log_once(device: str) -> None:
         device,
         "made of tensors in place" if device == "cpu" else "copied before it is handed out, up to depth= of them ahead",
     )
+
+
+@dataclass(frozen=True)
+class Jax(Target):
+    """A device or a sharding of JAX, which copies asynchronously, and orders its own work after its copies.
+
+    Attributes:
+      place: what `jax.device_put` takes; None: the default device.
+      spread: whether it spans devices of other processes: each gives its own part.
+    """
+
+    place: Any = None
+    spread: bool = False
+
+    def mover(self, depth: int) -> Mover:
+        return _Puts(self.place, self.spread)
+
+
+class _Puts(Mover):
+    def __init__(self, place: Any, spread: bool) -> None:
+        import jax
+
+        self._jax = jax
+        self._place = place
+        self._spread = spread
+        self._copies = Copies()
+        self.details = self._copies.details
+
+    def move(self, batch: Any) -> Any:
+        return replaced(batch, self._put)
+
+    def _put(self, leaf: Any, where: str) -> Any:
+        if isinstance(leaf, loaded_np.ndarray):
+            check_array(leaf, where)
+            if leaf.dtype.kind in "OSUMmT" or leaf.dtype.names is not None:
+                raise DataError(
+                    f"{where}: JAX has no dtype for a NumPy array of {leaf.dtype}: convert it in a .map before "
+                    ".transfer, or make it a list there, which stays what it is"
+                )
+        elif not isinstance(leaf, self._jax.Array):
+            return leaf
+        self._copies.copied_bytes += leaf.nbytes
+        if self._spread and getattr(leaf, "is_fully_addressable", True):  # device_put requires the same on all
+            return self._jax.make_array_from_process_local_data(self._place, leaf)
+        return self._jax.device_put(leaf, self._place)

@@ -102,7 +102,7 @@ class PinnedMemory:
             return None
         size = _rounded(nbytes)
         with self._lock:
-            if (block := self._freed(size)) is not None:
+            if (block := self._take_free(size)) is not None:
                 return block.lend()
             if self._full or not self._makes_room(size):
                 return None
@@ -138,7 +138,7 @@ class PinnedMemory:
         for region in list(self._regions.values()):
             if region.start <= address and address + nbytes <= region.stop:
                 if region.locked is None:
-                    region.locked = self._registered(region)
+                    region.locked = self._register(region)
                 return region.locked
         return False
 
@@ -153,7 +153,7 @@ class PinnedMemory:
                     region.drop()
                     del self._regions[region.start]
 
-    def _freed(self, size: int) -> _Block | None:
+    def _take_free(self, size: int) -> _Block | None:
         """Return a block of at least this size that nothing refers to: the one used last, still in the cache."""
         for other in sorted(self._free):
             if other >= size and self._free[other]:
@@ -172,7 +172,7 @@ class PinnedMemory:
                 self._bytes -= block.stop - block.start
         return True
 
-    def _registered(self, region: _Region) -> bool:
+    def _register(self, region: _Region) -> bool:
         try:
             self._locker.register(region.start, region.stop - region.start)
         except Exception as error:

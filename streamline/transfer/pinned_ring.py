@@ -108,7 +108,7 @@ class RingMover(Mover):
 
     def __init__(self, copier: Copier, slots: int) -> None:
         self._copies = Copies(pinned=True)
-        self.tells = self._copies.details
+        self.details = self._copies.details
         self._copier = copier
         self.place = self._pinned = PinnedMemory(copier, QUEUED + slots + 2)  # that being written, and one on its way
         self.on_mapped = self._pinned.on_mapped
@@ -137,7 +137,7 @@ class RingMover(Mover):
 
             replaced(batch, measure)
             self._pinned.fit(total + direct)
-            landing = self._copied(batch, starts, self._free(total))
+            landing = self._copy(batch, starts, self._free(total))
             self._copies.copied_bytes += landing.nbytes
             self._copies.staged_bytes += staged
             return landing
@@ -182,7 +182,7 @@ class RingMover(Mover):
         self._turn = (self._turn + 1) % len(self._slots)
         return slot
 
-    def _copied(self, batch: Any, starts: Sequence[int | None], slot: _PinnedSlot) -> _Landing:
+    def _copy(self, batch: Any, starts: Sequence[int | None], slot: _PinnedSlot) -> _Landing:
         """Start to copy a batch; even after a failure, the slot's point comes after every copy begun."""
         copied: list[Any] = []
         places = iter(starts)

@@ -73,8 +73,8 @@ class Transfer(Stage[Any, Any]):
         run = self.run_over(flow, site, state, None)
         if run.meter is not None:
             run.meter.executor = "thread"
-        if run.meter is not None and mover.tells is not None:
-            run.meter.details_from(mover.tells)
+        if run.meter is not None and mover.details is not None:
+            run.meter.details_from(mover.details)
         moved = ListsFlow(self.begin(flow.state, None), self._moved(run, mover), run, flow)
         return _OneByOne(behind_channel(moved, site, str(self), self.depth))
 
@@ -84,8 +84,8 @@ class Transfer(Stage[Any, Any]):
     async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         """Convert batches in place: no task, no channel."""
         mover = self._mover()
-        if run.meter is not None and mover.tells is not None:
-            run.meter.details_from(mover.tells)
+        if run.meter is not None and mover.details is not None:
+            run.meter.details_from(mover.details)
         async with aclosing(results(run, mover.move, str(self), "")) as parts:
             async for chunk, moved in parts:
                 yield Chunk(moved, chunk.states, chunk.progress)

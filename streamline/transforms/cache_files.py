@@ -23,6 +23,7 @@ from streamline.core.item_codec import Read, unpack_all
 from streamline.core.record_file import DamagedError, packed, read_packed, size_of, whose, write_packed
 from streamline.core.state import Json, Tree
 from streamline.errors import CacheFull, ReadError
+from streamline.transforms.cache_pass import MAKE_ROOM
 
 MAGIC = b"streamline cached block 1\n"
 
@@ -47,8 +48,6 @@ class CacheBlock:
 
     Attributes:
       stop: items of the pass up to its end.
-      end: it is the last one.
-      nbytes: of the file.
       chosen: its order was chosen, so drawing it again may give another one.
     """
 
@@ -76,11 +75,7 @@ class BlockInfo(NamedTuple):
 
 
 class FoundBlocks:
-    """The blocks of one stage and shard that a folder has.
-
-    Attributes:
-      newest: the number of the newest drawing.
-    """
+    """The blocks of one stage and shard that a folder has."""
 
     def __init__(self, blocks: Sequence[CacheBlock], newest: int) -> None:
         self.newest = newest
@@ -127,7 +122,6 @@ class CacheFiles:
     Args:
       stage: as messages call it.
       of: digest of the stages upstream.
-      max_bytes: of the files of a pass; None: no bound.
     """
 
     def __init__(
@@ -183,8 +177,8 @@ class CacheFiles:
         if self.max_bytes is not None and before_bytes + size > self.max_bytes:
             raise CacheFull(
                 f"{self.stage} of shard {self._shard} has files of {before_bytes:,} bytes, and the next one, up to "
-                f"item {block.stop:,}, has {size:,}: a pass doesn't fit into max_bytes={self.max_bytes:,}. Raise it, "
-                "put .cache before what makes items large, or leave it out: each pass is read anew then"
+                f"item {block.stop:,}, has {size:,}: a pass doesn't fit into max_bytes={self.max_bytes:,}. "
+                f"{MAKE_ROOM}"
             )
         try:
             write_packed(path, parts, self._whose)

@@ -28,10 +28,11 @@ from streamline.transforms.regenerate_cycle import (
     CyclePlace,
     Held,
     RowStore,
+    Spill,
+    SpilledCycle,
     drawn_own,
-    part,
+    rows_from,
 )
-from streamline.transforms.regenerate_spill import Spill, SpilledCycle
 
 
 class CycleCounts:
@@ -73,13 +74,11 @@ class CycleFlow(Flow[Cycle]):
 
     Args:
       own: the stage's part of the state to begin at; None: at the beginning.
-      spill: where cycles are kept; None: nowhere.
       upstream: opened at that state; closed by this flow.
 
     Attributes:
       begin: the stage's state before the first output.
       served: outputs of the first cycle that were served before.
-      counts: what is counted.
     """
 
     def __init__(self, stage: Regenerate[Any], own: Any, spill: Spill | None, upstream: Flow[Any], site: Site) -> None:
@@ -143,7 +142,7 @@ class CycleFlow(Flow[Cycle]):
         if self._files:
             cycle = await self._read(self._files.pop(0))
         else:
-            cycle = await self._drawn()
+            cycle = await self._draw()
             if not cycle.place.of:
                 return None
         return Chunk([cycle], [cycle.place.now])
@@ -152,7 +151,7 @@ class CycleFlow(Flow[Cycle]):
         """Return the cycle that is in a file, and let its place know about it."""
         assert self._spill is not None
         assert place.file is not None
-        found = await self._spill.read(place.file, self._site.tasks.threads)
+        found = await self._spill.read(place.file)
         block = self._stage.block
         held: Held = found.items if block is None else RowStore.holding(found.items[0], block)
         place.of, place.seed, place.reuse = found.of, found.seed, found.reuse
@@ -161,7 +160,7 @@ class CycleFlow(Flow[Cycle]):
         place.used = 0 if found.rest is None else 1
         return Cycle(place, held)
 
-    async def _drawn(self) -> Cycle:
+    async def _draw(self) -> Cycle:
         """Return the next cycle; at the end, one of nothing."""
         stage, again, begin, skip = self._stage, self._replay, self._mark, self._skip
         size = stage.size if again is None else again["of"]
@@ -187,16 +186,16 @@ class CycleFlow(Flow[Cycle]):
         self._replay, self._number = None, self._number + 1
         self.counts.drawn += 1
         if self._spill is not None:
-            rest = None if self._last_block is None else part(self._last_block, used)
+            rest = None if self._last_block is None else rows_from(self._last_block, used)
             kept = SpilledCycle(held if isinstance(held, list) else [held.whole()], rest, count, seed, reuse)
             assert self._names is not None
             file = self._names.of(place.number)
             assert file is not None
-            await self._spill.write(file, kept, self._site.tasks.threads)
+            await self._spill.write(file, kept)
             place.file = file
         return Cycle(place, held)
 
-    async def _pulled(self, limit: int) -> Chunk[Any] | None:
+    async def _pull(self, limit: int) -> Chunk[Any] | None:
         began = perf_counter()
         try:
             return await self._upstream.pull(limit)
@@ -208,7 +207,7 @@ class CycleFlow(Flow[Cycle]):
         pace = Pace()
         try:
             while len(items) < size and not self._dry:
-                if (chunk := await self._pulled(size - len(items))) is None:
+                if (chunk := await self._pull(size - len(items))) is None:
                     self._dry = True
                     break
                 items.extend(chunk.items)
@@ -234,7 +233,7 @@ class CycleFlow(Flow[Cycle]):
         while rows.missing:
             if self._last_block is None:
                 before = self._upstream.state
-                if self._dry or (chunk := await self._pulled(1)) is None:
+                if self._dry or (chunk := await self._pull(1)) is None:
                     self._dry = True
                     break
                 if chunk.items:
@@ -374,7 +373,7 @@ class Regenerate(Stage[T, T]):
         return ListsFlow(drawing.begin, self._serve(run, drawing), run, cycles)
 
     async def _cycle(self, run: StageRun[Cycle], counts: CycleCounts) -> Chunk[Cycle] | None:
-        """Return the next cycle. The time until it is there is a wait; an inbox tells of its own."""
+        """Return the next cycle. The time until it is there is a wait, which an inbox counts itself."""
         meter = None if self.overlap else run.meter
         if meter is not None:
             meter.wait_begins("wait_input")

@@ -1,23 +1,31 @@
-"""One cycle of a `.regenerate`: its items, the order in which they are served, and the states of the outputs.
+"""One cycle of a `.regenerate`: its items, the order in which they are served, the states of the outputs, its file.
 
 A `Cycle` has the items, or the rows of blocks; a `CyclePlace` is what the states need to know of it, without items, so
 that a state never keeps a cycle in memory. Both cross to other processes.
 
-Blocks are arrays, or dicts and tuples of arrays, whose first axis is rows. Outputs are copies, so that the
-arrays of one cycle can be reused for the next.
+Blocks are arrays, or containers of arrays, whose first axis is rows. Outputs are copies, so that the arrays of a cycle
+can be reused for the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from streamline.core.flow import Site
+from streamline.core.item_codec import Read, unpack, unpack_all
 from streamline.core.lazy_numpy import has_more, loaded_np, np
 from streamline.core.place import Place, lent
+from streamline.core.record_file import DamagedError, packed, read_packed, whose, write_packed
 from streamline.core.state import HeldSince, Json, Over, State, Tree
-from streamline.errors import DataError
+from streamline.core.tree import replaced
+from streamline.errors import DataError, ReadError, ResumeError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -73,7 +81,6 @@ class CyclePlace:
     """Where a cycle lies in its upstream, and how it is served.
 
     Attributes:
-      number: of the cycle, from 0.
       begin: the upstream's state at its beginning, a mark; `skip` rows of what comes then were the cycle's before.
       end: the upstream's state after it; where the last block wasn't used up, the one before that block, of which
         `used` rows are its own.
@@ -81,7 +88,6 @@ class CyclePlace:
       of: items of the cycle, or rows; 0: there is no cycle yet, or its file wasn't read yet.
       outputs: of one serving.
       seed: None: in the order in which they came.
-      reuse: servings.
       epoch: in which it is served.
       file: where it is kept; None: it isn't, a resume draws it again.
       names: of the files; None: there are none.
@@ -188,10 +194,12 @@ class Cycle:
         return picked
 
 
+# Rows of blocks -------------------------------------------------------------------------------------------------------
+
 Array: TypeAlias = "npt.NDArray[Any]"
 
-Form: TypeAlias = "tuple[Any, ...]"
-"""What blocks of one stream have in common: structure, types, and shapes after the first axis."""
+Form: TypeAlias = "list[tuple[str, Any, tuple[int, ...]]]"
+"""What blocks of one stream have in common: of each array where it is, its type, and its shape after the first axis."""
 
 WAY_OUT = "make blocks of NumPy arrays in a .map before .regenerate(block=), or leave out block="
 
@@ -202,16 +210,17 @@ class RowStore:
     def __init__(self, size: int, block: int) -> None:
         self.block_rows = block
         self.size = size
-        self._form: Form | None = None
-        self._columns: list[Array] = []
         self.filled = 0
+        self._form: Form | None = None
+        self._whole: Any = None  # a block of `size` rows
+        self._columns: list[Array] = []  # its arrays
 
     @classmethod
     def holding(cls, whole: Any, block: int) -> RowStore:
         """Return the rows of a block, in its own memory."""
         columns, form = columns_of(whole)
         rows = cls(len(columns[0]), block)
-        rows._form, rows._columns, rows.filled = form, columns, rows.size
+        rows._form, rows._whole, rows._columns, rows.filled = form, whole, columns, rows.size
         return rows
 
     @property
@@ -228,7 +237,12 @@ class RowStore:
         """Copy the rows of a block from row `skip` on, as many as there is room for; return how many the block has."""
         columns, form = columns_of(block)
         if form != self._form:
-            self._take_form(columns, form)
+            if self.filled:
+                raise DataError(
+                    f".regenerate(block=) needs blocks that are alike: expected {self._form}, got {form}; {WAY_OUT}"
+                )
+            self._whole = _each(block, lambda column: np.empty((self.size, *column.shape[1:]), column.dtype))
+            self._columns, self._form = columns_of(self._whole)
         rows = len(columns[0])
         count = max(0, min(self.missing, rows - skip))
         for mine, its in zip(self._columns, columns, strict=True):
@@ -236,22 +250,14 @@ class RowStore:
         self.filled += count
         return rows
 
-    def _take_form(self, columns: list[Array], form: Form) -> None:
-        if self.filled:
-            raise DataError(
-                f".regenerate(block=) needs blocks that are alike: expected {self._form}, got {form}; {WAY_OUT}"
-            )
-        self._form = form
-        self._columns = [np.empty((self.size, *column.shape[1:]), column.dtype) for column in columns]
-
     def block(self, order: Order, number: int, place: Place | None = None) -> Any:
         """Return block `number` of this order, in a memory of its own: large arrays where `place` says."""
-        picked = order[number * self.block_rows : (number + 1) * self.block_rows]
-        return _joined(self._form or (), iter([_taken(column, picked, place) for column in self._columns]))
+        rows = order[number * self.block_rows : (number + 1) * self.block_rows]
+        return _each(self._whole, lambda column: _copy_of(column, rows, place))
 
     def whole(self) -> Any:
         """Return all rows as one block, in this memory."""
-        return _joined(self._form or (), iter([column[: self.filled] for column in self._columns]))
+        return _each(self._whole, lambda column: column[: self.filled])
 
     def clear(self) -> None:
         """Drop the rows; keep the memory."""
@@ -259,50 +265,184 @@ class RowStore:
 
     def drop(self) -> None:
         """Drop the rows and their memory."""
-        self._columns, self.filled = [], 0
+        self._whole, self._columns, self.filled = None, [], 0
 
 
-def _taken(column: Array, picked: Order, place: Place | None) -> Array:
-    """Return these rows of a column, copied."""
-    rows = lent(place, (len(picked), *column.shape[1:]), column.dtype)
-    mode: Any = "raise" if rows is None else "clip"  # NumPy copies into `out` once more if it is to raise
-    return column.take(picked, 0, rows, mode)
+def _copy_of(column: Array, rows: Order, place: Place | None) -> Array:
+    copy = lent(place, (len(rows), *column.shape[1:]), column.dtype)
+    mode: Any = "raise" if copy is None else "clip"  # NumPy copies into `out` once more if it is to raise
+    return column.take(rows, 0, copy, mode)
+
+
+def _each(block: Any, change: Callable[[Array], Array]) -> Any:
+    """Return a block with each of its arrays changed."""
+    return replaced(block, lambda column, _: change(column))
+
+
+def rows_from(block: Any, start: int) -> Any:
+    """Return a block's rows from `start` on, in its own memory."""
+    return _each(block, lambda column: column[start:])
 
 
 def columns_of(block: Any) -> tuple[list[Array], Form]:
     """Return the arrays of a block, and its form."""
     columns: list[Array] = []
-    form = _form_of(block, columns)
+    form: Form = []
+
+    def look(column: Any, where: str) -> Any:
+        if not isinstance(column, loaded_np.ndarray) or not column.ndim or has_more(type(column)):
+            raise DataError(
+                ".regenerate(block=) needs blocks: NumPy arrays, or dicts, lists and tuples of them, whose first axis "
+                f"are rows; got {type(column).__name__} as {where}; {WAY_OUT}"
+            )
+        columns.append(column)
+        form.append((where, column.dtype, column.shape[1:]))
+        return column
+
+    replaced(block, look, "block")
     if not columns or len({len(column) for column in columns}) > 1:
         found = ", ".join(str(len(column)) for column in columns) or "no array"
         raise DataError(f".regenerate(block=) needs blocks of as many rows in each array, got {found}; {WAY_OUT}")
     return columns, form
 
 
-def part(block: Any, start: int) -> Any:
-    """Return a block's rows from `start` on, in its own memory."""
-    columns, form = columns_of(block)
-    return _joined(form, iter([column[start:] for column in columns]))
+# Files ----------------------------------------------------------------------------------------------------------------
+
+MAGIC = b"streamline cycle 1\n"
+
+WRITER = ".regenerate(spill=)"
+
+_NAME = re.compile(
+    r"(?P<whose>.+\.shard-\d+-of-\d+)\.epoch-(?P<epoch>[\d-]+)\.cycle-(?P<cycle>\d+)\.[0-9a-f]{16}\.cycle"
+)
 
 
-def _form_of(block: Any, columns: list[Array]) -> Form:
-    if isinstance(block, loaded_np.ndarray) and block.ndim and not has_more(type(block)):
-        columns.append(block)
-        return "array", block.dtype, block.shape[1:]
-    if isinstance(block, dict):
-        return "dict", tuple(block), tuple(_form_of(value, columns) for value in block.values())
-    if isinstance(block, tuple):
-        return "tuple", type(block), tuple(_form_of(value, columns) for value in block)
-    raise DataError(
-        ".regenerate(block=) needs blocks: NumPy arrays, or dicts and tuples of them, whose first axis are rows; got "
-        f"{type(block).__name__}; {WAY_OUT}"
-    )
+class SpilledCycle(NamedTuple):
+    """A cycle as it stands in a file.
+
+    Attributes:
+      items: its items; of a block form, all rows as one block.
+      rest: the rows of the last block that it had no room for; None: there are none.
+      of: items, or rows.
+    """
+
+    items: list[Any]
+    rest: Any
+    of: int
+    seed: int | None
+    reuse: int
 
 
-def _joined(form: Form, columns: Iterator[Array]) -> Any:
-    if form[0] == "array":
-        return next(columns)
-    parts = [_joined(inner, columns) for inner in form[2]]
-    if form[0] == "dict":
-        return dict(zip(form[1], parts, strict=True))
-    return form[1](*parts) if hasattr(form[1], "_fields") else tuple(parts)
+class Spill:
+    """The folder in which one stage of one shard keeps its cycles, one a file, written atomically, with a checksum.
+
+    A cycle is written and synced before the first of its items leaves the stage, so the file that a state refers to
+    exists whenever the process dies. Its name is random in part: a run that goes back to an older snapshot, and draws
+    other items, overwrites nothing that another snapshot refers to.
+    """
+
+    def __init__(self, folder: str, name: str, site: Site) -> None:
+        self._folder = Path(folder)
+        self._whose = whose(name, site.shard, site.num_shards)
+        self._threads = site.tasks.threads
+
+    def names(self, epoch: tuple[int, ...], first: int, given: tuple[str, ...]) -> CycleFileNames:
+        """Return the names of the files of a drawing that begins at cycle `first` with the `given` files."""
+        return CycleFileNames(f"{self._whose}.epoch-{'-'.join(map(str, epoch))}", os.urandom(8).hex(), first, given)
+
+    async def write(self, name: str, kept: SpilledCycle) -> None:
+        """Keep a cycle, durably."""
+        await self._threads.run(partial(self._write, self._folder / name, kept), "a file")
+
+    async def read(self, name: str) -> SpilledCycle:
+        """Return the cycle in a file.
+
+        Raises:
+          ResumeError: it is not there, or damaged.
+        """
+        return await self._threads.run(partial(self._read, self._folder / name), "a file")
+
+    def _write(self, path: Path, kept: SpilledCycle) -> None:
+        body = {"of": kept.of, "seed": kept.seed, "reuse": kept.reuse}
+        parts = packed(MAGIC, WRITER, kept.items, body, rest=kept.rest)
+        try:
+            write_packed(path, parts, self._whose)
+        except OSError as error:
+            raise ReadError(
+                f"can't keep a cycle in {path}: {error.strerror or error}; .regenerate(spill=) needs a folder that it "
+                "can write, with room for the cycles between two saved snapshots"
+            ) from error
+
+    def _read(self, path: Path) -> SpilledCycle:
+        def unpacked(body: Json, read: Read) -> SpilledCycle:
+            items = unpack_all(body["items"], read)
+            return SpilledCycle(items, unpack(body["rest"], read), body["of"], body["seed"], body["reuse"])
+
+        try:
+            return read_packed(path, MAGIC, unpacked)
+        except DamagedError as error:
+            raise ResumeError(
+                f"the snapshot's cycle in {path} {error}: use a copy of it, or another snapshot"
+            ) from error.__cause__
+        except OSError as error:
+            raise ResumeError(
+                f"the snapshot's cycle can't be read from {path}: {error.strerror or error}. It is there until two "
+                "later snapshots are saved: resume a later one"
+            ) from error
+
+
+class SpillKeeper:
+    """Removes, whenever a snapshot was saved, the cycles that none needs any more. In the consumer's process.
+
+    Args:
+      folders: of the stages that keep their cycles, by name; those of a mixture's components too.
+      merge: its name: that of the workers' entry in a state.
+      shards: of this rank.
+    """
+
+    def __init__(
+        self, folders: Mapping[str, str], merge: str, shards: Sequence[int], num_shards: int, rank: int, ranks: int
+    ) -> None:
+        self._folders = folders
+        self._merge = merge
+        self._of_workers = [(shard, num_shards) for shard in shards]
+        self._of_rank = (rank, ranks)
+        self._before: set[str] = set()
+
+    def storing(self) -> None:
+        """Nothing to do: the files are durable already."""
+
+    def stored(self, state: Tree, where: str) -> None:
+        """Remove the cycles before the state of a stored snapshot, except those of the snapshot before it."""
+        workers = zip(self._of_workers, state[self._merge]["workers"], strict=True)
+        needed: set[str] = set()
+        for (shard, of), tree in (*workers, (self._of_rank, state)):
+            owns = _with_components(tree)
+            for name, folder in self._folders.items():
+                own = owns.get(name)
+                if isinstance(own, dict) and "files" in own:
+                    needed.update(own["files"])
+                    _tidy(folder, whose(name, shard, of), own, self._before)
+        self._before = needed
+
+
+def _with_components(tree: Tree) -> Tree:
+    """Return the parts of a state, with those of a source's components, whose stages have names of their own."""
+    found: Tree = {}
+    for own in tree.values():
+        of = own.get("of") if isinstance(own, dict) else None
+        for part in of.values() if isinstance(of, dict) else ():
+            found |= _with_components(part) if isinstance(part, dict) else {}
+    return found | tree
+
+
+def _tidy(folder: str, mine: str, own: Json, keep: Collection[str]) -> None:
+    """Remove the files of cycles before that of `own`. What can't be removed is tried again next time."""
+    stands, needed = (own["epoch"], own["cycle"]), {*own["files"], *keep}
+    with suppress(OSError):
+        for path in list(Path(folder).iterdir()):
+            found = _NAME.fullmatch(path.name)
+            if found is None or found["whose"] != mine or path.name in needed:
+                continue
+            if ([int(number) for number in found["epoch"].split("-")], int(found["cycle"])) < stands:
+                path.unlink(missing_ok=True)

@@ -45,7 +45,7 @@ GRAINS: dict[str, dict[Any, dict[str, int]]] = {
         arrow_groups: {"STEP_BYTES": 100},
         arrow_items: {"CALL_BYTES": 1},
         npy: {"BLOCK_BYTES": 30, "BLOCK_ROWS": 3},
-        hdf5: {"OBJECT_ROWS": 3, "FIXED_BYTES": 512, "BLOCK_BYTES": 30},
+        hdf5: {"OBJECT_ROWS": 3, "FETCH_BYTES": 512, "BLOCK_BYTES": 30},
         array_record: {"BLOCK_BYTES": 30},
         lance: {"STEP_ROWS": 2},
         mds: {"BLOCK_BYTES": 30},

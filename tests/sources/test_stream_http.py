@@ -23,7 +23,7 @@ from streamline.pipeline import Pipeline
 from streamline.sources import disk_journal as directory
 from streamline.sources import http_stream as http_reader
 from streamline.sources.framing import framer_of
-from streamline.sources.http_request import EndlessRequest
+from streamline.sources.http_stream import EndlessRequest
 from tests.servers.nginx import Nginx
 from tests.serving import Behaviour, Request, Server
 

@@ -124,8 +124,8 @@ def test_nothing_is_overwritten_while_it_is_copied_or_held(
 
 
 def figures(mover: RingMover) -> tuple[float, float]:
-    assert mover.tells is not None
-    copied, staged, _ = mover.tells()
+    assert mover.details is not None
+    copied, staged, _ = mover.details()
     return copied.value, staged.value
 
 

@@ -82,14 +82,14 @@ def test_types_that_numpy_has_from_elsewhere_arrive(monkeypatch: pytest.MonkeyPa
 def test_batches_in_lent_memory_are_not_staged(monkeypatch: pytest.MonkeyPatch, tensors: bool) -> None:
     torch = pytest.importorskip("torch")
     mover = RingMover(_without_a_gpu(monkeypatch, torch), 2)
-    assert mover.tells is not None
+    assert mover.details is not None
     row = np.arange(1 << 18, dtype=np.float32)
     for number in range(4):
         batch = stack([torch.from_numpy(row + number) if tensors else row + number] * 4, mover.place)
         got = mover.arrived(mover.move({"x": batch}))["x"]
         assert torch.equal(got, torch.from_numpy(row + number).expand(4, -1))
         del batch, got
-    assert [detail.value for detail in mover.tells()][:2] == [4 * 4 * row.nbytes, 0]
+    assert [detail.value for detail in mover.details()][:2] == [4 * 4 * row.nbytes, 0]
     mover.close()
 
 

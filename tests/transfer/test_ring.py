@@ -255,22 +255,22 @@ def test_what_is_copied_and_how_long_the_device_is_waited_for_is_counted(monkeyp
     device = FakeDevice(copy_s=1.0, stage_s=0.1)
     monkeypatch.setattr(ring, "perf_counter", lambda: device.now)
     mover = RingMover(device, 2)
-    assert mover.tells is not None
+    assert mover.details is not None
     batch = {"x": np.zeros(10, np.uint8), "name": "label"}
     seen = []
     for _ in range(4):
         mover.move(batch)
-        seen.append(tuple(detail.value for detail in mover.tells()))
+        seen.append(tuple(detail.value for detail in mover.details()))
     mover.close()
     assert seen == [(10, 10, 0.0), (20, 20, 0.0), (30, 30, 9.0), (40, 40, pytest.approx(18.0))]
-    assert [detail.name for detail in mover.tells()] == ["copied_bytes", "staged_bytes", "device_waited_s"]
+    assert [detail.name for detail in mover.details()] == ["copied_bytes", "staged_bytes", "device_waited_s"]
 
 
 def test_a_batch_that_fails_is_not_counted_as_copied() -> None:
     device = FakeDevice(failing={"copy": 1})
     mover = RingMover(device, 2)
-    assert mover.tells is not None
+    assert mover.details is not None
     mover.move(np.zeros(10, np.uint8))
     with pytest.raises(MemoryError):
         mover.move(np.zeros(10, np.uint8))
-    assert mover.tells()[0].value == 10
+    assert mover.details()[0].value == 10

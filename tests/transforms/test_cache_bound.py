@@ -21,6 +21,7 @@ from streamline.testing.scripted import scripted
 from streamline.transforms import cache
 from streamline.transforms import cache_disk as disk
 from streamline.transforms.cache_files import CacheBlock, CacheFiles
+from streamline.transforms.cache_pass import MemoryPass
 from tests.laws.profile import examples
 
 lengths = st.lists(st.sampled_from([0, 1, 7, 50, 400]), max_size=14)
@@ -53,15 +54,15 @@ def test_in_memory_what_fits_is_kept_and_delivered_and_no_byte_more(
     fitting = sum(total <= most for total in accumulate(map(nbytes, items)))
     kept = [0]
 
-    class Watched(cache._CachedPass[Any]):
-        def keep(self, chunk: Any) -> Any:
+    class Watched(MemoryPass[Any]):
+        async def draw(self, limit: int) -> Any:
             try:
-                return super().keep(chunk)
+                return await super().draw(limit)
             finally:
-                kept.append(sum(map(nbytes, self.items)))
+                kept.append(sum(map(nbytes, self._drawing.items)))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "_CachedPass", Watched)
+        patch.setattr(cache, "MemoryPass", Watched)
         source = scripted(items, schedule=paces)
         found, snapshot, whole = read(source.cache(max_bytes=most).repeat(2))
         assert max(kept) == sum(map(nbytes, items[:fitting])) <= most

@@ -268,7 +268,7 @@ def test_a_block_that_is_larger_than_a_cycle_is_served_over_several() -> None:
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        ([[1, 2]], "NumPy arrays, or dicts and tuples of them.* got list"),
+        ([[1, 2]], r"NumPy arrays, or dicts, lists and tuples of them.* got int as block\[0\]"),
         ([{"a": np.zeros(2), "b": np.zeros(3)}], "as many rows in each array, got 2, 3"),
         ([np.zeros((2, 3)), np.zeros((2, 4))], "blocks that are alike"),
         ([{}], "got no array"),

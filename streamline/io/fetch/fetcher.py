@@ -73,7 +73,7 @@ class Fetcher:
                 if not ahead.joins:
                     await ahead.arrival()
                     continue
-                found.append((index, await self._joined(index)))
+                found.append((index, await self._join_parts(index)))
                 break
             content = data[0] if len(data) == 1 else b"".join(data)
             found.append((index, content))
@@ -83,7 +83,7 @@ class Fetcher:
         return found
 
     async def __aenter__(self) -> None:
-        self._shared = SharedStorages.lent(self._site.tasks.session, self._name, self._access)
+        self._shared = SharedStorages.lend(self._site.tasks.session, self._name, self._access)
 
     async def __aexit__(self, *_: object) -> None:
         """Drop what was read ahead, and give the connections back."""
@@ -102,7 +102,7 @@ class Fetcher:
     def _pool(self) -> RequestPool:
         return self._shared.pool(self._site.tasks)
 
-    async def _joined(self, index: int) -> bytes | ReadError:
+    async def _join_parts(self, index: int) -> bytes | ReadError:
         """Return a file that comes in several answers, or not at all."""
         try:
             async with aclosing(self.file(index).blocks()) as stream:
@@ -113,7 +113,7 @@ class Fetcher:
     async def _local(self, index: int, most: int) -> list[Whole]:
         storage = self._shared.storages.of(self._parts[index].path)
         if not isinstance(storage, LocalStorage):  # of a remote file that is kept on disk, say
-            return [(index, await self._joined(index))]
+            return [(index, await self._join_parts(index))]
         stop = index + 1
         while stop < min(len(self._parts), index + most) and self._parts[stop].local:
             stop += 1
@@ -181,7 +181,7 @@ class SharedStorages:
     _users: int = 0
 
     @classmethod
-    def lent(cls, session: Session, name: str, access: Access) -> SharedStorages:
+    def lend(cls, session: Session, name: str, access: Access) -> SharedStorages:
         """Return those of a source, for one of its flows; the last one that calls `release` closes them."""
         shares: dict[str, SharedStorages] = session.per_source
         if name not in shares:

@@ -19,7 +19,6 @@ class FilePart:
     """A file, or the part of it that one of several shards owns.
 
     Attributes:
-      found: what the listing says of it.
       shard: owns its share of what is in the file; how a share is cut is the format's business.
       num_shards: shards that share the file; 1: it is read whole.
     """
@@ -43,7 +42,6 @@ class File:
     """One file, opened for one flow. What it reads is of the version that the listing names, if it names one.
 
     Attributes:
-      pool: returns what makes requests.
       ahead: reads a remote file from a byte on, and the flow's next files ahead; None: they are not read as streams.
       notes: what formats remember of files, for all flows of the source in this event loop while any of them is open.
     """

@@ -56,7 +56,6 @@ class ReadAhead:
     """The requests of one reader, and what it takes of them.
 
     Args:
-      pool: makes the requests.
       following: returns what is read after the last object, to be fetched ahead; None: nothing is.
     """
 

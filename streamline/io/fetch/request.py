@@ -54,8 +54,6 @@ class Request:
       charge: bytes that its owner's account holds for it.
       blocks: what has come and was not taken yet.
       hidden: whether `blocks` may still be thrown away: it is unknown yet whether they are the object's only part.
-      over: whether nothing more will come.
-      error: why not.
     """
 
     owner: Owner
@@ -110,7 +108,6 @@ class Request:
         """Take what an answer says of itself.
 
         Args:
-          found: of the object.
           end: the offset after its last byte; None: unknown.
           ranged: whether it is what was asked for, and not the whole object.
 
@@ -126,7 +123,7 @@ class Request:
         count = end - self.start
         if (rest and None in (found.etag, found.size)) or (not ranged and count > self.part_bytes):
             return self.as_stream()
-        if not self._charged(count):
+        if not self._charge(count):
             return False
         self._untold = False
         self.stop = end
@@ -139,7 +136,7 @@ class Request:
         self.blocks.append(block)
         if not self.hidden:
             self.owner.arrived(self)
-        elif self._got > self.charge and (self._got > self.part_bytes or not self._charged(2 * self._got)):
+        elif self._got > self.charge and (self._got > self.part_bytes or not self._charge(2 * self._got)):
             return self.as_stream()
         return True
 
@@ -168,7 +165,7 @@ class Request:
         self.over = True
         self.owner.arrived(self)
 
-    def _charged(self, count: int) -> bool:
+    def _charge(self, count: int) -> bool:
         account = self.owner.account
         if count <= self.charge:
             account.give(self.charge - count)
@@ -218,7 +215,6 @@ class RequestPool:
     A task takes the next request as soon as it has done with one, so nothing is paid per request but the request.
 
     Attributes:
-      budget: bytes that all requests may hold.
       window: requests that each flow may have begun, and not taken yet: one slow answer shall hold up few others.
     """
 

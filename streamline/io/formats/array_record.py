@@ -31,7 +31,7 @@ class ArrayRecordFormat(RowFormat):
     async def table(self, file: File, in_thread: InThread[Any]) -> RecordTable:
         def opened() -> RecordTable:
             unchanged = Unchanged(file.path, file.part.found.size)
-            reader = _opened(file.path)
+            reader = _open_reader(file.path)
             group = GROUP.search(reader.writer_options_string())
             size = int(group[1]) if group else 1
             return RecordTable(file.path, [reader], unchanged, in_thread, size, rows=reader.num_records())
@@ -40,7 +40,7 @@ class ArrayRecordFormat(RowFormat):
         return table
 
 
-def _opened(path: str) -> Any:
+def _open_reader(path: str) -> Any:
     from array_record.python.array_record_module import ArrayRecordReader
 
     reader = ArrayRecordReader(path, OPTIONS)
@@ -85,7 +85,7 @@ class RecordTable(RowTable):
     def _read(self, start: int, stop: int) -> tuple[list[bytes], int]:
         """Return records, and how many bytes they have."""
         if not self.readers:
-            self.readers.append(_opened(self.path))
+            self.readers.append(_open_reader(self.path))
         reader = self.readers[0]
         try:
             records, failure = reader.read(start, stop), None

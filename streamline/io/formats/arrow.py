@@ -48,7 +48,7 @@ class ArrowFormat(Columnar):
     reread: ClassVar[str] = "reads its record batch again (a stream: all that is before it)"
     unit: ClassVar[str] = "record batch"
 
-    async def opened(self, file: File, first: int, in_thread: InThread[Any]) -> GroupedTable | None:
+    async def table(self, file: File, first: int, in_thread: InThread[Any]) -> GroupedTable | None:
         size = await file.size(SIZE_NEED)
         if not size:
             raise DataError(f"{file.path} is not an Arrow file: it is empty")
@@ -122,7 +122,7 @@ class ArrowFormat(Columnar):
             from streamline.io.formats.arrow_table import StreamTable  # imports pyarrow
 
             table = StreamTable(self, file.path, head[0])
-            check_schema(file.path, table.schema, context)
+            check_schema(file.path, table.selection.schema, context)
             return table
 
         table: GroupedTable | None = None

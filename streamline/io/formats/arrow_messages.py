@@ -45,7 +45,6 @@ class Message:
     Attributes:
       kind: SCHEMA, DICTIONARY, RECORD_BATCH, or something else.
       body: bytes after the metadata.
-      rows: of a record batch.
     """
 
     kind: int

@@ -11,26 +11,22 @@ from pyarrow import ipc
 from streamline.errors import DataError, StreamlineError
 from streamline.io.fetch.file import File
 from streamline.io.formats.arrow_messages import PREFIX_BYTES, Message, MessageBlock
-from streamline.io.formats.columnar import STEP_BYTES, Columnar, DecodedRows, RowGroup
-from streamline.io.formats.columnar_selection import Selection, filter_columns, named
+from streamline.io.formats.columnar import STEP_BYTES, Columnar, DecodedRows, GroupedTable, RowGroup
+from streamline.io.formats.columnar_selection import selection_of
 from streamline.io.formats.sparse_file import SparseFile, from_start
 from streamline.sharding.split import contiguous
 
 
-class _BatchDecoder:
-    def __init__(self, format: Columnar, path: str, schema: Any) -> None:
+class _ArrowTable(GroupedTable):
+    """Decodes record batches."""
+
+    def _select(self, format: Columnar, path: str, schema: Any) -> None:
         self._batch_rows = format.batch_rows
-        tops = named(path, schema, schema.names, format.columns)
-        wanted = pa.schema([schema.field(name) for name in tops])
-        if format.predicate is None:
-            self.selection = Selection(tuple(tops), wanted)
-        else:
-            expression = format.predicate.expression
-            self.selection = Selection((*tops, *filter_columns(path, schema, expression)), wanted, expression)
+        self.selection = selection_of(path, schema, lambda _: schema, format.columns, format.expression)
         fields = sorted({schema.get_field_index(name) for name in self.selection.read})
         self.options = ipc.IpcReadOptions(included_fields=fields, use_threads=True)
 
-    def decoded(self, batch: Any, start: int) -> Iterator[DecodedRows]:
+    def _rows_of(self, batch: Any, start: int) -> Iterator[DecodedRows]:
         """Yield the rows of a batch from row `start` on, checked: damaged offsets would be read as addresses."""
         batch.validate(full=True)
         rows, step = batch.num_rows, self._batch_rows or STEP_BYTES  # of nulls, a message may have trillions
@@ -47,14 +43,13 @@ def _apart(batch: Any) -> Any:
     return pa.RecordBatch.from_arrays([pa.concat_arrays([column]) for column in batch.columns], schema=batch.schema)
 
 
-class FileTable:
+class FileTable(_ArrowTable):
     """The footer of an Arrow file, and a decoder of what is fetched of it.
 
     Args:
       footer: its end, at least all of the footer.
       held: the dictionaries, with where they are; of a local file none.
       found: where the record batches are.
-      first: the first batch that is wanted.
     """
 
     def __init__(
@@ -73,8 +68,8 @@ class FileTable:
         self._source = pa.OSFile(file.path) if file.local else pa.PythonFile(self._sparse, mode="r")
         try:
             schema = ipc.open_file(self._source).schema
-            self._batches = _BatchDecoder(format, file.path, schema)
-            self._reader = ipc.open_file(self._source, options=self._batches.options)
+            self._select(format, file.path, schema)
+            self._reader = ipc.open_file(self._source, options=self.options)
             if self._reader.num_record_batches != len(found):
                 raise ValueError(f"expected {self._reader.num_record_batches} record batches, found {len(found)}")
         except Exception as error:
@@ -89,11 +84,7 @@ class FileTable:
         if spans and spans[0] and not held:
             spans[0] = ((from_start(found[0].start), found[0].stop),)
         self._found = found
-        self.groups: Sequence[RowGroup] = [RowGroup(index, None, spans[index], 0) for index in owned if index >= first]
-
-    @property
-    def schema(self) -> Any:
-        return self._batches.selection.schema
+        self.groups = [RowGroup(index, None, spans[index], 0) for index in owned if index >= first]
 
     def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
         if data:
@@ -104,36 +95,28 @@ class FileTable:
             self._sparse.hold([*self._held, (begin, data[0])])
         batch = self._reader.get_batch(group.index)
         group.rows = batch.num_rows
-        yield from self._batches.decoded(batch, start)
+        yield from self._rows_of(batch, start)
 
     def close(self) -> None:
         self._source.close()
 
 
-class StreamTable:
+class StreamTable(_ArrowTable):
     """The schema of an Arrow stream, and a decoder of a batch, whose data are all messages that it depends on, and its.
 
     Args:
-      format: what is wanted.
       message: the schema's, whole.
     """
 
     def __init__(self, format: Columnar, path: str, message: bytes) -> None:
         try:
-            self._batches = _BatchDecoder(format, path, ipc.open_stream(pa.BufferReader(message)).schema)
+            self._select(format, path, ipc.open_stream(pa.BufferReader(message)).schema)
         except StreamlineError:
             raise
         except Exception as error:
             raise DataError(f"{path}: the schema can't be read: {type(error).__name__}: {error}") from error
-        self.groups: Sequence[RowGroup] = ()
-
-    @property
-    def schema(self) -> Any:
-        return self._batches.selection.schema
+        self.groups = ()
 
     def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
-        stream = ipc.open_stream(pa.BufferReader(b"".join(data)), options=self._batches.options)
-        yield from self._batches.decoded(stream.read_next_batch(), start)
-
-    def close(self) -> None:
-        """Nothing is open."""
+        stream = ipc.open_stream(pa.BufferReader(b"".join(data)), options=self.options)
+        yield from self._rows_of(stream.read_next_batch(), start)

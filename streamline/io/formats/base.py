@@ -14,7 +14,7 @@ from streamline.core.flow import Lists, StageContext
 from streamline.core.state import At, Json, State, States
 from streamline.core.state_types import Count
 from streamline.errors import PlanError
-from streamline.io.formats.compression import named, not_splittable
+from streamline.io.formats.compression import compression_of_name, not_splittable
 
 if TYPE_CHECKING:
     from streamline.io.fetch.fetcher import Fetcher
@@ -92,7 +92,7 @@ class Format(ABC, Generic[T]):
     def not_splittable(self, path: str, num_shards: int) -> PlanError | None:
         """Return why a file can't be shared by several shards, as far as its name says; None: it can."""
         if self.splits:
-            kind = named(path)
+            kind = compression_of_name(path)
             return None if kind is None else not_splittable(path, num_shards, kind)
         return PlanError(
             f"{path} can't be split into {num_shards} shards ({self.kind}): split it into several files, or write "

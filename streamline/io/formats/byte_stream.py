@@ -23,9 +23,9 @@ from streamline.io.formats.compression import (
     Compression,
     Decompressor,
     check_not_foreign,
-    named,
+    compression_of_head,
+    compression_of_name,
     not_splittable,
-    sniffed,
     undecided,
 )
 from streamline.io.storage.base import too_short
@@ -54,20 +54,20 @@ async def pieces(file: File, start: int, stop: int | None = None) -> AsyncGenera
       PlanError: it is compressed, and to be split.
     """
     path, num_shards = file.path, file.part.num_shards
-    kind = named(path)
+    kind = compression_of_name(path)
     if kind is None and start:
         async with aclosing(file.blocks(0, HEAD_BYTES)) as first:
-            kind = sniffed(await _head(first))
+            kind = compression_of_head(await _head(first))
     async with aclosing(file.blocks(start if kind is None else 0, stop)) as blocks:
         head = b""
         if kind is None and not start:
             head = await _head(blocks)
-            if (kind := sniffed(head)) is None:
+            if (kind := compression_of_head(head)) is None:
                 check_not_foreign(path, head)
         if kind is not None and num_shards > 1:
             raise not_splittable(path, num_shards, kind)
         async with aclosing(
-            _plain(head, blocks) if kind is None else _decompressed(path, kind, head, blocks, start)
+            _plain(head, blocks) if kind is None else _decompress(path, kind, head, blocks, start)
         ) as marked:
             async for piece in marked:
                 yield piece
@@ -90,12 +90,12 @@ async def _plain(head: bytes, blocks: AsyncIterator[bytes]) -> AsyncGenerator[Ma
         yield block, False
 
 
-async def _decompressed(
+async def _decompress(
     path: str, kind: Compression, head: bytes, blocks: AsyncIterator[bytes], start: int
 ) -> AsyncGenerator[Marked, None]:
     held = b""
     failure: Exception | None = None
-    async with aclosing(_unpacked(path, kind, head, blocks)) as unpacked:
+    async with aclosing(_unpack(path, kind, head, blocks)) as unpacked:
         try:
             position = 0
             async for piece in unpacked:
@@ -115,7 +115,7 @@ async def _decompressed(
         raise failure
 
 
-async def _unpacked(
+async def _unpack(
     path: str, kind: Compression, head: bytes, blocks: AsyncIterator[bytes]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the pieces that are not empty. The event loop gets its turn between them, or a thread makes them."""

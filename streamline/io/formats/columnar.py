@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import pickle
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from streamline.core.capacity import LIST_ITEMS
 from streamline.core.counters import HoldTimer, Working
@@ -52,6 +52,11 @@ class Columnar(Format[Any]):
     batch_rows: int | None = None
 
     @property
+    def expression(self) -> Any:
+        """The predicate as pyarrow's; None: all rows are wanted."""
+        return None if self.predicate is None else self.predicate.expression
+
+    @property
     def ahead_bytes(self) -> int | None:
         return None if self.batch_rows is None else AHEAD_BYTES  # counting rows takes longer than making them
 
@@ -66,7 +71,7 @@ class Columnar(Format[Any]):
         }
 
     @abstractmethod
-    async def opened(self, file: File, first: int, in_thread: InThread[Any]) -> GroupedTable | None:
+    async def table(self, file: File, first: int, in_thread: InThread[Any]) -> GroupedTable | None:
         """Open a file, of which the groups from number `first` on are wanted; None: it is read as a stream."""
 
     def stream(self, file: File, begin: Place, after: Place, name: str, context: StageContext) -> Lists[Any]:
@@ -79,7 +84,7 @@ class Columnar(Format[Any]):
             unchanged = None
             if file.local and self.may_change:  # remote ones have an ETag
                 unchanged = await in_thread(lambda: Unchanged(file.path, file.part.found.size))
-            table = await self.opened(file, begin["group"], in_thread)
+            table = await self.table(file, begin["group"], in_thread)
         if table is None:
             read = self.stream(file, begin, after, name, context)
         else:
@@ -103,7 +108,7 @@ class Columnar(Format[Any]):
             if groups:  # a writer that had no rows may not have known their types
                 with Working(context.meter):
                     run = context.site.tasks.threads.run
-                    await run(lambda: check_schema(file.path, table.schema, context), file.path)
+                    await run(lambda: check_schema(file.path, table.selection.schema, context), file.path)
             spans = [span for group in groups for span in group.spans]
             async with aclosing(file.ranges(spans)) as ranges:
                 for number, group in enumerate(groups):
@@ -191,20 +196,18 @@ class DecodedRows:
     stop: int
 
 
-class GroupedTable(Protocol):
+class GroupedTable(ABC):
     """A file that has been opened: its groups are known. Its methods run in a thread, one at a time.
 
     Attributes:
-      schema: of what comes out.
+      selection: what is wanted of it, a `Selection`.
       groups: what this part of the file has that is wanted, in order; none is empty.
     """
 
-    @property
-    def schema(self) -> Any: ...
+    selection: Any
+    groups: Sequence[RowGroup]
 
-    @property
-    def groups(self) -> Sequence[RowGroup]: ...
-
+    @abstractmethod
     def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
         """Yield the rows of a group from row `start` on.
 
@@ -212,7 +215,7 @@ class GroupedTable(Protocol):
           data: what the group's spans hold.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - not all hold something open
         """Close what is open. Nothing is decoded any more."""
 
 
@@ -244,29 +247,25 @@ class GroupReader:
     _slice: int = field(default=16)  # rows to be made dicts of at a time
 
     async def chunks(self, table: GroupedTable, data: Sequence[bytes]) -> AsyncGenerator[Chunk[Any], None]:
-        """Yield the items from row `row` on, each with the state after it; of a damaged group, those before the damage.
-
-        Args:
-          data: what the group's spans hold.
-        """
+        """Yield the items from row `row` on, with their states; of a damaged group, those before the damage."""
         if self.row == self.group.rows:
             return
         threads = self.context.site.tasks.threads
         decoding = iter(table.decode(self.group, data, self.row))
         while True:
             with Working(self.context.meter):
-                found, failure, ended = await threads.run(lambda: self._decoded(decoding), self.path)
+                found, failure, ended = await threads.run(lambda: self._decode(decoding), self.path)
             for decoded in found:
                 for chunk in self._items(decoded):
                     yield chunk
                 self.row = decoded.stop
             if failure is not None:
-                yield self._left_out(failure)
+                yield self._leave_out(failure)
                 return
             if ended:
                 return
 
-    def _decoded(self, decoding: Iterator[DecodedRows]) -> tuple[list[DecodedRows], Exception | None, bool]:
+    def _decode(self, decoding: Iterator[DecodedRows]) -> tuple[list[DecodedRows], Exception | None, bool]:
         """Decode some milliseconds' worth of rows, in a thread.
 
         Returns:
@@ -294,7 +293,7 @@ class GroupReader:
             return [], error, True
         return found, failure, ended
 
-    def _left_out(self, failure: Exception) -> Chunk[Any]:
+    def _leave_out(self, failure: Exception) -> Chunk[Any]:
         """Return the progress after a group that can't be decoded any further, if it may be left out."""
         if isinstance(failure, ReadError):
             raise failure
@@ -375,7 +374,6 @@ class Predicate:
 
     Attributes:
       text: for a person, and for the fingerprint.
-      pickled: the expression.
     """
 
     text: str

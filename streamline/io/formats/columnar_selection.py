@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from streamline.errors import DataError
 ROW = "streamline: row"
 """The column in which rows keep their number while they are filtered."""
 
-SHOWN = 20
+SHOWN_NAMES = 20
 """Names of columns that a message lists."""
 
 
@@ -37,7 +37,7 @@ class Selection:
         """Return what is wanted of a batch that begins at row `first`, and the row number after each of its rows."""
         after: Sequence[int] = range(first + 1, first + 1 + batch.num_rows)
         if self.expression is not None:
-            batch, rows = _filtered(batch, self.expression)
+            batch, rows = _filter(batch, self.expression)
             after = [after[row] for row in rows]
         if batch.schema.names != self.schema.names:
             batch = batch.select(self.schema.names)
@@ -46,7 +46,30 @@ class Selection:
         return batch, after
 
 
-def _filtered(batch: Any, expression: Any) -> tuple[Any, list[int]]:
+def selection_of(
+    path: str,
+    schema: Any,
+    project: Callable[[list[str]], Any],
+    columns: Sequence[str] | None,
+    expression: Any,
+    leaves: Sequence[str] = (),
+) -> Selection:
+    """Return what is wanted of a file.
+
+    Args:
+      project: returns the schema of some of its columns.
+      leaves: dotted names of all that can be asked for, where not only whole columns can be decoded.
+    """
+    tops = top_columns(path, schema, leaves or schema.names, columns)
+    read = list(columns) if leaves and columns is not None else tops
+    found = project(read)
+    wanted = pa.schema([found.field(name) for name in tops])
+    if expression is not None:
+        read = [*dict.fromkeys([*read, *filter_columns(path, schema, expression)])]
+    return Selection(tuple(read), wanted, expression)
+
+
+def _filter(batch: Any, expression: Any) -> tuple[Any, list[int]]:
     numbered = batch.append_column(ROW, pa.array(np.arange(batch.num_rows)))
     plan = acero.Declaration.from_sequence(
         [
@@ -101,7 +124,7 @@ def _of_container(scalar: Any) -> Any:
     return python_values(pa.array([value], value.type))[0] if isinstance(value, pa.Scalar) else scalar.as_py()
 
 
-def named(path: str, schema: Any, leaves: Sequence[str], columns: Sequence[str] | None) -> list[str]:
+def top_columns(path: str, schema: Any, leaves: Sequence[str], columns: Sequence[str] | None) -> list[str]:
     """Return the names of the top columns that are wanted, in the order in which they are to come.
 
     Args:
@@ -119,7 +142,7 @@ def named(path: str, schema: Any, leaves: Sequence[str], columns: Sequence[str] 
     found: dict[str, None] = {}
     for column in columns:
         if column not in known:
-            raise DataError(f"{path} has no column {column!r}: it has {_listed(names)}")
+            raise DataError(f"{path} has no column {column!r}: it has {_names_text(names)}")
         found[min((name for name in within(column) if name in order), key=order.__getitem__)] = None
     return list(found)
 
@@ -141,7 +164,7 @@ def filter_columns(path: str, schema: Any, expression: Any) -> list[str]:
     if error is not None:
         whole = _unfit(schema, schema.names, expression)
         raise DataError(
-            f"{path}: the filter {text} can't be applied to its columns {_listed(schema.names)}: {error}"
+            f"{path}: the filter {text} can't be applied to its columns {_names_text(schema.names)}: {error}"
         ) from (whole or error)
     for name in list(near):
         without = [other for other in near if other != name]
@@ -171,10 +194,10 @@ def schema_difference(first: Any, other: Any) -> str | None:
         if first.get_field_index(field.name) < 0:
             return f"column {field.name!r} ({field.type}) is not expected"
     if first.names != other.names:
-        return f"its columns are in another order: {_listed(other.names)}, expected {_listed(first.names)}"
+        return f"its columns are in another order: {_names_text(other.names)}, expected {_names_text(first.names)}"
     return None
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:SHOWN]))
-    return f"{shown} and {len(names) - SHOWN:,} more" if len(names) > SHOWN else shown or "none"
+def _names_text(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:SHOWN_NAMES]))
+    return f"{shown} and {len(names) - SHOWN_NAMES:,} more" if len(names) > SHOWN_NAMES else shown or "none"

@@ -244,13 +244,13 @@ HEAD_BYTES = max(len(magic) for kind in KINDS for magic in kind.magics)
 """First bytes that tell how a file is compressed."""
 
 
-def named(path: str) -> Compression | None:
+def compression_of_name(path: str) -> Compression | None:
     """Return what a path's or a URL's name says; None: it isn't compressed. The query of a URL is ignored."""
     name = (re.split("[?#]", path, maxsplit=1)[0] if "://" in path else path).lower()
     return next((kind for kind in KINDS if name.endswith(kind.suffixes)), None)
 
 
-def sniffed(head: bytes) -> Compression | None:
+def compression_of_head(head: bytes) -> Compression | None:
     """Return what a file's first bytes say; None: it isn't compressed."""
     return next((kind for kind in KINDS if head.startswith(kind.magics)), None)
 

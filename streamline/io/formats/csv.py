@@ -37,7 +37,6 @@ class Dialect:
     """How fields are told apart.
 
     Attributes:
-      delimiter: one character.
       quotechar: one character; None: quotes mean nothing, and every line is a record.
     """
 
@@ -56,7 +55,6 @@ class CsvFormat(TextFormat[Any]):
 
     Attributes:
       header: as `Header`; False: items are lists.
-      max_record_bytes: a longer record is an error.
     """
 
     kind: ClassVar[str] = "read_csv"
@@ -156,7 +154,7 @@ class _CsvCursor(TextCursor[Any]):
             if size:
                 self.splitter.learn(max(1, len(decoded.items)), size)
                 last = final and not pending
-                yield self._taken(decoded, raw[:size], self._after if last else None)
+                yield self._take_lines(decoded, raw[:size], self._after if last else None)
             if (fault := decoded.fault) is not None:
                 bad = raw[size : size + bytes_of(raw[size:], fault.lines)]
                 del pending[: len(bad)]

@@ -45,7 +45,7 @@ PLAIN = FINITE | {float, bytes}  # values in which there are no keys
 GROUP_BYTES = 16 * 1024 * 1024
 """A row group of a Parquet file, in memory: a resume of a reader fetches one again."""
 
-SLICES = 8
+SLICES_A_GROUP = 8
 """Pieces of a row group, that rows become columns in: rows as Python objects take ten times the memory."""
 
 INFERRED_ROWS = 1000
@@ -363,7 +363,9 @@ class _NpyRows(Encoder):
         common = {"descr": descr, "shape": list(row.shape)}
         self.common = self.common or common
         if common != self.common:
-            raise UnwritableItemError(f"expected {_said(self.common)}, as all rows are, got {_said(common)}")
+            raise UnwritableItemError(
+                f"expected {_shape_text(self.common)}, as all rows are, got {_shape_text(common)}"
+            )
         if not self._count:
             self._put(self._header())
         self._put(np.ascontiguousarray(row).tobytes())
@@ -398,7 +400,7 @@ class _NpyRows(Encoder):
         return made.getvalue()
 
 
-def _said(common: Json) -> str:
+def _shape_text(common: Json) -> str:
     return f"shape {tuple(common['shape'])} of {dtype_of(common['descr'])}"
 
 
@@ -539,7 +541,7 @@ class _ParquetRows(Encoder):
         if self._writer is None:
             _check_schema(batch.schema)
         if self._schema is None:
-            rows = max(1, self._group_bytes // SLICES * max(1, batch.num_rows) // max(1, batch.nbytes))
+            rows = max(1, self._group_bytes // SLICES_A_GROUP * max(1, batch.num_rows) // max(1, batch.nbytes))
             self._learn(_common(batch.schema, min(rows, INFERRED_ROWS)))
         if not batch.schema.equals(self._schema):
             raise UnwritableItemError(f"expected the columns {_columns(self._schema)}, got {_columns(batch.schema)}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -24,7 +24,7 @@ from streamline.errors import DataError
 from streamline.io.fetch.file import File
 from streamline.io.formats.base import InThread
 from streamline.io.formats.columnar import Unchanged
-from streamline.io.formats.rows import BLOCK_BYTES, BLOCK_ROWS, RowFormat, RowTable, dicts
+from streamline.io.formats.rows import BLOCK_BYTES, BLOCK_ROWS, RowFormat, RowTable, dicts, row_spans
 from streamline.io.formats.sparse_file import AbsentError, Span, SparseFile, coalesced
 
 T = TypeVar("T")
@@ -35,10 +35,10 @@ OBJECT_ROWS = 256
 FIRST_BLOCKS, MOST_BLOCKS = 16, 1024
 """Blocks of a remote file whose places are asked for at once, at first and later: nothing is read ahead beyond them."""
 
-UNPACKED, MOST_ROW_BYTES = 1032, 2**30
+MOST_UNPACKED_RATIO, MOST_ROW_BYTES = 1032, 2**30
 """Bytes that a byte of a file may unpack to (zeros, deflated), and that a row may have that only seems to be there."""
 
-FIXED_BYTES = 64 * 1024
+FETCH_BYTES = 64 * 1024
 """What is fetched around bytes that h5py misses: its own reads of metadata have some hundred bytes."""
 
 
@@ -62,7 +62,7 @@ class Hdf5Format(RowFormat):
         size = await file.size("reading an HDF5 file")
         unchanged = await in_thread(lambda: Unchanged(file.path, size)) if file.local else None
         opened = Hdf5File(file, size, unchanged, in_thread)
-        names, rows, chunk, step = await opened.asked(lambda h5: _layout(h5, self.datasets, size))
+        names, rows, chunk, step = await opened.ask(lambda h5: _layout(h5, self.datasets, size))
         return Hdf5Table(opened, names, chunk, step, rows=rows)
 
 
@@ -82,28 +82,22 @@ class Hdf5Table(RowTable):
     step: int
 
     async def blocks(self, start: int, stop: int) -> AsyncGenerator[Sequence[Sequence[Any]], None]:
-        async with aclosing(self._fetched(start, stop)) as fetched:
-            for span in self._cuts(start, stop):
+        async with aclosing(self._fetch(start, stop)) as fetched:
+            for span in row_spans(start, stop, self.step):
                 blocks, wrong = await self._read(*span, await anext(fetched))
                 for block in blocks:
                     yield block
                 if wrong is not None:
                     raise wrong
 
-    def _cuts(self, start: int, stop: int) -> Iterator[Span]:
-        """Yield the rows of each block; a file may say that it has trillions."""
-        while start < stop:
-            begin, start = start, min(stop, (start // self.step + 1) * self.step)
-            yield begin, start
-
-    async def _fetched(self, start: int, stop: int) -> AsyncGenerator[list[tuple[int, bytes]] | None, None]:
+    async def _fetch(self, start: int, stop: int) -> AsyncGenerator[list[tuple[int, bytes]] | None, None]:
         """Yield the bytes of each block; of a local file None."""
-        cuts, count = self._cuts(start, stop), FIRST_BLOCKS
+        cuts, count = row_spans(start, stop, self.step), FIRST_BLOCKS
         if self.opened.file.local:
             for _ in cuts:
                 yield None
         while rows := list(islice(cuts, count)):
-            spans = await self.opened.asked(lambda h5: [_spans(h5, self.names, *span) for span in rows])
+            spans = await self.opened.ask(lambda h5: [_spans(h5, self.names, *span) for span in rows])
             async with aclosing(self.opened.file.ranges(span for block in spans for span in block)) as ranges:
                 for block in spans:
                     yield [(begin, await anext(ranges)) for begin, _ in block]
@@ -117,7 +111,7 @@ class Hdf5Table(RowTable):
         while spans:
             first, last = spans.pop()
             try:
-                blocks.append(await self.opened.asked(partial(_rows, names=self.names, start=first, stop=last), data))
+                blocks.append(await self.opened.ask(partial(_rows, names=self.names, start=first, stop=last), data))
             except DataError as error:
                 middle = max((first + last) // 2 // self.chunk * self.chunk, self.following(first))
                 if middle >= last:
@@ -147,7 +141,7 @@ class Hdf5File:
     in_thread: InThread[Any]
     metadata: list[tuple[int, bytes]] = field(default_factory=list)
 
-    async def asked(self, question: Callable[[Any], T], data: list[tuple[int, bytes]] | None = None) -> T:
+    async def ask(self, question: Callable[[Any], T], data: list[tuple[int, bytes]] | None = None) -> T:
         """Return the answer of a function of the file.
 
         Args:
@@ -158,8 +152,8 @@ class Hdf5File:
             answer: Any = await self.in_thread(lambda: self._answer(question, [*self.metadata, *missed]))
             if not isinstance(answer, AbsentError):
                 return answer  # type: ignore[no-any-return]
-            start = answer.start // FIXED_BYTES * FIXED_BYTES
-            stop = min(self.size, max(answer.stop, start + FIXED_BYTES))
+            start = answer.start // FETCH_BYTES * FETCH_BYTES
+            stop = min(self.size, max(answer.stop, start + FETCH_BYTES))
             missed.append((start, await self.file.read(start, stop)))
 
     def _answer(self, question: Callable[[Any], T], held: Iterable[tuple[int, bytes]]) -> T | AbsentError:
@@ -224,7 +218,7 @@ def _layout(h5: Any, wanted: tuple[str, ...] | None, size: int) -> tuple[tuple[s
         raise DataError(f"expected data sets with as many rows, got {lengths}: name those that belong together")
     sets = [h5[name] for name in names]
     chunk = max(1 if found.chunks is None else found.chunks[0] for found in sets)
-    return names, lengths[names[0]], chunk, _step(sets, chunk, UNPACKED * size)
+    return names, lengths[names[0]], chunk, _step(sets, chunk, MOST_UNPACKED_RATIO * size)
 
 
 def _step(sets: Sequence[Any], chunk: int, most_bytes: int) -> int:

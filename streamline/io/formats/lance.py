@@ -25,7 +25,7 @@ VERSION = r"^version (\d+) \([0-9a-f]{16}\)$"
 """How a version is written in a listing, in the place of an ETag: its number, and a digest of its files' names."""
 
 STEP_ROWS = 4096
-"""Rows decoded at a time at the most: a size tells the mean of all columns, compressed."""
+"""Rows decoded at a time at the most: a file's size says only how large rows are on average, compressed."""
 
 AHEAD_BYTES = 16 * 2**20
 """What Lance may read ahead in each fragment that is open: its own 2 GiB are for one scan by all threads."""
@@ -72,22 +72,22 @@ class LanceFormat(Columnar):
         Raises:
           ReadError: it can't be opened.
         """
-        return FoundObject(path, etag=_version(self._opened(path, self.version)))
+        return FoundObject(path, etag=_version(self._open(path, self.version)))
 
-    async def opened(self, file: File, first: int, in_thread: InThread[Any]) -> GroupedTable:
+    async def table(self, file: File, first: int, in_thread: InThread[Any]) -> GroupedTable:
         with calling():
             table: GroupedTable = await in_thread(lambda: LanceTable(self, file.part, first))
         return table
 
     @calling()
-    def pinned(self, found: FoundObject) -> Any:
+    def open_found(self, found: FoundObject) -> Any:
         """Return a dataset in the version that was found before. As `found`."""
-        dataset = self._opened(found.path, number_of(found.etag))
+        dataset = self._open(found.path, number_of(found.etag))
         if (now := _version(dataset)) != found.etag:
             raise ReadError(f"{found.path} was written anew: it was {found.etag}, and is {now}: begin anew")
         return dataset
 
-    def _opened(self, path: str, version: int | str | None) -> Any:
+    def _open(self, path: str, version: int | str | None) -> Any:
         import lance
 
         try:
@@ -98,20 +98,24 @@ class LanceFormat(Columnar):
             raise ReadError(f"can't open the Lance dataset {what}: {reason(error)}{gone}") from error
 
 
-class LanceTable:
-    """One version of a dataset, opened. As `GroupedTable`.
-
-    Args:
-      first: the first group that is wanted.
-    """
+class LanceTable(GroupedTable):
+    """One version of a dataset, opened."""
 
     def __init__(self, format: LanceFormat, part: FilePart, first: int) -> None:
+        from streamline.io.formats.columnar_selection import selection_of  # imports pyarrow
+
         self._format = format
         self._found = part.found
         self._fragments: dict[int, tuple[Any, int]] = {}
-        self.groups: list[RowGroup] = []
-        dataset = format.pinned(part.found)
-        self._selection = self._selected(dataset)
+        self.groups = groups = list[RowGroup]()
+        dataset = format.open_found(part.found)
+        self.selection = selection_of(
+            part.found.path,
+            dataset.schema,
+            lambda columns: dataset.scanner(columns=columns, **BLOBS).projected_schema,
+            format.columns,
+            format.expression,
+        )
         fragments = dataset.get_fragments()
         counts = [fragment.count_rows() for fragment in fragments]
         owned, end = contiguous(sum(counts), part.num_shards, part.shard), 0
@@ -120,36 +124,21 @@ class LanceTable:
             rows = range(max(owned.start, begin), min(owned.stop, end))
             if rows and index >= first:
                 self._fragments[index] = fragment, rows.start - begin
-                self.groups.append(RowGroup(index, len(rows), (), _step(fragment.metadata)))
-
-    def _selected(self, dataset: Any) -> Any:
-        from streamline.io.formats.columnar_selection import Selection, filter_columns, named  # imports pyarrow
-
-        path, predicate, whole = self._found.path, self._format.predicate, dataset.schema
-        tops = named(path, whole, whole.names, self._format.columns)
-        schema = dataset.scanner(columns=tops, **BLOBS).projected_schema
-        if predicate is None:
-            return Selection(tuple(tops), schema)
-        looked_at = filter_columns(path, whole, predicate.expression)
-        return Selection(tuple(dict.fromkeys([*tops, *looked_at])), schema, predicate.expression)
-
-    @property
-    def schema(self) -> Any:
-        return self._selection.schema
+                groups.append(RowGroup(index, len(rows), (), _step(fragment.metadata)))
 
     def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
         assert group.rows is not None
         fragment, first = self._fragments[group.index]
-        wanted = {"columns": list(self._selection.read), "offset": first + start, "limit": group.rows - start}
+        wanted = {"columns": list(self.selection.read), "offset": first + start, "limit": group.rows - start}
         ahead = {"batch_size": group.step, "batch_readahead": 2, "io_buffer_size": AHEAD_BYTES}
         try:
             with calling():
                 for batch in fragment.to_batches(**wanted, **ahead, **BLOBS):
                     begin, start = start, start + batch.num_rows
-                    rows, after = self._selection.of(batch, begin)
+                    rows, after = self.selection.of(batch, begin)
                     yield DecodedRows(rows, after, start)
         except Exception as error:  # of lance: ArrowInvalid for anything
-            self._format.pinned(self._found)  # a version that is gone is no damage
+            self._format.open_found(self._found)  # a version that is gone is no damage
             raise ValueError(reason(error)) from error
 
     def close(self) -> None:

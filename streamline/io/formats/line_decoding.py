@@ -29,7 +29,7 @@ MAX_LINE_BYTES = 256 * 1024 * 1024
 SLICE_BYTES = 128 * 1024
 """A slice's size at the most, unless one line is longer: parsing as much JSON takes 0.2 ms."""
 
-SAMPLED = 16
+SAMPLED_PART = 16
 """A part of a slice, from its end, in which lines are counted to see whether they have become shorter."""
 
 HEAD_BYTES = 2048
@@ -47,7 +47,6 @@ class Fault:
       line: its index in the slice.
       at: where it begins in the slice, in bytes.
       reason: what was expected, and what arrived.
-      cause: the decoder's own exception.
       lines: that it takes up: a record of a CSV file may have several.
     """
 
@@ -63,7 +62,6 @@ class DecodedSlice(Generic[T]):
     """What a slice holds, up to the first line that can't be decoded.
 
     Attributes:
-      items: in order.
       lines: lines that were decoded or skipped.
       kept: the line of each item, as an index in the slice; None: item i is line i.
       fault: what stopped it.
@@ -155,12 +153,12 @@ class Splitter:
         return not self._tail and self._at == len(self._block)
 
     def learn(self, lines: int, size: int) -> None:
-        """Take note that a slice of `size` bytes held `lines` lines."""
+        """Adapt the size of slices: one of `size` bytes held `lines` lines."""
         self._size = min(SLICE_BYTES, max(1, size * self._lines // lines))
 
     def _seems_crowded(self, at: int, end: int) -> bool:
         """Whether the lines of a slice are short at its end: counting those of all slices takes a third of decoding."""
-        size = max(1, (end - at) // SAMPLED)
+        size = max(1, (end - at) // SAMPLED_PART)
         return self._block.count(b"\n", end - size, end) * (end - at) > self._most * size
 
     def _keep(self, part: bytes) -> None:

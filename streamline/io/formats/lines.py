@@ -23,7 +23,7 @@ from streamline.errors import DataError
 from streamline.io.fetch.file import File, FilePart
 from streamline.io.formats.base import Format, Place
 from streamline.io.formats.byte_stream import pieces
-from streamline.io.formats.compression import named
+from streamline.io.formats.compression import compression_of_name
 from streamline.io.formats.line_decoding import (
     BOM,
     MAX_LINE_BYTES,
@@ -47,8 +47,6 @@ class TooLong:
 
     Attributes:
       size: its bytes with its end; 0: reading ends there.
-      error: what is wrong with it.
-      head: how it begins.
     """
 
     size: int
@@ -67,7 +65,6 @@ async def slices(
     """Yield slices of whole lines from byte `start` on, and whether one is known to be the file's last.
 
     Args:
-      splitter: cuts them; empty.
       wrong: makes the error for the line after the slice yielded last, from the reason.
       skipping: go on after a line that is too long; else it is the last that is yielded.
       stop: as `pieces`.
@@ -102,13 +99,13 @@ class TextFormat(Format[T]):
     counts: ClassVar[tuple[str, ...]] = ("line", "byte")
 
     def grows(self, path: str) -> bool:
-        return named(path) is None
+        return compression_of_name(path) is None
 
     def stands(self, place: Place) -> str:
         path, line, byte = place["file"], place["line"], place["byte"]
         if path is None:
             return "nothing is left"
-        how = "seeks" if named(path) is None else f"decompresses {byte:,} bytes to get there"
+        how = "seeks" if compression_of_name(path) is None else f"decompresses {byte:,} bytes to get there"
         return f"{path}, line {line:,}, byte {byte:,}{f' ({how})' if byte else ''}"
 
     async def chunks(self, file: File, begin: Place, after: Place, name: str, context: StageContext) -> Lists[T]:
@@ -242,7 +239,6 @@ class TextCursor(ABC, Generic[T]):
     Attributes:
       line: lines before the next slice.
       byte: where the next slice begins.
-      splitter: cuts the file into slices.
       over: whether all that belongs to this part of the file has been taken.
     """
 
@@ -269,7 +265,7 @@ class TextCursor(ABC, Generic[T]):
         error.__cause__ = fault.cause
         return error
 
-    def _taken(self, decoded: DecodedSlice[T], raw: bytes, successor: Place | None) -> Chunk[T]:
+    def _take_lines(self, decoded: DecodedSlice[T], raw: bytes, successor: Place | None) -> Chunk[T]:
         """Go on after the lines `raw`, and return their items."""
         name, kept, last = self._name, decoded.kept, decoded.lines - 1
         where = LineSlice(self._path, self._shard, self.line, self.byte, raw, decoded.lines, successor)
@@ -298,11 +294,7 @@ class TextCursor(ABC, Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class LineFormat(TextFormat[T]):
-    """Files of lines.
-
-    Attributes:
-      max_line_bytes: a longer line is an error.
-    """
+    """Files of lines."""
 
     reread: ClassVar[str] = "seeks to its line (compressed: unpacks up to it)"
     splits: ClassVar[bool] = True
@@ -349,7 +341,7 @@ class _LineCursor(TextCursor[T]):
                 return
             yield self._leave_out(raw.error, raw.head, 1, raw.size, final, context)
             return
-        raw = self._owned(raw)
+        raw = self._own_lines(raw)
         if not self.byte and raw.startswith(BOM):
             raw = raw[len(BOM) :]
             self.byte = len(BOM)
@@ -377,13 +369,13 @@ class _LineCursor(TextCursor[T]):
         if not decoded.lines:
             return None, fault
         self.splitter.learn(decoded.lines, len(raw))
-        return self._taken(decoded, raw, self._after if final and fault is None else None), fault
+        return self._take_lines(decoded, raw, self._after if final and fault is None else None), fault
 
     def _pass(self, lines: int, size: int) -> None:
         super()._pass(lines, size)
         self.over = self.over or (self._stop is not None and self.byte >= self._stop)
 
-    def _owned(self, raw: bytes) -> bytes:
+    def _own_lines(self, raw: bytes) -> bytes:
         """Return the lines of a slice that begin in this part of the file."""
         if self._in_line:
             cut = raw.find(b"\n") + 1 or len(raw)

@@ -89,7 +89,7 @@ class MdsFormat(RowFormat):
     async def table(self, file: File, in_thread: InThread[Any]) -> MdsTable:
         packed = None
         if self.check_hashes or not file.path.partition("?")[0].endswith(SUFFIX):
-            packed = whole = await _unpacked(file, self.max_shard_bytes)
+            packed = whole = await _unpack(file, self.max_shard_bytes)
             await in_thread(lambda: check_hash(whole, self.hashes.get(file.path, {}), needed=self.check_hashes))
         size = await file.size("reading an MDS shard") if packed is None else len(packed)
 
@@ -129,7 +129,7 @@ def check_hash(content: bytes | bytearray, expected: Mapping[str, str], *, neede
         raise DataError(f"it is damaged, or was replaced: its {known} is {found}, expected {expected[known]}")
 
 
-async def _unpacked(file: File, most: int) -> bytearray:
+async def _unpack(file: File, most: int) -> bytearray:
     """Return all of a shard, which may be compressed: one that isn't may be as large as it is."""
     whole, most = bytearray(), max(most, file.part.found.size or 0)
     async with aclosing(pieces(file, 0)) as unpacked:

@@ -23,8 +23,8 @@ from streamline.core.lazy_numpy import np
 from streamline.errors import DataError, ReadError
 from streamline.io.fetch.file import File
 from streamline.io.formats.base import InThread
-from streamline.io.formats.npz import MAGICS, ArchivedArray, inflated, members
-from streamline.io.formats.rows import BLOCK_BYTES, BLOCK_ROWS, RowFormat, RowTable, dicts
+from streamline.io.formats.npz import MAGICS, ArchivedArray, inflate, members
+from streamline.io.formats.rows import BLOCK_BYTES, BLOCK_ROWS, RowFormat, RowTable, dicts, row_spans
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,11 @@ class ArrayTable(RowTable):
         return cls(tuple(columns), archive, rows=rows, missing=rows - min(column.good for column in columns))
 
     def spans(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield the rows from `start` to `stop` in blocks, the same for all columns."""
+        """Return the blocks of the rows from `start` to `stop`, the same for all columns."""
         row_bytes = sum(column.read_bytes for column in self.columns)
-        step = max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, row_bytes)))
-        for at in range(start, stop, step):
-            yield at, min(stop, at + step)
+        return row_spans(start, stop, max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, row_bytes))))
 
     async def blocks(self, start: int, stop: int) -> AsyncGenerator[Sequence[Sequence[Any]], None]:
-        """Yield blocks of rows from `start` to `stop`, a list of one array for each column."""
         async with AsyncExitStack() as opened:
             columns = []
             for column in self.columns:
@@ -90,7 +87,7 @@ class NpyFormat(RowFormat):
         return {} if self.arrays is None else {"arrays": list(self.arrays)}
 
     async def table(self, file: File, in_thread: InThread[Any]) -> ArrayTable:
-        head = await _gathered(file.blocks(0, HEAD_BYTES))  # nearly always all of the header, if it is an npy file
+        head = await _join(file.blocks(0, HEAD_BYTES))  # nearly always all of the header, if it is an npy file
         if not head.startswith(MAGICS):
             return ArrayTable.of([await column_of(file, None, head, in_thread)], archive=False)
         found = {member.name: member for member in await members(file)}
@@ -125,7 +122,6 @@ class ArrayColumn(ABC):
 
     Attributes:
       name: of the array in its archive; "": the file is the array.
-      layout: of its rows.
       good: rows that are there: fewer than the header says where the file was cut short.
     """
 
@@ -208,7 +204,7 @@ class DeflatedColumn(ArrayColumn):
     async def blocks(self, spans: Iterable[tuple[int, int]]) -> Blocks:
         layout = self.layout
         size, at, held = layout.row_bytes, 0, bytearray()  # `held` begins at byte `at` of the member
-        async with aclosing(inflated(self.file, self.member)) as pieces:
+        async with aclosing(inflate(self.file, self.member)) as pieces:
             for start, stop in spans:
                 begin, end = layout.start + start * size, layout.start + stop * size
                 while at + len(held) < end:
@@ -253,7 +249,7 @@ async def column_of(file: File, member: ArchivedArray | None, head: bytes, in_th
         assert member is not None
         return DeflatedColumn(name, layout, good, file, member)
     if file.local:
-        found = await in_thread(lambda: _mapped(file, layout, base, good))
+        found = await in_thread(lambda: _map(file, layout, base, good))
         if isinstance(found, BaseException):
             raise found
         return Mapped(name, layout, good, found)
@@ -270,7 +266,7 @@ def _fortran() -> str:
     )
 
 
-async def _gathered(blocks: AsyncGenerator[bytes, None]) -> bytes:
+async def _join(blocks: AsyncGenerator[bytes, None]) -> bytes:
     async with aclosing(blocks):
         return b"".join([block async for block in blocks])
 
@@ -278,7 +274,7 @@ async def _gathered(blocks: AsyncGenerator[bytes, None]) -> bytes:
 async def _header(file: File, member: ArchivedArray | None, head: bytes) -> bytes:
     """Return the bytes of a header, and perhaps some after it."""
     if member is not None and member.packed:
-        async with aclosing(inflated(file, member)) as pieces:
+        async with aclosing(inflate(file, member)) as pieces:
             async for piece in pieces:
                 head += piece
                 if len(head) >= len(MAGIC) + 6 and len(head) >= header_bytes(head):
@@ -286,13 +282,13 @@ async def _header(file: File, member: ArchivedArray | None, head: bytes) -> byte
         return head
     base, limit = (0, math.inf) if member is None else (member.start, member.size)
     if not head:
-        head = await _gathered(file.blocks(base, base + int(min(HEAD_BYTES, limit))))
+        head = await _join(file.blocks(base, base + int(min(HEAD_BYTES, limit))))
     if len(head) < (wanted := int(min(limit, header_bytes(head)))):
-        head += await _gathered(file.blocks(base + len(head), base + wanted))
+        head += await _join(file.blocks(base + len(head), base + wanted))
     return head
 
 
-def _mapped(file: File, layout: Layout, base: int, good: int) -> np.ndarray[Any, Any] | BaseException:
+def _map(file: File, layout: Layout, base: int, good: int) -> np.ndarray[Any, Any] | BaseException:
     """Return a local array, mapped, read-only; or what went wrong. For a thread."""
     path, listed = file.path, file.part.found.size
     if not layout.row_bytes or not good:
@@ -331,8 +327,6 @@ class Layout:
     Attributes:
       start: the byte at which the first one begins, from the header's first byte on.
       rows: length of the first axis.
-      row_shape: of the other axes.
-      dtype: of the elements.
       fortran: the first axis varies fastest, so the bytes of a row are spread over the whole array.
     """
 
@@ -389,7 +383,7 @@ def layout_of(head: bytes) -> Layout:
         )
     begin = 8 + LENGTHS[head[6], head[7]]
     try:
-        shape, fortran, dtype = _parsed(head[6], head[begin:size])
+        shape, fortran, dtype = _parse(head[6], head[begin:size])
     except Exception as error:  # of numpy's parser, on garbage: ValueError, TypeError, RecursionError, ...
         raise DataError(f"the npy header can't be read: {error}") from error
     if dtype.hasobject:
@@ -405,7 +399,7 @@ def layout_of(head: bytes) -> Layout:
     return Layout(size, shape[0], shape[1:], dtype, fortran and len(shape) > 1)
 
 
-def _parsed(version: int, text: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _parse(version: int, text: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if version == 3:
         # numpy's public functions read versions 1 and 2, which are Latin-1. Beyond ASCII there is nothing in a header
         # but names in quotes, so escaped it means the same.

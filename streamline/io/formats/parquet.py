@@ -22,7 +22,7 @@ class ParquetFormat(Columnar):
     reread: ClassVar[str] = "reads its row group again"
     unit: ClassVar[str] = "row group"
 
-    async def opened(self, file: File, first: int, in_thread: InThread[Any]) -> GroupedTable:
+    async def table(self, file: File, first: int, in_thread: InThread[Any]) -> GroupedTable:
         def open_() -> GroupedTable:
             from streamline.io.formats.parquet_table import ParquetTable  # imports pyarrow
 

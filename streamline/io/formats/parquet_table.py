@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from streamline.errors import DataError, StreamlineError
 from streamline.io.fetch.file import File, FilePart
-from streamline.io.formats.columnar import STEP_BYTES, Columnar, DecodedRows, RowGroup
-from streamline.io.formats.columnar_selection import Selection, filter_columns, named, within
+from streamline.io.formats.columnar import STEP_BYTES, Columnar, DecodedRows, GroupedTable, RowGroup
+from streamline.io.formats.columnar_selection import selection_of, within
 from streamline.io.formats.sparse_file import AbsentFile, Span, SparseFile, coalesced
 from streamline.sharding.split import contiguous
 
@@ -32,14 +32,13 @@ PADDING_BYTES = 100
 """Read after a column: writers before PARQUET-816 forgot to count a header in its size, and pyarrow reads it."""
 
 
-class ParquetTable:
+class ParquetTable(GroupedTable):
     """The footer of a file, parsed once, and a decoder of what is fetched of it.
 
     A local file is read by pyarrow itself: it asks for the same bytes, and saves a copy and the ways between threads.
 
     Args:
       footer: its end, at least all of the footer.
-      first: the first group that is wanted.
     """
 
     def __init__(self, format: Columnar, file: File, size: int, footer: bytes, first: int) -> None:
@@ -60,7 +59,15 @@ class ParquetTable:
                 page_checksum_verification=True,
                 coerce_int96_timestamp_unit="us",  # in nanoseconds, years before 1678 and after 2261 would be others
             )
-            self._selection = self._selected(format)
+            self._leaves = [self._file.schema.column(index).path for index in range(len(self._file.schema))]
+            self.selection = selection_of(
+                self._path,
+                self._file.schema_arrow,
+                lambda columns: self._file.read_row_groups([], columns=columns).schema,
+                format.columns,
+                format.expression,
+                self._leaves,
+            )
             self.groups = self._groups(format, file.part, first)
         except StreamlineError:
             self.close()
@@ -69,22 +76,16 @@ class ParquetTable:
             self.close()
             raise DataError(f"{self._path}: the footer can't be read: {type(error).__name__}: {error}") from error
 
-    @property
-    def schema(self) -> Any:
-        return self._selection.schema
-
     def close(self) -> None:
         self._source.close()
 
     def _groups(self, format: Columnar, part: FilePart, first: int) -> list[RowGroup]:
         """Return the groups of a part of the file that have rows, and may have some that are wanted."""
-        metadata, parquet = self._file.metadata, self._file.schema
-        leaves = [parquet.column(index).path for index in range(len(parquet))]
-        names = set(self._selection.read)
-        read = [index for index, leaf in enumerate(leaves) if not names.isdisjoint(within(leaf))]
+        metadata, names = self._file.metadata, set(self.selection.read)
+        read = [index for index, leaf in enumerate(self._leaves) if not names.isdisjoint(within(leaf))]
         owned = contiguous(metadata.num_row_groups, part.num_shards, part.shard)
         self._check(range(metadata.num_row_groups), read)
-        kept = self._kept(format)
+        kept = self._matching_groups(format)
         groups = (self._group(index, read, format.batch_rows) for index in owned if index >= first and index in kept)
         return [group for group in groups if group.rows]
 
@@ -99,7 +100,7 @@ class ParquetTable:
         data = AbsentFile(self._size)
         reader = pq.ParquetFile(pa.PythonFile(data, mode="r"), metadata=self._file.metadata, pre_buffer=True)
         try:  # it looks at the metadata of all columns before it asks for any data
-            next(reader.iter_batches(row_groups=list(groups), columns=list(self._selection.read)), None)
+            next(reader.iter_batches(row_groups=list(groups), columns=list(self.selection.read)), None)
         except EOFError as error:
             if error is not data.error:
                 raise
@@ -112,26 +113,13 @@ class ParquetTable:
                 if (now := group.column(leaf).physical_type) != kind:
                     raise ValueError(f"row group {index}: a column of {kind} is said to be of {now}")
 
-    def _selected(self, format: Columnar) -> Selection:
-        whole, parquet = self._file.schema_arrow, self._file.schema
-        leaves = [parquet.column(index).path for index in range(len(parquet))]
-        tops = named(self._path, whole, leaves, format.columns)
-        columns = tops if format.columns is None else list(format.columns)
-        schema = self._file.read_row_groups([], columns=columns).schema
-        schema = pa.schema([schema.field(name) for name in tops])
-        if format.predicate is None:
-            return Selection(tuple(columns), schema)
-        expression = format.predicate.expression
-        looked_at = filter_columns(self._path, whole, expression)
-        return Selection((*columns, *looked_at), schema, expression)
-
-    def _kept(self, format: Columnar) -> set[int]:
+    def _matching_groups(self, format: Columnar) -> set[int]:
         """Return the groups that may have rows for which the filter is true, as their statistics say."""
         every = range(self._file.metadata.num_row_groups)
         if format.predicate is None or not every:
             return set(every)
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(pa.BufferReader(self._footer))
-        subset = fragment.subset(filter=self._selection.expression, schema=self._file.schema_arrow)
+        subset = fragment.subset(filter=self.selection.expression, schema=self._file.schema_arrow)
         return {group.id for group in subset.row_groups}
 
     def _group(self, index: int, read: list[int], batch_rows: int | None) -> RowGroup:
@@ -165,7 +153,7 @@ class ParquetTable:
             pieces = ((start, piece) for (start, _), piece in zip(group.spans, data, strict=True))
             self._sparse.hold([(self._tail, self._footer), *pieces])
         batches = self._file.iter_batches(
-            batch_size=group.step, row_groups=[group.index], columns=list(self._selection.read)
+            batch_size=group.step, row_groups=[group.index], columns=list(self.selection.read)
         )
         row = 0
         for batch in batches:
@@ -175,5 +163,5 @@ class ParquetTable:
             if row <= start:
                 continue
             cut = max(0, start - begin)
-            wanted, after = self._selection.of(batch.slice(cut) if cut else batch, begin + cut)
+            wanted, after = self.selection.of(batch.slice(cut) if cut else batch, begin + cut)
             yield DecodedRows(wanted, after, row)

@@ -47,7 +47,7 @@ class RowTable(ABC):
         """
 
     def following(self, row: int) -> int:
-        """Return from which row on `blocks` may go on, where it raised behind the one before `row`."""
+        """Return from which row on `blocks` can read again, after it has raised at `row`."""
         return self.rows
 
     @abstractmethod
@@ -58,6 +58,13 @@ class RowTable(ABC):
         """Return what is wrong where rows are missing."""
         there = self.rows - self.missing
         return f"the file is truncated: it says that it has {self.rows:,} rows, and {there:,} are there"
+
+
+def row_spans(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield the rows from `start` to `stop` in blocks that end at multiples of `step`; there may be trillions."""
+    while start < stop:
+        begin, start = start, min(stop, (start // step + 1) * step)
+        yield begin, start
 
 
 def dicts(names: Sequence[str], block: Sequence[Sequence[Any]]) -> list[Any]:
@@ -111,14 +118,14 @@ class RowFormat(Format[Any]):
                 if wrong is None or (following := table.following(row)) >= share.stop:
                     break
                 state = At(name, {"file": file.path, "row": following})
-                context.skip_or_raise(_placed(wrong, f"{place}, row {row:,}"), file.path, state, following - row)
+                context.skip_or_raise(_at_place(wrong, f"{place}, row {row:,}"), file.path, state, following - row)
                 yield Chunk((), (), state)
                 row, wrong = following, None
             rest, place = share.stop - row, f"{file.path}, row {row:,}"
             if rest > 0 and wrong is None:
                 wrong = DataError(table.cut_short())
         if wrong is not None:
-            context.skip_or_raise(_placed(wrong, place), file.path, At(name, dict(after)), rest)
+            context.skip_or_raise(_at_place(wrong, place), file.path, At(name, dict(after)), rest)
             yield Chunk((), (), At(name, dict(after)))
 
     def _chunks(
@@ -145,7 +152,7 @@ class RowFormat(Format[Any]):
             if failure is not None:
                 at += 1
                 state = At(name, dict(after) if row + at == stop else {"file": path, "row": row + at})
-                context.skip_or_raise(_placed(failure, f"{path}, row {row + at - 1:,}"), path, state)
+                context.skip_or_raise(_at_place(failure, f"{path}, row {row + at - 1:,}"), path, state)
                 yield Chunk((), (), state)
 
 
@@ -163,7 +170,7 @@ def _items(table: RowTable, block: Sequence[Sequence[Any]]) -> tuple[list[Any], 
         return items, None
 
 
-def _placed(error: DataError, place: str) -> DataError:
+def _at_place(error: DataError, place: str) -> DataError:
     wrong = DataError(f"{place}: {error}")
     wrong.__cause__ = error.__cause__
     return wrong

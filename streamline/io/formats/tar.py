@@ -33,7 +33,6 @@ class TarFormat(CutFormat[Any]):
 
     Attributes:
       group: whether members are grouped into samples; otherwise each is one.
-      max_sample_bytes: a sample with more data is an error.
     """
 
     kind: ClassVar[str] = "read_tar"

@@ -69,11 +69,11 @@ def extension(head: bytes) -> int:
     return rounded(size)
 
 
-def parsed(group: bytes) -> TarHeader:
+def parse_header(group: bytes) -> TarHeader:
     """Return what a member's header says, with those before it that extend it."""
-    if (header := plain(group)) is not None:
+    if (header := parse_plain(group)) is not None:
         return header
-    info = _info(group) if len(group) == BLOCK else _extended(group)
+    info = _info(group) if len(group) == BLOCK else _parse_extended(group)
     if info.type == tarfile.GNUTYPE_SPARSE:
         raise BadHeaderError(_sparse(info.name))
     if info.type == b"M":
@@ -85,7 +85,7 @@ def parsed(group: bytes) -> TarHeader:
     return TarHeader(info.name, size, regular, info.linkname if info.islnk() else "")
 
 
-def plain(head: bytes) -> TarHeader | None:
+def parse_plain(head: bytes) -> TarHeader | None:
     """Return what the header of a plain file says, written as most are; None: ask `tarfile`, which takes 5 x as long.
 
     A sum of 256 bytes is the lower half of their Adler-32 less 1 (RFC 1950), which is quicker than `sum`.
@@ -112,7 +112,7 @@ def _info(head: bytes) -> tarfile.TarInfo:
         raise BadHeaderError(f"it is damaged: {error}") from error
 
 
-def _extended(group: bytes) -> tarfile.TarInfo:
+def _parse_extended(group: bytes) -> tarfile.TarInfo:
     at = 0
     while (size := extension(group[at : at + BLOCK])) >= 0:
         data, kind = group[at + BLOCK : at + BLOCK + size], group[at + TYPE : at + TYPE + 1]
@@ -189,7 +189,7 @@ class Scanner:
                 self.ended, self.mark = True, self.at
                 self._check_zeros()
                 return None
-            header = parsed(group)
+            header = parse_header(group)
         except BadHeaderError as error:
             raise self.error(str(error)) from error
         self.start, self.name = self.at, header.name

@@ -35,11 +35,7 @@ SLICE_BYTES = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class TFRecordFormat(CutFormat[bytes]):
-    """Records of bytes. Place: {"file", "byte", "record"}: where the next one begins, and how many are before it.
-
-    Attributes:
-      max_record_bytes: a longer record is an error.
-    """
+    """Records of bytes. Place: {"file", "byte", "record"}: where the next one begins, and how many are before it."""
 
     kind: ClassVar[str] = "read_tfrecord"
     reread: ClassVar[str] = "seeks to its record (compressed: unpacks up to it)"
@@ -99,7 +95,7 @@ class RecordCutter(Cutter):
             if len(data) - at < need:
                 data, at = self._joined(data[at:], need), 0
             begin = at + HEAD.size
-            if (size := heads.get(data[at:begin])) is None and (size := self._learned(data[at:begin])) is None:
+            if (size := heads.get(data[at:begin])) is None and (size := self._learn_length(data[at:begin])) is None:
                 wrong = self._lost
                 break
             need = HEAD.size + size + CHECKSUM.size
@@ -117,7 +113,7 @@ class RecordCutter(Cutter):
             held -= need
             need = HEAD.size
         self._data, self._from, self._held, self._need = data, at, held, need
-        if (good := self._undamaged(records, sums)) < len(records):
+        if (good := self._count_undamaged(records, sums)) < len(records):
             wrong = partial(self._damaged, records[good])
             byte = self._put_back(found, sums, good)
         self.at = byte
@@ -139,7 +135,7 @@ class RecordCutter(Cutter):
         error = DataError(f"{self.path} is truncated: it ends at byte {end:,}, inside record {inside}")
         return CutItems(wrong=BadItem(error, b"", None))
 
-    def _learned(self, head: bytes) -> int | None:
+    def _learn_length(self, head: bytes) -> int | None:
         """Return the length in a record's head, and keep it: heads are few, and looked up faster than checked."""
         size, checksum = HEAD.unpack(head)
         if masked(self._crc(head[: LENGTH.size])) != checksum:
@@ -149,7 +145,7 @@ class RecordCutter(Cutter):
         self._heads[head] = size
         return int(size)
 
-    def _undamaged(self, records: list[bytes], sums: list[bytes]) -> int:
+    def _count_undamaged(self, records: list[bytes], sums: list[bytes]) -> int:
         """Return how many of the records, from the first one on, have the checksums that are stored with them."""
         if not records:
             return 0

@@ -135,7 +135,7 @@ class Storage(Protocol):
           ReadError: as for `blocks`; fewer bytes than `stop - start` are there.
         """
         async with aclosing(self.blocks(path, start, stop, etag)) as blocks:
-            return joined(path, [block async for block in blocks], start, stop)
+            return join_blocks(path, [block async for block in blocks], start, stop)
 
     async def upload(self, path: str, file: IO[bytes], size: int) -> None:
         """Write an object of `size` bytes out of a file, whole or not at all; one of that name is replaced.
@@ -184,7 +184,7 @@ def _read_only(path: str) -> WriteError:
     return WriteError(f"{path.partition('://')[0]}:// can't be written to: give a local folder, s3://, gs:// or az://")
 
 
-def joined(path: str, blocks: Sequence[bytes], start: int, stop: int | None) -> bytes:
+def join_blocks(path: str, blocks: Sequence[bytes], start: int, stop: int | None) -> bytes:
     data = blocks[0] if len(blocks) == 1 else b"".join(blocks)
     if stop is not None and len(data) != stop - start:
         raise ReadError(f"{path} ends at byte {start + len(data):,}, expected {stop:,}: has it been replaced?")

@@ -20,18 +20,18 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from streamline.core.meters import Traffic
 from streamline.errors import ReadError, printable
-from streamline.io.storage.base import Arrival, FoundObject, Storage, check_listed, joined, too_short
-from streamline.io.storage.http_client import HttpClient, judged, more_of
+from streamline.io.storage.base import Arrival, FoundObject, Storage, check_listed, join_blocks, too_short
+from streamline.io.storage.http_client import HttpClient, more_of, transient_error
 from streamline.io.storage.http_response import Answer, Version, ask, refusal, understand
 from streamline.io.storage.options import HttpOptions
 from streamline.io.storage.retry import Attempts, TransientError
 
 logger = logging.getLogger("streamline.reading")  # as the docs call it
 
-FAILURES = (aiohttp.ClientError, TransientError, OSError)
-"""What a request may fail with; which of them may pass is `judged`."""
+REQUEST_ERRORS = (aiohttp.ClientError, TransientError, OSError)
+"""What a request may fail with; which of them may pass is `transient_error`."""
 
-UNKNOWN = sys.maxsize
+UNKNOWN_SIZE = sys.maxsize
 """The end of an object of unknown size."""
 
 REFUSAL_BYTES = 4096
@@ -78,7 +78,7 @@ class HttpStorage(Storage):
                 one.response, answer = await self._request(url, one.position, stop, known, attempts)
                 if answer.stop == one.position:
                     return
-                end = UNKNOWN if stop is None else stop
+                end = UNKNOWN_SIZE if stop is None else stop
                 body = _Body(one.response, answer, one.position, end, attempts, self._options.timeout_s, listed)
                 while block := await body.next():
                     one.position += len(block)
@@ -91,7 +91,7 @@ class HttpStorage(Storage):
 
     async def read(self, url: str, start: int, stop: int | None, etag: str | None = None) -> bytes:
         async with aclosing(self.blocks(url, start, stop, etag)) as blocks:
-            return joined(printable(url), [block async for block in blocks], start, stop)
+            return join_blocks(printable(url), [block async for block in blocks], start, stop)
 
     async def fetch(self, url: str, start: int, stop: int, etag: str | None, arrival: Arrival) -> None:
         """Pass bytes `start` to `stop` of an object to `arrival` as they come.
@@ -110,7 +110,7 @@ class HttpStorage(Storage):
                     found = FoundObject(url, version.total, version.tag)
                     if not arrival.begins(found, answer.stop, not answer.whole):
                         return
-                    end = UNKNOWN if arrival.stop is None else arrival.stop
+                    end = UNKNOWN_SIZE if arrival.stop is None else arrival.stop
                     known = known if known is not None and known.tag else version
                 body = _Body(one.response, answer, one.position, end, attempts, self._options.timeout_s, listed)
                 while one.position < end and (block := await body.next()):
@@ -164,7 +164,7 @@ async def _content(response: aiohttp.ClientResponse) -> str:
     with anyio.move_on_after(REFUSAL_S):
         try:
             content = await response.content.read(REFUSAL_BYTES)
-        except FAILURES as error:
+        except REQUEST_ERRORS as error:
             return f"its content was cut short: {error}"
     return content.decode(errors="replace")
 
@@ -189,9 +189,9 @@ class _Try:
         response, self.response = self.response, None
         if response is not None and not response.closed:  # one that was read to its end has given its connection back
             response.close()
-        if not isinstance(error, FAILURES):
+        if not isinstance(error, REQUEST_ERRORS):
             return False
-        await self.attempts.failed(judged(self.attempts.what, error), self.position, error)
+        await self.attempts.back_off(transient_error(self.attempts.what, error), self.position, error)
         return True
 
 

@@ -79,7 +79,7 @@ class HttpClient:
         Raises:
           ReadError: no URL, a redirect that leads nowhere, a file of certificates that can't be read.
           TransientError: no connection, or no whole header of an answer, in time.
-          aiohttp.ClientError, OSError: see `judged`.
+          aiohttp.ClientError, OSError: see `transient_error`.
         """
         session, ends = self._opened or await self._open(), monotonic() + within_s
         target, proxy = self._target(url)
@@ -92,7 +92,7 @@ class HttpClient:
             if response.status not in (301, 302, 303, 307, 308):
                 return response
             response.release()
-            target = _redirected(url, target, response.headers.get("Location"))
+            target = _redirect_target(url, target, response.headers.get("Location"))
             proxy = self._proxy(target)
         raise ReadError(f"{url}: redirected {MAX_REDIRECTS} times, the last time to {target}: a loop?")
 
@@ -149,7 +149,7 @@ class HttpClient:
                 if "?" in url or "#" in url or ENCODED.fullmatch(url) is None:
                     return _url(url), proxy
                 return root.with_path(url[path:], encoded=True), proxy  # a tenth of the time that parsing takes
-            target = _parsed(url)
+            target = _parse_url(url)
         except ValueError as error:
             raise ReadError(f"not a URL: {url}: {error}") from error
         proxy = self._proxy(target)
@@ -190,19 +190,19 @@ def _url(text: str) -> URL:
     return URL(text, encoded=ENCODED.fullmatch(text) is not None)
 
 
-def _parsed(text: str) -> URL:
+def _parse_url(text: str) -> URL:
     url = _url(text)
     if not url.host or url.port is None:  # parsed only when they are asked for
         raise ValueError("a host is missing")
     return url
 
 
-def _redirected(url: str, target: URL, location: str | None) -> URL:
+def _redirect_target(url: str, target: URL, location: str | None) -> URL:
     """Return where a redirect leads; not from https to http, where data could be replaced on the way."""
     if not location:
         raise ReadError(f"{url}: the server redirects, and doesn't say where to (no Location)")
     try:
-        following = _parsed(str(target.join(_url(location))))
+        following = _parse_url(str(target.join(_url(location))))
     except ValueError:
         following = URL()
     if following.scheme not in ("http", "https"):
@@ -272,7 +272,7 @@ class _Resolver(AbstractResolver):
     ) -> list[ResolveResult]:
         def look_up() -> list[ResolveResult]:
             found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
-            return [_resolved(host, one[0], one[2], one[4]) for one in found]
+            return [_resolve_result(host, one[0], one[2], one[4]) for one in found]
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, look_up)
 
@@ -280,7 +280,7 @@ class _Resolver(AbstractResolver):
         """Nothing is kept open."""
 
 
-def _resolved(host: str, family: int, proto: int, address: tuple[object, ...]) -> ResolveResult:
+def _resolve_result(host: str, family: int, proto: int, address: tuple[object, ...]) -> ResolveResult:
     numeric, port = socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)  # type: ignore[arg-type]
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     return ResolveResult(hostname=host, host=numeric, port=int(port), family=family, proto=proto, flags=flags)
@@ -296,7 +296,7 @@ MAY_PASS = (socket.EAI_AGAIN, getattr(socket, "EAI_FAIL", socket.EAI_AGAIN))
 """Name look-ups that failed, rather than having found no such name."""
 
 
-def judged(url: str, error: Exception) -> TransientError:
+def transient_error(url: str, error: Exception) -> TransientError:
     """Return why another try may fare better. A `ReadError` isn't raised from an error that has the URL in its text.
 
     Args:
@@ -321,10 +321,10 @@ def judged(url: str, error: Exception) -> TransientError:
         raise ReadError(f"{url}: that port speaks TLS: is it an https:// URL?") from None
     if isinstance(error, aiohttp.InvalidURL):
         raise ReadError(f"{url}: not a URL: {error}") from None
-    return TransientError(_said(error))
+    return TransientError(_reason(error))
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return "no connection came about within connect_timeout_s"
     if isinstance(error, aiohttp.ClientResponseError):

@@ -16,16 +16,24 @@ from streamline.io.storage.retry import TransientError
 
 CONTENT_RANGE = re.compile(r"[Bb][Yy][Tt][Ee][Ss] (?:([0-9]{1,18})-([0-9]{1,18})|\*)/([0-9]{1,18}|\*)")
 
-PLAIN = ("", "identity", "aws-chunked", "utf-8", "binary")
+PLAIN_ENCODINGS = ("", "identity", "aws-chunked", "utf-8", "binary")
 """Values of Content-Encoding with which the bytes are the object's own: some uploaders set them."""
 
-NAMED = {".gz": "gzip", ".tgz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz", ".br": "br", ".z": "compress"}
+ENCODING_OF_SUFFIX = {
+    ".gz": "gzip",
+    ".tgz": "gzip",
+    ".zst": "zstd",
+    ".bz2": "bzip2",
+    ".xz": "xz",
+    ".br": "br",
+    ".z": "compress",
+}
 """Some servers tell what an object's name says, too: then the bytes are those of the file."""
 
-WORDS = [re.compile(rf"<{tag}>(.*?)</{tag}>", re.DOTALL | re.IGNORECASE) for tag in ("message", "title")]
+MESSAGE_TAGS = [re.compile(rf"<{tag}>(.*?)</{tag}>", re.DOTALL | re.IGNORECASE) for tag in ("message", "title")]
 """Where an answer's content says in a few words what is wrong: in the XML of stores, in the HTML of servers."""
 
-WORDS_LENGTH = 200
+MESSAGE_CHARS = 200
 
 
 class Version(NamedTuple):
@@ -86,7 +94,6 @@ class Answer(NamedTuple):
     Attributes:
       first: the offset in the object of the first byte that comes.
       stop: the offset after the last one; None: known only when the body ends.
-      version: of the object.
       whole: whether the object ends there, even if its size is unknown.
     """
 
@@ -223,7 +230,7 @@ def _check_encoding(url: str, sent: str) -> None:
         return
     encoding = sent.strip().lower()
     suffix = PurePosixPath(url.split("?")[0].lower()).suffix
-    if encoding not in PLAIN and encoding.removeprefix("x-") != NAMED.get(suffix):
+    if encoding not in PLAIN_ENCODINGS and encoding.removeprefix("x-") != ENCODING_OF_SUFFIX.get(suffix):
         raise ReadError(
             f"{url}: the server sends it compressed (Content-Encoding: {printable(sent)}), though it was asked for as "
             "it is: its size and positions would be another's; switch that off there, or store it under a name that "
@@ -265,8 +272,8 @@ def refusal(url: str, status: int, content: str = "") -> ReadError:
     Args:
       content: how the answer's content begins; what it says to people is shown.
     """
-    words = next((found[1] for pattern in WORDS if (found := pattern.search(content))), content)
-    words = printable(" ".join(re.sub(r"<[^>]*>", " ", words).split())[:WORDS_LENGTH])
+    words = next((found[1] for pattern in MESSAGE_TAGS if (found := pattern.search(content))), content)
+    words = printable(" ".join(re.sub(r"<[^>]*>", " ", words).split())[:MESSAGE_CHARS])
     said = f" ({words})" if words and words != status_name(status) else ""
     return ReadError(f"{url}: the server answered {status_name(status)}{said}: {_advice(status)}")
 

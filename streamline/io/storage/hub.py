@@ -27,10 +27,10 @@ R = TypeVar("R")
 BLOCK_BYTES = 4 * 2**20
 """Bytes of a request: one costs a redirect and a signature besides its round trip."""
 
-CALLS = 32
+CALLS_AT_ONCE = 32
 """Threads: questions and blocks on their way at once."""
 
-TOKEN = 'log in (`hf auth login`), set HF_TOKEN, or give storage_options={"token": …}'
+GIVE_TOKEN = 'log in (`hf auth login`), set HF_TOKEN, or give storage_options={"token": …}'
 
 
 class HubStorage(Storage):
@@ -49,7 +49,7 @@ class HubStorage(Storage):
         self._api: Any = huggingface_hub.HfApi(endpoint=self._system.endpoint, token=self._system.token)
         self._http = http or HttpOptions()
         self._traffic = traffic
-        self._threads = ThreadPool(CALLS)
+        self._threads = ThreadPool(CALLS_AT_ONCE)
         self._commits: dict[tuple[str, str, str], str] = {}
 
     async def list(self, pattern: str) -> list[FoundObject]:
@@ -58,12 +58,12 @@ class HubStorage(Storage):
 
         def look() -> list[FoundObject]:
             infos = self._below(glob)
-            return [_found(f"hf://{name}", infos[name]) for name in sorted(infos) if glob.matches(name)]
+            return [_object_of(f"hf://{name}", infos[name]) for name in sorted(infos) if glob.matches(name)]
 
-        return await self._tried(pattern, look)
+        return await self._try(pattern, look)
 
     async def stat(self, path: str) -> FoundObject:
-        return await self._tried(path, lambda: _found(path, self._system.info(self._pinned(path))))
+        return await self._try(path, lambda: _object_of(path, self._system.info(self._path_at_commit(path))))
 
     async def blocks(
         self, path: str, start: int = 0, stop: int | None = None, etag: str | None = None
@@ -81,7 +81,7 @@ class HubStorage(Storage):
         end = size if stop is None else stop
         while position < end:
             upto = min(end, position + BLOCK_BYTES)
-            block = await self._tried(path, partial(self._read, path, position, upto), attempts, position)
+            block = await self._try(path, partial(self._read, path, position, upto), attempts, position)
             position += len(block)
             attempts.arrived(len(block))
             attempts.progress()
@@ -100,14 +100,14 @@ class HubStorage(Storage):
         return {info["name"]: info for info in listed if info["type"] == "file"}
 
     def _read(self, path: str, start: int, stop: int) -> bytes:
-        with self._system.open(self._pinned(path), "rb", block_size=BLOCK_BYTES, cache_type="none") as file:
+        with self._system.open(self._path_at_commit(path), "rb", block_size=BLOCK_BYTES, cache_type="none") as file:
             file.seek(start)
             block: bytes = file.read(stop - start)
         if len(block) != stop - start:
             raise TransientError(f"{len(block):,} bytes came, expected {stop - start:,}")
         return block
 
-    def _pinned(self, path: str) -> str:
+    def _path_at_commit(self, path: str) -> str:
         """Return a path at the commit that its repository is read at."""
         at = self._system.resolve_path(hub_path(path))
         if not hasattr(at, "repo_id"):
@@ -119,7 +119,7 @@ class HubStorage(Storage):
         kind = "" if at.repo_type == "model" else f"{at.repo_type}s/"
         return f"{kind}{at.repo_id}@{self._commits[key]}/{at.path_in_repo}"
 
-    async def _tried(self, path: str, ask: Callable[[], R], attempts: Attempts | None = None, position: int = 0) -> R:
+    async def _try(self, path: str, ask: Callable[[], R], attempts: Attempts | None = None, position: int = 0) -> R:
         attempts = attempts or self._attempts(path)
         while True:
             with self._traffic.asking():
@@ -129,7 +129,7 @@ class HubStorage(Storage):
             meant = meaning(attempts.what, error)
             if isinstance(meant, ReadError):
                 raise meant  # not from it: its text may have the signed URL of a CDN
-            await attempts.failed(meant, position, error)
+            await attempts.back_off(meant, position, error)
 
     def _attempts(self, path: str) -> Attempts:
         return Attempts(printable(path), self._http.retries, self._http.deadline_s, self._traffic)
@@ -142,7 +142,7 @@ def _outcome(ask: Callable[[], R]) -> tuple[R | None, Exception | None]:
         return None, error
 
 
-def _found(path: str, info: Mapping[str, Any]) -> FoundObject:
+def _object_of(path: str, info: Mapping[str, Any]) -> FoundObject:
     """Return what the file system says of a file. Its ETag is of the content, whatever the commit."""
     if info["type"] != "file":
         raise ReadError(f"{path} is a directory: write {path.rstrip('/')}/* for its files, or /{DEEP} for all below it")
@@ -163,9 +163,11 @@ def meaning(what: str, error: Exception) -> ReadError | TransientError:
     status = getattr(response, "status_code", None)
     said = printable(str(error).strip().partition("\n")[0]) or type(error).__name__
     if status in (401, 403):
-        return ReadError(f"{what}: the Hub answered {status}: {said}: for what is private or gated, {TOKEN}")
+        return ReadError(f"{what}: the Hub answered {status}: {said}: for what is private or gated, {GIVE_TOKEN}")
     if isinstance(error, FileNotFoundError) or status == 404:
-        return ReadError(f"{what}: there is no such file, repository or revision: {said}; if it is private, {TOKEN}")
+        return ReadError(
+            f"{what}: there is no such file, repository or revision: {said}; if it is private, {GIVE_TOKEN}"
+        )
     if isinstance(error, ValueError | NotImplementedError):
         return ReadError(f"{what}: {said}: expected hf://datasets/USER/REPO/PATH")
     if status is None or status in (408, 429) or status >= 500:

@@ -75,7 +75,7 @@ def manifest_name(rank: int, world_size: int) -> str:
     return "manifest.json" if world_size == 1 else f"manifest-{rank:05d}-of-{world_size:05d}.json"
 
 
-def parsed(content: bytes, path: str) -> Manifest:
+def parse_manifest(content: bytes, path: str) -> Manifest:
     """Return the manifest in a file's content.
 
     Raises:
@@ -115,7 +115,6 @@ def shards_of(folder: str, parts: Iterable[Manifest], *, whole: bool) -> list[Wr
 
     Args:
       folder: for messages.
-      parts: the manifests.
       whole: whether they are all that the folder has, and a rank's may not be missing.
 
     Raises:

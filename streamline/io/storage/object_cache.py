@@ -28,7 +28,7 @@ import anyio
 from streamline.core.meters import Traffic
 from streamline.core.threads import SerialExecutor
 from streamline.errors import printable
-from streamline.io.storage.base import MODIFIED, FoundObject, Storage, joined, too_short
+from streamline.io.storage.base import MODIFIED, FoundObject, Storage, join_blocks, too_short
 from streamline.io.storage.object_cache_folder import CachedObject, CacheFolder, PartialObject, digest
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class ObjectCache:
         while True:
             if (keeping := self._keeping.get(name)) is not None:
                 await asyncio.wait([keeping])
-            opening = asyncio.wrap_future(self._reads.submit(lambda: self._made().open(name)))
+            opening = asyncio.wrap_future(self._reads.submit(lambda: self._open_folder().open(name)))
             try:
                 kept = await asyncio.shield(opening)
             except asyncio.CancelledError:
@@ -91,7 +91,7 @@ class ObjectCache:
     @contextmanager
     def part(self, name: str) -> Iterator[CachePart]:
         """Give what writes down the object of a name, while it is read."""
-        part = self._parts.pop(name, None) or CachePart(name, self._made, self._writes)
+        part = self._parts.pop(name, None) or CachePart(name, self._open_folder, self._writes)
         self._parts[name] = part  # the last one is the one used last
         part.users += 1
         try:
@@ -138,7 +138,7 @@ class ObjectCache:
         self._reads.shutdown()
         self._writes.shutdown()
 
-    def _made(self) -> CacheFolder:
+    def _open_folder(self) -> CacheFolder:
         with self._making:
             if self._folder is None:
                 self._folder = CacheFolder(*self._options)
@@ -193,7 +193,7 @@ class CachedStorage(Storage):
 
     async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> bytes:
         async with aclosing(self._through(self._at_once, path, start, stop, etag)) as blocks:
-            return joined(path, [block async for block in blocks], start, stop)
+            return join_blocks(path, [block async for block in blocks], start, stop)
 
     async def _at_once(self, path: str, start: int, stop: int | None, etag: str | None) -> AsyncGenerator[bytes, None]:
         yield await self.remote.read(path, start, stop, etag)
@@ -218,7 +218,7 @@ class CachedStorage(Storage):
         name, position = digest(path, etag, self._scope), start
         if (kept := await self.cache.open(name)) is not None:
             end = self._end(path, kept, start, stop)
-            async with aclosing(self._kept(path, kept, start, end)) as blocks:
+            async with aclosing(self._from_folder(path, kept, start, end)) as blocks:
                 async for block in blocks:
                     position += len(block)
                     yield block
@@ -230,9 +230,9 @@ class CachedStorage(Storage):
                     await part.write(position, block)
                     position += len(block)
                     yield block
-            await self._ended(part, path, etag, position if stop is None else None)
+            await self._check_whole(part, path, etag, position if stop is None else None)
 
-    async def _kept(self, path: str, kept: CachedObject, start: int, end: int) -> AsyncGenerator[bytes, None]:
+    async def _from_folder(self, path: str, kept: CachedObject, start: int, end: int) -> AsyncGenerator[bytes, None]:
         """Yield bytes of an open object, up to where the file was cut meanwhile."""
         try:
             while start < end:
@@ -252,7 +252,7 @@ class CachedStorage(Storage):
             raise too_short(printable(path), kept.size, start)
         return kept.size if stop is None else min(stop, kept.size)
 
-    async def _ended(self, part: CachePart, path: str, etag: str, size: int | None) -> None:
+    async def _check_whole(self, part: CachePart, path: str, etag: str, size: int | None) -> None:
         """Check whether all of an object has been read; ask for its size where that may be."""
         if size is None and part.size is None and not part.asked and part.spans.from_start:
             part.asked = True
@@ -312,10 +312,6 @@ class CachePart:
     Attributes:
       name: under which it will be kept.
       made: returns the folder; called in the thread only.
-      thread: that writes.
-      size: of the object in bytes; None: not known yet.
-      asked: whether the size was asked for.
-      users: its readers.
       done: whether it is kept, or given up.
       keeping: done when it is kept.
       spans: what of it has been handed to the thread.

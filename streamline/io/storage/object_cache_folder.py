@@ -44,7 +44,7 @@ LOOKS_PER_FOLDER = 64
 """A process looks through the folder, and makes room, whenever it has written 1/64 of what the folder may hold: some
 1,600 objects of 100 KiB for 10 GiB; looking at 100,000 files takes 0.2 s."""
 
-FILLED = 7 / 8
+FILLED_SHARE = 7 / 8
 """How full a folder is left when room is made: eight processes, each a 64th ahead of its last look, still fit."""
 
 
@@ -61,7 +61,6 @@ class CacheFolder:
     """The objects in one folder.
 
     Attributes:
-      path: of the folder.
       max_bytes: on disk, in all; None: no limit.
 
     Raises:
@@ -103,7 +102,7 @@ class CacheFolder:
             self._check_part(name)
             return None
         except UnsafeFileError as error:
-            raise self._planted(error) from None
+            raise self._unsafe_error(error) from None
         except OSError as error:
             logger.warning("can't read %s of the cache, fetching it anew: %s", printable(str(path)), error)
             return None
@@ -129,11 +128,11 @@ class CacheFolder:
         try:
             os.close(open_own(self._part(name), os.O_RDONLY, strict=True))
         except UnsafeFileError as error:
-            raise self._planted(error) from None
+            raise self._unsafe_error(error) from None
         except OSError:
             return
 
-    def _planted(self, error: UnsafeFileError) -> ReadError:
+    def _unsafe_error(self, error: UnsafeFileError) -> ReadError:
         return ReadError(f"{self.path}, of cache_dir=, has what this user has not put there: {error.strerror}")
 
     @staticmethod
@@ -187,7 +186,7 @@ class CacheFolder:
 
     def fits(self, size: int) -> bool:
         """Whether an object of `size` bytes is ever kept."""
-        return self.max_bytes is None or size + TRAILER.size <= FILLED * self.max_bytes
+        return self.max_bytes is None or size + TRAILER.size <= FILLED_SHARE * self.max_bytes
 
     def failed(self, error: OSError) -> None:
         """The disk can't be written to: go on without, and say so once."""
@@ -211,7 +210,7 @@ class CacheFolder:
                     used += min(status.st_size, status.st_blocks * 512)  # it may have holes
             if self.max_bytes is None:
                 return
-            most = FILLED * self.max_bytes
+            most = FILLED_SHARE * self.max_bytes
             for _, size, path in sorted(objects) if used > most else ():
                 if used <= most:
                     break

@@ -21,7 +21,7 @@ import anyio
 
 from streamline.core.meters import Traffic
 from streamline.errors import ReadError, WriteError, printable
-from streamline.io.storage.base import FoundObject, Storage, joined, together, too_short
+from streamline.io.storage.base import FoundObject, Storage, join_blocks, together, too_short
 from streamline.io.storage.base import Version as KnownVersion
 from streamline.io.storage.options import HttpOptions, open_store
 from streamline.io.storage.paths import Glob, bucket_of
@@ -45,7 +45,7 @@ MOST_PARTS = 10_000
 PARTS_AT_ONCE = 4
 """Parts under way, all of them in memory."""
 
-PAGE = 1000
+OBJECTS_A_LIST = 1000
 """Objects that a store lists in one answer."""
 
 
@@ -81,12 +81,12 @@ class ObjectStorage(Storage):
         empty = [meta["path"] for meta in metas if not meta["size"]]
         there = await together([partial(self._exists, f"{base}/{path}") for path in empty])
         marks = {path for path, is_object in zip(empty, there, strict=True) if not is_object}
-        return [_found(f"{base}/{meta['path']}", meta) for meta in metas if meta["path"] not in marks]
+        return [_object_of(f"{base}/{meta['path']}", meta) for meta in metas if meta["path"] not in marks]
 
     async def stat(self, path: str) -> FoundObject:
         base, key = bucket_of(path)
         store = self._store(base)
-        return _found(path, await self._tried(path, lambda: store.head_async(key)))
+        return _object_of(path, await self._try(path, lambda: store.head_async(key)))
 
     def blocks(
         self, path: str, start: int = 0, stop: int | None = None, etag: str | None = None
@@ -97,7 +97,7 @@ class ObjectStorage(Storage):
     async def read(self, path: str, start: int, stop: int | None, etag: str | None = None) -> bytes:
         size = BLOCK_BYTES if stop is None else max(1, stop - start)
         async with aclosing(self._blocks(path, start, stop, etag, size)) as blocks:
-            return joined(printable(path), [block async for block in blocks], start, stop)
+            return join_blocks(printable(path), [block async for block in blocks], start, stop)
 
     async def upload(self, path: str, file: IO[bytes], size: int) -> None:
         """Write an object out of a file, in parts where it is large; a failure, and a cancellation, leave no parts.
@@ -113,7 +113,7 @@ class ObjectStorage(Storage):
             with anyio.CancelScope(shield=True):
                 await store.put_async(key, file, chunk_size=part, max_concurrency=PARTS_AT_ONCE)
 
-        await self._written(path, put, mib=1 + size // 2**20)
+        await self._try_write(path, put, mib=1 + size // 2**20)
 
     async def replace(self, path: str, content: bytes, version: KnownVersion | None) -> KnownVersion:
         base, key = bucket_of(path)
@@ -121,22 +121,22 @@ class ObjectStorage(Storage):
 
         async def put() -> KnownVersion:
             try:
-                return _known(await store.put_async(key, content, mode="create" if version is None else version))
+                return _version_of(await store.put_async(key, content, mode="create" if version is None else version))
             except Exception as error:
                 _drop_traceback(error)
                 if not (other_version(error) or type(error).__name__ == "AlreadyExistsError"):
                     raise
-            now = await self._looked(store, key)
+            now = await self._look(store, key)
             if now is not None and now[0] == content:
                 return now[1]  # of an earlier try, whose answer was lost
             raise WriteError(f"{printable(path)} was written by another job meanwhile: only one may write to a folder")
 
-        return await self._written(path, put)
+        return await self._try_write(path, put)
 
     async def look(self, path: str) -> tuple[bytes, KnownVersion] | None:
         base, key = bucket_of(path)
         store = self._store(base)
-        return await self._written(path, lambda: self._looked(store, key))
+        return await self._try_write(path, lambda: self._look(store, key))
 
     async def remove(self, path: str) -> None:
         base, key = bucket_of(path)
@@ -146,7 +146,7 @@ class ObjectStorage(Storage):
             with suppress(FileNotFoundError):
                 await store.delete_async(key)
 
-        await self._written(path, delete)
+        await self._try_write(path, delete)
 
     async def aclose(self) -> None:
         """Drop the stores, which closes their connections."""
@@ -182,10 +182,10 @@ class ObjectStorage(Storage):
             except Exception as error:
                 _drop_traceback(error)
                 if other_version(error) and known is not None:
-                    raise _changed(what, position, known[0], (await self.stat(path)).etag) from None
+                    raise _changed_error(what, position, known[0], (await self.stat(path)).etag) from None
                 if past_end(error) and await self._ends_at(path, position, known):
                     return
-                await _failed(attempts, error, position)
+                await _wait_or_raise(attempts, error, position)
                 size = AS_IT_COMES
 
     async def _ends_at(self, path: str, position: int, known: Version | None) -> bool:
@@ -197,7 +197,7 @@ class ObjectStorage(Storage):
 
     async def _directly_in(self, url: str, directory: str | None) -> Sequence[Any]:
         store = self._store(bucket_of(url)[0])
-        listed = await self._tried(url, lambda: store.list_with_delimiter_async(directory))
+        listed = await self._try(url, lambda: store.list_with_delimiter_async(directory))
         objects: Sequence[Any] = listed["objects"]
         return objects
 
@@ -208,14 +208,14 @@ class ObjectStorage(Storage):
         while True:
             offset = listed[-1]["path"] if listed else None
             try:
-                pages = aiter(store.list(directory, offset=offset, chunk_size=PAGE))
+                pages = aiter(store.list(directory, offset=offset, chunk_size=OBJECTS_A_LIST))
                 while page := await _next(attempts, pages):
                     self._traffic.requests += 1
                     listed.extend(page)
                     attempts.progress()
                     attempts.wanted()
             except Exception as error:
-                await _failed(attempts, error, 0)
+                await _wait_or_raise(attempts, error, 0)
                 if any(one["path"] > other["path"] for one, other in pairwise(listed)):
                     listed = []  # S3's directory buckets keep no order, so there is no "after" in them
             else:
@@ -234,9 +234,9 @@ class ObjectStorage(Storage):
                 return False
             return True
 
-        return await self._tried(path, look)
+        return await self._try(path, look)
 
-    async def _tried(self, path: str, ask: Callable[[], Awaitable[R]], mib: int = 1) -> R:
+    async def _try(self, path: str, ask: Callable[[], Awaitable[R]], mib: int = 1) -> R:
         attempts = self._attempts(path, mib)
         while True:
             try:
@@ -244,18 +244,18 @@ class ObjectStorage(Storage):
             except WriteError:
                 raise
             except Exception as error:
-                await _failed(attempts, error, 0)
+                await _wait_or_raise(attempts, error, 0)
 
-    async def _written(self, path: str, ask: Callable[[], Awaitable[R]], mib: int = 1) -> R:
+    async def _try_write(self, path: str, ask: Callable[[], Awaitable[R]], mib: int = 1) -> R:
         try:
-            return await self._tried(path, ask, mib)
+            return await self._try(path, ask, mib)
         except ReadError as error:
             raise WriteError(f"can't write: {error}") from None
 
-    async def _looked(self, store: Any, key: str) -> tuple[bytes, KnownVersion] | None:
+    async def _look(self, store: Any, key: str) -> tuple[bytes, KnownVersion] | None:
         try:
             found = await store.get_async(key)
-            return bytes(await found.bytes_async()), _known(found.meta)
+            return bytes(await found.bytes_async()), _version_of(found.meta)
         except FileNotFoundError as error:
             _drop_traceback(error)
             if any(code in str(error) for code in BUCKETS):
@@ -289,16 +289,16 @@ def _drop_traceback(error: Exception) -> None:
     error.__traceback__ = None
 
 
-async def _failed(attempts: Attempts, error: Exception, position: int) -> None:
+async def _wait_or_raise(attempts: Attempts, error: Exception, position: int) -> None:
     """Wait before the next attempt, or raise the error if there is none."""
     _drop_traceback(error)
     meant = meaning(attempts.what, error)
     if isinstance(meant, ReadError):
         raise meant from None
-    await attempts.failed(meant, position)
+    await attempts.back_off(meant, position)
 
 
-def _known(meta: Any) -> KnownVersion:
+def _version_of(meta: Any) -> KnownVersion:
     return {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
 
 
@@ -315,13 +315,13 @@ def _same(path: str, known: Version | None, now: Version, position: int) -> Vers
         return now
     if known[0] is not None and now[0] is not None:
         if known[0] != now[0]:
-            raise _changed(path, position, known[0], now[0])
+            raise _changed_error(path, position, known[0], now[0])
     elif known[1] is not None and known[1] != now[1]:
         raise ReadError(f"{path} changed while it was read, at byte {position:,}: read it again from its start")
     return now
 
 
-def _changed(path: str, position: int, before: str | None, now: str | None) -> ReadError:
+def _changed_error(path: str, position: int, before: str | None, now: str | None) -> ReadError:
     tags = f"its ETag was {printable(str(before))} and is {printable(str(now))}"
     return ReadError(f"{path} has changed, at byte {position:,}: {tags}; read it again from its start")
 
@@ -337,7 +337,7 @@ def _options(position: int, stop: int | None, known: Version | None) -> dict[str
     return options
 
 
-def _found(path: str, meta: Any) -> FoundObject:
+def _object_of(path: str, meta: Any) -> FoundObject:
     return FoundObject(path, meta["size"], _etag(meta))
 
 
@@ -351,7 +351,7 @@ STATUS = re.compile(r"status code: (\d{3})(?: ([\w ]+))?")
 
 CODE = re.compile(r"<Code>\s*(.*?)\s*</Code>", re.DOTALL)
 
-SAID = re.compile(r"<Message>\s*(.*?)\s*(?:\n|</Message>)", re.DOTALL)
+MESSAGE = re.compile(r"<Message>\s*(.*?)\s*(?:\n|</Message>)", re.DOTALL)
 
 METADATA = re.compile(r"://169\.254\.|metadata\.google\.internal|/latest/api/token|/computeMetadata/|/identity/oauth2/")
 """Where a machine in a cloud asks who it is: tried when nothing else says with which credentials to read."""
@@ -392,7 +392,7 @@ def meaning(path: str, error: Exception) -> ReadError | TransientError:
       TransientError: another try may do better; ReadError: it would not.
     """
     text = str(error)
-    status, said = _status(text), _said(text)
+    status, said = _status(text), _server_text(text)
     if METADATA.search(text) and (status is None or status < 500):
         return ReadError(f"{path}: no credentials were found. {_give_credentials(path)}")
     if isinstance(error, TransientError):
@@ -443,9 +443,9 @@ def _status(text: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _said(text: str) -> str:
+def _server_text(text: str) -> str:
     """Return what the server said, in short."""
-    status, code, message = STATUS.search(text), CODE.search(text), SAID.search(text)
+    status, code, message = STATUS.search(text), CODE.search(text), MESSAGE.search(text)
     if status is not None:
         words = [f"{status[1]} {status[2] or ''}".strip(), *(found[1] for found in (code, message) if found)]
         return printable("the server answered " + ": ".join(words))

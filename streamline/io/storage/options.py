@@ -259,7 +259,7 @@ CLIENT = frozenset(
 """What belongs to `client_options`, and may be written beside the rest. Source: obstore 0.12, `ClientConfig`; in the
 configuration itself, obstore panics at them."""
 
-LONG = "30 days"
+MOST_SECONDS_TEXT = "30 days"
 """obstore's own limit for a request with all of its body is 30 s: a consumer that trains meanwhile takes longer. What
 stalls is noticed by `read_timeout`."""
 
@@ -287,7 +287,7 @@ def open_store(base: str, options: Mapping[str, Any], http: HttpOptions) -> Any:
         base_error = import_module("obstore.exceptions").BaseError
     except ImportError as error:
         raise PlanError(f"{base}: object stores need obstore: {install('stores')}") from error
-    client: dict[str, Any] = {"timeout": LONG, "read_timeout": _span(http.timeout_s)}
+    client: dict[str, Any] = {"timeout": MOST_SECONDS_TEXT, "read_timeout": _span(http.timeout_s)}
     client["connect_timeout"] = _span(http.connect_timeout_s)
     client |= {name: value for name, value in options.items() if name in CLIENT}
     client |= options.get("client_options", {})
@@ -310,4 +310,4 @@ def open_store(base: str, options: Mapping[str, Any], http: HttpOptions) -> Any:
 
 
 def _span(seconds: float) -> str:
-    return LONG if seconds == math.inf else f"{max(1, round(seconds * 1000))} ms"
+    return MOST_SECONDS_TEXT if seconds == math.inf else f"{max(1, round(seconds * 1000))} ms"

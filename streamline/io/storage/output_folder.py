@@ -53,7 +53,6 @@ class OutputFolder(ABC):
     """A folder that one rank of a job writes to. Its methods block, and raise `WriteError` for what fails.
 
     Attributes:
-      path: as the user gave it.
       disk: where a shard is written first, for messages.
       fenced: whether the name of a shard says how many starts of the job there were before.
     """
@@ -93,14 +92,11 @@ class OutputFolder(ABC):
 def output_folder(path: object, access: Access, manifest: str) -> Iterator[OutputFolder]:
     """Open a folder for one rank of a job.
 
-    Args:
-      manifest: the name of the rank's manifest.
-
     Raises:
       PlanTypeError, PlanError: it is no path of a folder, or of a storage that can't be written to.
       WriteError: another job writes to it.
     """
-    folder = _given(path)
+    folder = _path_text(path)
     scheme = scheme_of(folder)
     if is_object(folder) or scheme in ADDED:
         with _storage(folder, access) as (storage, call):
@@ -114,7 +110,7 @@ def output_folder(path: object, access: Access, manifest: str) -> Iterator[Outpu
         yield made
 
 
-def _given(path: object) -> str:
+def _path_text(path: object) -> str:
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
         raise PlanTypeError(f"expected the folder to write to as str or os.PathLike, got {type(path).__name__}")
@@ -136,7 +132,7 @@ class _LocalFolder(OutputFolder):
     def locked(self, manifest: str) -> Iterator[None]:
         """Hold the lock of a rank; its file goes with it."""
         lock = self._folder / f".{manifest}.lock"
-        with self._named("lock"):
+        with self._name_errors("lock"):
             make_directory(self._folder)
             descriptor = self._lock(lock)
         try:
@@ -164,35 +160,35 @@ class _LocalFolder(OutputFolder):
             os.close(descriptor)  # of a job that has just ended, and has removed it
 
     def names(self) -> dict[str, int | None]:
-        with self._named("look into"):
+        with self._name_errors("look into"):
             return {path.name: path.lstat().st_size for path in sorted(self._folder.iterdir()) if path.name[0] != "."}
 
     def manifest(self, name: str) -> bytes | None:
-        with self._named("read the manifest in"):
+        with self._name_errors("read the manifest in"):
             try:
                 return (self._folder / name).read_bytes()
             except FileNotFoundError:
                 return None
 
     def replace_manifest(self, name: str, content: bytes) -> None:
-        with self._named("write to"):
+        with self._name_errors("write to"):
             replace_file(self._folder / name, content)
 
     def shard(self) -> PendingFile:
-        with self._named("write to"):
+        with self._name_errors("write to"):
             return PendingFile(self._folder, FAMILY)
 
     def commit(self, shard: PendingFile, name: str) -> None:
-        with self._named("write to"):
+        with self._name_errors("write to"):
             shard.commit(name)
 
     def remove(self, name: str) -> None:
-        with self._named("remove a file of"):
+        with self._name_errors("remove a file of"):
             (self._folder / name).unlink(missing_ok=True)
             sync_directory(self._folder)
 
     @contextmanager
-    def _named(self, what: str) -> Iterator[None]:
+    def _name_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except WriteError:

@@ -19,7 +19,7 @@ from typing import Any
 
 from streamline.errors import PlanError, PlanTypeError, ReadError, install
 from streamline.io.storage.base import ADDED
-from streamline.io.storage.manifest import HEAD, check_size, manifests_among, may_be_manifest, parsed, shards_of
+from streamline.io.storage.manifest import HEAD, check_size, manifests_among, may_be_manifest, parse_manifest, shards_of
 
 MAGIC = re.compile(r"[*?\[]")
 
@@ -82,13 +82,13 @@ SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)")
 
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
-STORES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
+STORE_SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
 """Schemes of object stores: those of obstore."""
 
 HUB = "hf"
 """The scheme of the Hugging Face Hub: hf://datasets/USER/REPO@REVISION/PATH."""
 
-NEAR = {"s3n": "s3", "gcs": "gs", "wasb": "abfs", "wasbs": "abfss"}
+SCHEME_MEANT = {"s3n": "s3", "gcs": "gs", "wasb": "abfs", "wasbs": "abfss"}
 """Other names of theirs, which obstore doesn't know."""
 
 
@@ -114,7 +114,7 @@ def is_pattern(path: str) -> bool:
 
 def is_object(path: str) -> bool:
     """Whether a path is of an object store: s3://bucket/key."""
-    return scheme_of(path) in STORES
+    return scheme_of(path) in STORE_SCHEMES
 
 
 def bucket_of(path: str) -> tuple[str, str]:
@@ -190,8 +190,8 @@ def _check_scheme(scheme: str, text: str) -> None:
     if scheme == HUB:
         _check_hub(text)
         return
-    if scheme not in STORES:
-        near = f": did you mean {NEAR[scheme]}://?" if scheme in NEAR else ""
+    if scheme not in STORE_SCHEMES:
+        near = f": did you mean {SCHEME_MEANT[scheme]}://?" if scheme in SCHEME_MEANT else ""
         raise PlanError(
             f"{scheme}:// can't be read{near}: give local paths, http(s) URLs, objects as s3://, gs:// or az:// (they "
             f"need {install('stores')}), or files of the Hugging Face Hub as hf:// ({install('hub')}); "
@@ -248,23 +248,23 @@ def local_files(path: str) -> Iterator[str]:
     """
     home = os.path.expanduser(path)  # noqa: PTH111  (a Path would drop a leading ./)
     if _exists(home):
-        yield from _written(home)
+        yield from _expand_manifest(home)
         return
     for one in braces(home):
         if _exists(one) or not glob.has_magic(one):
-            yield from _written(one)
+            yield from _expand_manifest(one)
         else:
             for match in _matches(one):
-                yield from _written(match) if may_be_manifest(match) else (match,)
+                yield from _expand_manifest(match) if may_be_manifest(match) else (match,)
 
 
-def _written(path: str) -> Iterator[str]:
+def _expand_manifest(path: str) -> Iterator[str]:
     """Yield a file; the shards that a job has written, of its manifest, or the folder with all of them."""
     whole = Path(path).is_dir()
     folder = path.rstrip("/") if whole else path.rpartition("/")[0]
     names = manifests_among(os.listdir(path)) if whole else [path.rpartition("/")[2]] * may_be_manifest(path)  # noqa: PTH208
     contents = {name: _content(os.path.join(folder, name)) for name in names}  # noqa: PTH118 - keeps a leading ./
-    parts = [parsed(content, name) for name, content in contents.items() if content is not None]
+    parts = [parse_manifest(content, name) for name, content in contents.items() if content is not None]
     if not parts:
         yield _file(path)
         return

@@ -13,7 +13,7 @@ from streamline.io.storage.base import ADDED, Storage
 from streamline.io.storage.local import LocalStorage
 from streamline.io.storage.object_cache import CachedStorage, ObjectCache
 from streamline.io.storage.options import Access, HttpOptions
-from streamline.io.storage.paths import HUB, STORES, scheme_of
+from streamline.io.storage.paths import HUB, STORE_SCHEMES, scheme_of
 
 WHERE = re.compile(r"^(?:(?:aws|azure|google|s3|hf)_.*)?(?:endpoint|account_name)")
 """Options and variables of the environment that say where a store is, in small letters: by obstore's names, and
@@ -108,7 +108,7 @@ SCHEMES: dict[str, Callable[[Access, Traffic], Storage]] = {
     "": _local,
     "http": _http,
     "https": _http,
-    **dict.fromkeys(STORES, _objects),
+    **dict.fromkeys(STORE_SCHEMES, _objects),
     HUB: _hub,
 }
 """What makes the storages that streamline has itself, by scheme."""

@@ -20,7 +20,7 @@ from streamline.core.meters import Traffic
 from streamline.core.threads import ThreadPool
 from streamline.errors import PlanError, ReadError
 from streamline.io.storage.base import FoundObject, Storage, together
-from streamline.io.storage.manifest import HEAD, check_size, may_be_manifest, parsed, shards_of
+from streamline.io.storage.manifest import HEAD, check_size, may_be_manifest, parse_manifest, shards_of
 from streamline.io.storage.options import Access
 from streamline.io.storage.paths import (
     braces,
@@ -45,14 +45,11 @@ more, none is asked, and a missing one is found when it is read. Asking takes as
 def find(paths: Sequence[str], access: Access, traffic: Traffic | None = None) -> tuple[FoundObject, ...]:
     """Return the files that paths mean, in order; those of one glob sorted. Looks at them; blocks meanwhile.
 
-    Args:
-      paths: as `given` has checked them.
-
     Raises:
       ReadError: a file is missing, a directory, or can't be looked at; a glob without a match; credentials.
       PlanError: braces that mean nothing; a file given twice; storage options that aren't any.
     """
-    named = _named(paths)
+    named = _expand(paths)
     if not any(isinstance(one, str) for one in named):
         return _once(one for one in named if isinstance(one, FoundObject))
     with start_blocking_portal("asyncio", name="streamline finding") as portal:
@@ -64,7 +61,7 @@ async def afind(paths: Sequence[str], access: Access, traffic: Traffic | None = 
 
     Cancellation: nothing is left.
     """
-    return await _looked_up(await in_one_thread(partial(_named, paths)), access, traffic)
+    return await _looked_up(await in_one_thread(partial(_expand, paths)), access, traffic)
 
 
 async def in_one_thread(look: Callable[[], T]) -> T:
@@ -119,7 +116,7 @@ def look_up(
         portal.call(ask_all)
 
 
-def _named(paths: Sequence[str]) -> list[str | FoundObject]:
+def _expand(paths: Sequence[str]) -> list[str | FoundObject]:
     """Return the URLs and globs that paths and their braces stand for, and local files as they are found."""
     named: list[str | FoundObject] = []
     for path in paths:
@@ -187,13 +184,12 @@ async def written(storages: Storages, path: str, manifests: list[FoundObject], *
     """Return the shards that manifests name; of one that is another program's file, itself.
 
     Args:
-      path: that the user gave.
       whole: whether all ranks' must be among them.
     """
     storage = storages.of(path)
     contents = [await storage.read(each.path, 0, None) if may_be_manifest(each.path) else b"" for each in manifests]
     parts = [
-        parsed(content, each.path)
+        parse_manifest(content, each.path)
         for each, content in zip(manifests, contents, strict=True)
         if content.startswith(HEAD)
     ]

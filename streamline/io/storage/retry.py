@@ -97,7 +97,7 @@ class Attempts:
         """The reader wants more: time counts again."""
         self._since = monotonic()
 
-    async def failed(self, error: TransientError, position: int, cause: BaseException | None = None) -> None:
+    async def back_off(self, error: TransientError, position: int, cause: BaseException | None = None) -> None:
         """Wait before the next attempt.
 
         Args:

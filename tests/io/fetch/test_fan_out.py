@@ -244,7 +244,7 @@ async def test_spans_come_whole_in_order(server: Any, part_bytes: int, memory: i
     crewed = Crewed(memory)
 
     async def work(tasks: Tasks) -> None:
-        lease = SharedStorages.lent(tasks.session, "x", Access(concurrency=4))
+        lease = SharedStorages.lend(tasks.session, "x", Access(concurrency=4))
         path = server.url("a")
         file = File(FilePart(FoundObject(path)), lease.storages.of(path), lambda: lease.pool(tasks))
         assert (await file.found()).size == 200
@@ -270,7 +270,7 @@ async def test_after_an_object_that_was_read_in_blocks_the_account_holds_nothing
     crewed = Crewed()
 
     async def work(tasks: Tasks) -> None:
-        lease = SharedStorages.lent(tasks.session, "x", Access(concurrency=4))
+        lease = SharedStorages.lend(tasks.session, "x", Access(concurrency=4))
         path = server.url("a")
         line = ReadAhead(lease.pool(tasks))
         reading = ObjectReader(0, lease.storages.of(path), FoundObject(path))

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from streamline.errors import DataError
 from streamline.io.formats import compression
-from streamline.io.formats.compression import PIECE_BYTES, Decompressor, named, sniffed, undecided
+from streamline.io.formats.compression import (
+    PIECE_BYTES,
+    Decompressor,
+    compression_of_head,
+    compression_of_name,
+    undecided,
+)
 from tests.file_kit import zstd_library
 from tests.laws.profile import examples
 
@@ -207,7 +213,7 @@ def _crc32(data: bytes) -> bytes:
     }.items(),
 )
 def test_names_say_how_a_file_is_compressed(path: str, kind: str | None) -> None:
-    found = named(path)
+    found = compression_of_name(path)
     assert (found and found.name) == kind
 
 
@@ -215,13 +221,13 @@ def test_names_say_how_a_file_is_compressed(path: str, kind: str | None) -> None
 @pytest.mark.parametrize("kind", PACK)
 def test_first_bytes_say_how_a_file_is_compressed(kind: str, data: bytes) -> None:
     packed = PACK[kind](data)
-    found = sniffed(packed)
+    found = compression_of_head(packed)
     assert found is not None
     assert found.name == kind
     decided = next(size for size in range(len(packed)) if not undecided(packed[:size]))
-    assert sniffed(packed[:decided]) is found
+    assert compression_of_head(packed[:decided]) is found
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"BZh9 is a word", b"(", b"[1]", b"P*", b"\xfd", b"\xef\xbb\xbf1"])
 def test_texts_are_not_taken_for_compressed(text: bytes) -> None:
-    assert sniffed(text) is None
+    assert compression_of_head(text) is None

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.errors import DataError, PlanError, PlanTypeError, StreamlineError
 from streamline.io.formats.tar import part_of
-from streamline.io.formats.tar_reader import Scanner, TarHeader, plain
+from streamline.io.formats.tar_reader import Scanner, TarHeader, parse_plain
 from streamline.io.storage.base import FoundObject
 from streamline.sources.files import Files
 from tests.io.formats.archives import MEMBERS, SAMPLES, archive, edited, ends, special
@@ -179,7 +179,7 @@ def test_plain_headers_are_read_as_tarfile_reads_them(data: Any) -> None:
         head[at] = data.draw(st.sampled_from([0, 32, 48, 49, 55, 56, 128, 255]))
     if data.draw(st.booleans()):
         head = bytearray(edited(bytes(head), lambda _: None))
-    found = plain(bytes(head))
+    found = parse_plain(bytes(head))
     if found is not None:
         info = tarfile.TarInfo.frombuf(bytes(head), "utf-8", "surrogateescape")
         assert found == (info.name, info.size, info.isreg(), "")
@@ -187,8 +187,10 @@ def test_plain_headers_are_read_as_tarfile_reads_them(data: Any) -> None:
 
 def test_most_headers_are_plain() -> None:
     for format in FORMATS.values():
-        assert plain(archive(format=format)[:512]) == (MEMBERS[0][0], 600, True, "")
-    assert plain(edited(archive([("n" * 99, b"")]), lambda head: head.__setitem__(slice(0, 99), b"\xff" * 99))[:512])
+        assert parse_plain(archive(format=format)[:512]) == (MEMBERS[0][0], 600, True, "")
+    assert parse_plain(
+        edited(archive([("n" * 99, b"")]), lambda head: head.__setitem__(slice(0, 99), b"\xff" * 99))[:512]
+    )
 
 
 # Where it stands ----------------------------------------------------------------------------------------------------

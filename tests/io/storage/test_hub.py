@@ -75,5 +75,5 @@ def test_a_server_that_asks_to_wait_is_heard() -> None:
 async def test_the_signed_url_of_a_cdn_is_in_no_traceback() -> None:
     cause = OSError("Server error for url 'https://cdn-lfs.example/x?X-Amz-Signature=s3cret&v=1'")
     with pytest.raises(ReadError, match="Signature=…&v=1") as caught:
-        await Attempts(PATH, retries=0).failed(meaning(PATH, cause), 0, cause)  # type: ignore[arg-type]
+        await Attempts(PATH, retries=0).back_off(meaning(PATH, cause), 0, cause)  # type: ignore[arg-type]
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))

@@ -25,7 +25,7 @@ import numpy as np
 
 import streamline as sl
 from streamline.io.storage import object_store, output_folder
-from streamline.io.storage.manifest import Manifest, parsed
+from streamline.io.storage.manifest import Manifest, parse_manifest
 from streamline.io.storage.options import Access
 from streamline.runtime.writing import output_format, write
 
@@ -133,7 +133,7 @@ def manifest_in(job: dict[str, Any], folder: str) -> Manifest | None:
     access = Access(storage_options=job["storage_options"])
     with output_folder.output_folder(folder, access, "looked at") as out:
         content = out.manifest("manifest.json")
-    return None if content is None else parsed(content, folder)
+    return None if content is None else parse_manifest(content, folder)
 
 
 def look(job: dict[str, Any], folder: str, whole: Manifest) -> None:

@@ -38,7 +38,7 @@ from streamline.errors import (
     ResumeError,
     WriteError,
 )
-from streamline.io.storage.manifest import parsed
+from streamline.io.storage.manifest import parse_manifest
 from streamline.io.storage.options import Access
 from streamline.io.storage.output_folder import _LocalFolder, output_folder
 from streamline.pipeline import Pipeline
@@ -722,7 +722,7 @@ def test_any_pipeline_is_written_exactly_once_whatever_kills_it(
             with crash(at):
                 texts.write(folder, shard_bytes=size, compression=compression, resume=True)
         found = list(sl.read_jsonl(folder))
-        manifest = parsed(Path(folder, "manifest.json").read_bytes(), folder)
+        manifest = parse_manifest(Path(folder, "manifest.json").read_bytes(), folder)
         assert names(Path(folder)) == sorted(["manifest.json", *(shard.name for shard in manifest.shards)])
     if pipeline.plan.chooser is None:
         assert found == expected
