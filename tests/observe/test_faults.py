@@ -6,6 +6,7 @@ looked for has to come. Where a fault is the machine's, the files in which the k
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import gc
 import itertools
@@ -27,6 +28,7 @@ import pytest
 import streamline as sl
 from streamline.io.storage import retry
 from streamline.observe import contention, page
+from streamline.observe.contention import GIL_WAIT_S, gil_waits_s
 from streamline.observe.figures import ThreadStats
 from streamline.runtime import run
 from tests.kit import LONGEST_S, Pipe
@@ -128,18 +130,18 @@ HUNG = Hung()
 
 @contextmanager
 def a_hog() -> Iterator[None]:
-    """A thread that computes in Python, whatever else there is to do."""
-    stop = threading.Event()
+    """A thread that keeps the GIL, as one that computes in Python does."""
+    stop, keep = threading.Event(), ctypes.PyDLL(None).usleep  # it doesn't give the GIL up
 
     def compute() -> None:
-        for number in itertools.count():
-            if number % 100_000 == 0 and stop.is_set():
-                return
+        while not stop.is_set():
+            keep(2_000)
 
     thread = threading.Thread(target=compute, name="exporter", daemon=True)
     thread.start()
     try:
-        yield
+        with told(gil_waits_s=waits_for_the_hog, threads=exporting):
+            yield
     finally:
         stop.set()
         thread.join()
@@ -162,6 +164,15 @@ def told(**read: Callable[[], Any]) -> Iterator[None]:
         yield
 
 
+CALM: dict[str, Callable[..., Any]] = {
+    "memory_wait_s": lambda: 0.0,
+    "quota_periods": lambda: (0, 0),
+    "gil_waits_s": lambda looks: [0.0] * looks,
+    "threads": tuple,
+}
+"""What is told of a machine on which nobody else is at work, which isn't true of this one."""
+
+
 def half_of_the_time() -> float:
     return 0.5 * time.perf_counter()
 
@@ -169,6 +180,17 @@ def half_of_the_time() -> float:
 def periods() -> tuple[int, int]:
     passed = int(10 * time.perf_counter())
     return passed, passed * 9 // 10
+
+
+def waits_for_the_hog(looks: int) -> Iterator[float]:
+    """Look again where no core was free for the hog in the moment in which it could have taken the GIL."""
+    for _ in range(looks):
+        yield next(wait_s for wait_s in gil_waits_s(MANY) if wait_s >= GIL_WAIT_S)
+
+
+def exporting() -> tuple[ThreadStats, ...]:
+    """The thread that keeps the GIL is the one that computes."""
+    return (ThreadStats(number=1, name="exporter", cpu_s=0.9 * time.perf_counter(), core_wait_s=0.0),)
 
 
 def starved() -> tuple[ThreadStats, ...]:
@@ -332,8 +354,7 @@ def headlines(stream: Any) -> Iterator[str]:
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_named_by_page_metrics_and_verdict(name: str) -> None:
     fault = FAULTS[name]
-    machine = nullcontext() if fault.by == "process" else told(threads=tuple)  # which other tests keep busy
-    with machine, fault.around(), consumed(fault.pipe, fault.body_s) as stream:
+    with told(**CALM), fault.around(), consumed(fault.pipe, fault.body_s) as stream:
         for line in headlines(stream):
             verdict = stream.stats().verdict
             named = {
@@ -358,7 +379,7 @@ def test_a_call_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_busy_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "BACKOFF_S", 0.0)
-    with told(threads=tuple), a_busy_server() as url:
+    with told(**CALM), a_busy_server() as url:
         pipe = sl.read_lines([f"{url}/{number}.txt" for number in range(4)]).repeat()
         with consumed(pipe) as stream:
             assert any("requests were repeats: the server is busy" in line for line in headlines(stream))
