@@ -32,6 +32,8 @@ from tests.laws.failing import BACKENDS, SKIP, AnyPipeline, Runs, failing_steps,
 from tests.laws.profile import examples
 from tests.sources.live_kit import Tape
 
+pytestmark = pytest.mark.long
+
 seeds = st.integers(0, 10_000)
 
 backends = st.sampled_from(BACKENDS)

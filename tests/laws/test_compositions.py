@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -41,6 +42,7 @@ def test_choosing_compositions_lose_and_double_nothing(composition: Composition,
         check_resume(composition.pipeline, seed=seed)
 
 
+@pytest.mark.long
 @examples(40)
 @given(compositions(choosing=True, stages=3), seeds, lists)
 def test_choosing_compositions_hold_where_segments_turn(composition: Composition, seed: int, most: int) -> None:
@@ -49,6 +51,7 @@ def test_choosing_compositions_hold_where_segments_turn(composition: Composition
         check_resume(composition.pipeline, seed=seed)
 
 
+@pytest.mark.long
 @examples(30)
 @given(compositions(stages=3, most=40), seeds, st.sampled_from([0.0, math.inf]))
 def test_compositions_hold_where_channels_widen(composition: Composition, seed: int, quick_s: float) -> None:
@@ -58,6 +61,7 @@ def test_compositions_hold_where_channels_widen(composition: Composition, seed: 
         check_resume(composition.pipeline, seed=seed)
 
 
+@pytest.mark.long
 @examples(15)
 @given(compositions(stages=3, most=12), seeds)
 def test_compositions_hold_on_uvloop(composition: Composition, seed: int) -> None:

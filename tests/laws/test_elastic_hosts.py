@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,8 @@ from streamline.testing.steps import DICE
 from tests.backends.kit import Changing
 from tests.copying_backend import Copying, HostDeath
 from tests.laws.profile import examples
+
+pytestmark = pytest.mark.long
 
 seeds = st.integers(0, 1000)
 

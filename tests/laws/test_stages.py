@@ -20,10 +20,10 @@ from streamline.testing.checks import check_failure, check_stage
 from streamline.testing.scripted import PAUSE, Script, scripted
 from streamline.testing.subjects import LOOPS, PipelineSubject, run, settle
 from streamline.transforms.base import Stage
-from tests.laws.profile import FACTOR, GENERATIONS, in_turn
+from tests.laws.profile import FACTOR, GENERATIONS, in_turn, mostly_long
 from tests.laws.stages import ORDERED, STAGES, THREADS, erratic
 
-ITEMS = range(17 if FACTOR > 1 else 7)
+ITEMS = range(17 if FACTOR > 1 else 6)
 """What a stage is checked over: each pair of places is looked at."""
 
 
@@ -37,17 +37,18 @@ def test_a_stage_that_depends_on_order_keeps_the_laws(name: str, loop: str) -> N
     check_stage(ORDERED[name], ITEMS, behind_choices=False, generations=GENERATIONS, loop=loop)
 
 
-@pytest.mark.parametrize(("name", "loop"), in_turn(THREADS, LOOPS))
+@pytest.mark.parametrize(("name", "loop"), mostly_long(in_turn(THREADS, LOOPS), 2))
 def test_threads_keep_the_laws(name: str, loop: str) -> None:
-    check_stage(THREADS[name], range(13), generations=GENERATIONS, loop=loop)
+    check_stage(THREADS[name], range(9), generations=GENERATIONS, loop=loop)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "items"), in_turn(STAGES, [[], [7]]))
 def test_a_stage_keeps_the_laws_over_few_items(name: str, items: list[int]) -> None:
     check_stage(STAGES[name], items, behind_choices=name != "repeat", generations=2)
 
 
-@pytest.mark.parametrize("name", ["flat_map", "shuffle", "unordered map", "stateful", "filter"])
+@pytest.mark.parametrize("name", mostly_long(["shuffle", "flat_map", "unordered map", "stateful", "filter"], 5))
 def test_a_stage_keeps_the_laws_while_segments_turn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamline.transforms.completion_order, "SEGMENT_ITEMS", 3)
     monkeypatch.setattr(streamline.transforms.map, "AHEAD", 2)
@@ -94,7 +95,7 @@ def test_a_slow_map_hands_on_what_it_has() -> None:
 FAILING = ["map", "threads", "unordered threads", "async", "unordered", "flat_map", "filter", "through"]
 
 
-@pytest.mark.parametrize(("name", "loop"), in_turn(FAILING, LOOPS))
+@pytest.mark.parametrize(("name", "loop"), mostly_long(in_turn(FAILING, LOOPS), 3))
 def test_a_failing_function_is_resumed_behind_its_fix(name: str, loop: str) -> None:
     error = LookupError("item 1005")
     check_failure(_failing(name, error), error, mended=_failing(name, None), loop=loop)
