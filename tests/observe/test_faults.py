@@ -32,6 +32,7 @@ from streamline.observe.contention import GIL_WAIT_S, gil_waits_s
 from streamline.observe.figures import ThreadStats
 from streamline.runtime import run
 from tests.kit import LONGEST_S, Pipe
+from tests.laws.profile import mostly_long
 from tests.page_kit import asked, updates
 
 SLOW_S = 0.004
@@ -351,7 +352,7 @@ def headlines(stream: Any) -> Iterator[str]:
             assert time.monotonic() < deadline, f"it says only: {last}"
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", mostly_long(FAULTS, 3))
 def test_a_fault_is_named_by_page_metrics_and_verdict(name: str) -> None:
     fault = FAULTS[name]
     with told(**CALM), fault.around(), consumed(fault.pipe, fault.body_s) as stream:

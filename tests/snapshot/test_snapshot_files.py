@@ -180,6 +180,7 @@ for epoch in range(first.epoch + 1, 1_000_000):
 """
 
 
+@pytest.mark.long
 def test_kills_at_random_moments_never_lose_a_save_that_has_returned(tmp_path: Path) -> None:
     """A few hundred saves of a larger snapshot, 8 kills; what earlier ones left behind lies about."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
