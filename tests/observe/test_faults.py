@@ -45,11 +45,6 @@ def slow(item: Any) -> Any:
     return item
 
 
-def slower(item: Any) -> Any:
-    time.sleep(10 * SLOW_S)
-    return item
-
-
 async def fetch(item: Any) -> Any:
     await anyio.sleep(SLOW_S)
     return item

@@ -26,7 +26,6 @@ from streamline.observe.stats import Stats
 from tests.kit import Pipe, at_last, run_on
 from tests.laws.profile import mostly_long
 
-Body: TypeAlias = Callable[[], None] | None
 Drain: TypeAlias = Callable[[Pipe, float], Stats]
 
 SLOW_S = 0.004
