@@ -19,27 +19,27 @@ from streamline.testing.checks import check_failure, check_resume
 from streamline.testing.compositions import Composition, compositions
 from streamline.testing.scripted import Script
 from streamline.testing.steps import DICE
-from tests.laws.profile import examples, short
+from tests.laws.profile import GENERATIONS, examples, short
 
 seeds = st.integers(0, 1000)
 lists = st.sampled_from([1, 2, 3, 256])
 
 
-@examples(60)
+@examples(25)
 @given(compositions(choosing=False), seeds, lists)
 def test_strict_compositions_equal_the_oracle_and_resume_exactly(
     composition: Composition, seed: int, most: int
 ) -> None:
     with short(LIST_ITEMS=most):
-        check_resume(composition.pipeline, seed=seed)
+        check_resume(composition.pipeline, seed=seed, generations=GENERATIONS)
 
 
-@examples(60)
+@examples(20)
 @given(compositions(choosing=True), seeds, lists)
 def test_choosing_compositions_lose_and_double_nothing(composition: Composition, seed: int, most: int) -> None:
     DICE.seed(seed)
     with short(LIST_ITEMS=most):
-        check_resume(composition.pipeline, seed=seed)
+        check_resume(composition.pipeline, seed=seed, generations=GENERATIONS)
 
 
 @pytest.mark.long
