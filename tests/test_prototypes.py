@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -84,25 +83,6 @@ async def test_a_resume_inside_a_shuffle_reads_two_windows_at_most() -> None:
     async with pipe.open(resume=snapshot) as stream:
         assert await anext(stream) not in head
         assert source.reads <= 2 * 500
-
-
-async def test_a_loop_over_ready_items_lets_other_tasks_have_turns() -> None:
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    items_at_turn: Counter[int] = Counter()
-    async with sl.from_items(range(50_000)).open() as stream:
-        counting = asyncio.create_task(count_turns())
-        async for _ in stream:
-            items_at_turn[turns] += 1
-        counting.cancel()
-    assert items_at_turn.total() == 50_000
-    assert max(items_at_turn.values()) <= 2048  # what a channel holds at the most
 
 
 async def test_user_code_never_runs_in_the_consumers_task_whose_timeout_kills_nothing() -> None:

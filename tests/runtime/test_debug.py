@@ -59,15 +59,6 @@ def test_items_order_and_states_are_those_of_open_and_snapshots_go_both_ways(
             assert same(others + list(debugged), composition) == expected
 
 
-def test_states_are_those_of_open_item_by_item() -> None:
-    pipe = sl.from_items(range(40)).shard(3).shuffle(window=4).map(later, concurrency=4).merge().batch(3, collate=None)
-    with pipe.debug() as debugged, pipe.open() as opened:
-        for ours, theirs in zip(debugged, opened, strict=True):
-            assert ours == theirs
-            assert debugged.snapshot() == opened.snapshot()
-        assert debugged.snapshot() == opened.snapshot()
-
-
 class Seen:
     """Where user code was called, and with what."""
 
