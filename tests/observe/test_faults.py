@@ -152,7 +152,7 @@ def a_full_heap() -> Iterator[None]:
 
 
 @contextmanager
-def told(**read: Callable[[], Any]) -> Iterator[None]:
+def told(**read: Callable[..., Any]) -> Iterator[None]:
     """Let the kernel tell something else."""
     with pytest.MonkeyPatch.context() as patch:
         for name, function in read.items():
