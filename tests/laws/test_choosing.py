@@ -42,7 +42,7 @@ def test_behind_a_best_effort_merge_batches_into_an_unordered_map(seed: int) -> 
     check_resume(unordered(best_effort(_uneven(seed)).batch(3, collate=None)), seed=seed, generations=GENERATIONS)
 
 
-@pytest.mark.parametrize(("seed", "loop"), in_turn(range(max(len(LOOPS), len(SEEDS))), LOOPS))
+@pytest.mark.parametrize(("seed", "loop"), mostly_long(in_turn(range(max(len(LOOPS), len(SEEDS))), LOOPS), 2))
 def test_choices_in_choices(seed: int, loop: str) -> None:
     pipe = unordered(_uneven(seed)).shuffle(window=3).flat_map(fan)
     check_resume(best_effort(pipe).shuffle(window=4), seed=seed, loop=loop, generations=GENERATIONS)

@@ -43,7 +43,7 @@ def test_choosing_compositions_lose_and_double_nothing(composition: Composition,
 
 
 @pytest.mark.long
-@examples(40)
+@examples(25)
 @given(compositions(choosing=True, stages=3), seeds, lists)
 def test_choosing_compositions_hold_where_segments_turn(composition: Composition, seed: int, most: int) -> None:
     DICE.seed(seed)
@@ -52,7 +52,7 @@ def test_choosing_compositions_hold_where_segments_turn(composition: Composition
 
 
 @pytest.mark.long
-@examples(30)
+@examples(20)
 @given(compositions(stages=3, most=40), seeds, st.sampled_from([0.0, math.inf]))
 def test_compositions_hold_where_channels_widen(composition: Composition, seed: int, quick_s: float) -> None:
     """Channels of 2 to 8 items, which are full soon; lists of 1 and of 3 items."""
@@ -69,7 +69,7 @@ def test_compositions_hold_on_uvloop(composition: Composition, seed: int) -> Non
     check_resume(composition.pipeline, seed=seed, loop="uvloop")
 
 
-@examples(40)
+@examples(25)
 @given(compositions(kinds=["script"]), seeds, st.data())
 def test_compositions_fail_behind_what_came_before(composition: Composition, seed: int, data: st.DataObject) -> None:
     DICE.seed(seed)
