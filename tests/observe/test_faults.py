@@ -14,7 +14,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -50,37 +50,8 @@ async def fetch(item: Any) -> Any:
     return item
 
 
-async def skewed(item: int) -> int:
-    await anyio.sleep(10 * SLOW_S if item % 4 == 3 else 0)
-    return item
-
-
-async def straggling(item: int) -> int:
-    await anyio.sleep(1 if item % 100 == 50 else 0)
-    return item
-
-
-def halves(item: int) -> list[int]:
-    time.sleep(SLOW_S)
-    return [item, item]
-
-
-def odd(item: int) -> bool:
-    time.sleep(SLOW_S)
-    return item % 2 == 1
-
-
-def rare(item: int) -> bool:
-    return item % 10_000 == 0
-
-
 def quick(item: Any) -> Any:
     return item
-
-
-def collating(items: list[Any]) -> list[Any]:
-    time.sleep(4 * SLOW_S)
-    return items
 
 
 def collecting(item: int) -> int:
@@ -88,24 +59,11 @@ def collecting(item: int) -> int:
     return item
 
 
-async def feed() -> AsyncIterator[int]:
-    for item in range(MANY):
-        await anyio.sleep(SLOW_S)
-        yield item
-
-
 @sl.source(state=dict)
 def rows(*, state: dict[str, Any], shard: int, num_shards: int) -> Iterator[int]:
     for item in range(shard, MANY, num_shards):
         state["n"] = item
         time.sleep(SLOW_S)
-        yield item
-
-
-@sl.stage(stateless=True)
-async def enrich(items: AsyncIterator[int]) -> AsyncIterator[int]:
-    async for item in items:
-        await anyio.sleep(SLOW_S)
         yield item
 
 
@@ -253,30 +211,6 @@ class Fault:
 FAULTS = {
     "a slow function": Fault(ITEMS.map(quick).map(slow), "loop", "map(slow)", "map(slow) limits"),
     "a slow service": Fault(ITEMS.map(fetch, concurrency=4), "calls", "map(fetch)", "map(fetch) limits"),
-    "a slow disk under a source": Fault(
-        rows().shard(2).map(quick), "loop", "source(rows)", "source(rows) limits"
-    ),
-    "a slow feed": Fault(
-        sl.from_stream(feed).shard(2).map(quick), "calls", "from_stream", "the feed gives"
-    ),
-    "a slow stage of one's own": Fault(
-        ITEMS.through(enrich).map(quick), "calls", "through(enrich)", "through(enrich) limits"
-    ),
-    "threads that are too few": Fault(
-        ITEMS.map(slow, executor="thread", concurrency=2), "calls", "map(slow)", "map(slow) limits"
-    ),
-    "a slow collate": Fault(ITEMS.batch(8, collate=collating).map(quick), "loop", "batch", "batch limits"),
-    "a slow filter": Fault(ITEMS.filter(odd).map(quick), "loop", "filter(odd)", "filter(odd) limits"),
-    "a slow flat_map": Fault(ITEMS.flat_map(halves).map(quick), "loop", "flat_map(halves)", "flat_map(halves) limits"),
-    "a filter that drops nearly all": Fault(
-        ITEMS.filter(rare).map(quick), "selective filter", "filter(rare)", "filter(rare) keeps 1 of"
-    ),
-    "a skewed shard": Fault(
-        ITEMS.shard(4).map(skewed), "uneven workers", "map(skewed)", "map(skewed) of shard 3 limits"
-    ),
-    "stragglers": Fault(
-        ITEMS.map(straggling, concurrency=16).map(quick), "order", "map(straggling)", "while slow ones hold up"
-    ),
     "a small limit": Fault(
         ITEMS.map(fetch, concurrency=8, limit=sl.Limit(1)), "limit", "map(fetch)", "The limit= of map(fetch) limits"
     ),
@@ -303,6 +237,7 @@ FAULTS = {
         ITEMS.map(slow), "cores", "process", "The machine's cores limit", partial(told, threads=starved)
     ),
 }  # fmt: skip
+"""Some of each kind: which limit is named of which pipeline, runtime/test_verdict.py says."""
 
 
 @pytest.fixture(autouse=True)
