@@ -44,7 +44,7 @@ Trace: TypeAlias = "Callable[[FrameType, str, Any], Any]"
 FOLDER = str(Path(sl.__file__).parent)
 LONG = pytest.mark.long
 BY_OPCODES = [False, pytest.param(True, marks=LONG)]
-HOSTS = [sl.Threads(2), pytest.param(sl.Processes(1), marks=LONG)]
+HOSTS = [sl.Threads(1), pytest.param(sl.Processes(1), marks=LONG)]
 TAKING = ["_fetch_part", "part", "_part_at_hand", "_load", "then", "_go_on"]
 HANDOVER = [*TAKING, "_part_of_steps", "_wait_list", "_fetch", "_over", "_end"]
 PIPE = sl.from_items(range(23)).shuffle(seed=1).shard(2).shuffle(window=3).merge().batch(2, collate=None)
