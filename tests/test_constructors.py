@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import streamline as sl
-from streamline.errors import PlanError, PlanTypeError
+from streamline.errors import PlanError
 
 
 class Dataset:
@@ -83,12 +82,6 @@ def test_a_resume_reads_nothing_again() -> None:
     assert len(dataset.asked) == 40
 
 
-@pytest.mark.parametrize("items", [iter([1]), None, (n for n in range(3))], ids=lambda value: type(value).__name__)
-def test_what_has_no_index_is_refused_with_the_function_that_takes_it(items: Any) -> None:
-    with pytest.raises(PlanTypeError, match=rf"{type(items).__name__} has not both.*from_iterable"):
-        sl.from_items(items)
-
-
 def test_an_iterable_is_made_anew_for_every_pass() -> None:
     made = []
 
@@ -111,24 +104,6 @@ def test_an_async_iterable_is_read_as_well() -> None:
     assert sorted(sl.from_iterable(numbers).shard(2)) == list(range(5))
 
 
-@pytest.mark.parametrize("factory", [[1, 2], iter([1]), None], ids=lambda value: type(value).__name__)
-def test_an_iterable_itself_is_refused(factory: Any) -> None:
-    with pytest.raises(PlanTypeError, match=r"from_iterable\(factory\) is a function"):
-        sl.from_iterable(factory)
-
-
-def test_a_factory_of_something_else_is_an_error() -> None:
-    with pytest.raises(PlanTypeError, match="expected from_iterable's factory to return an iterable, got int"):
-        list(sl.from_iterable(lambda: 3))  # type: ignore[arg-type, return-value]
-
-
-def test_lines_and_values_are_read_from_files(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"x": 1}\n\n{"x": 2}\n')
-    assert list(sl.read_lines(path)) == ['{"x": 1}', "", '{"x": 2}']
-    assert list(sl.read_jsonl(str(path))) == [{"x": 1}, {"x": 2}]
-
-
 def test_each_source_has_a_name_of_its_own() -> None:
     assert [
         pipe.source.name for pipe in (sl.from_items([]), sl.from_iterable(list), sl.read_lines("a"), sl.read_jsonl("a"))
@@ -144,19 +119,7 @@ def test_each_source_has_a_name_of_its_own() -> None:
 # Order: with interleaved shards and 1:1 stages, it is the dataset's
 
 
-@pytest.mark.parametrize("shards", range(1, 10))
-@pytest.mark.parametrize("length", [0, 1, 4, 9, 37, 300])
-def test_interleaved_shards_merge_to_the_datasets_order(shards: int, length: int) -> None:
-    async def wait(x: int) -> int:
-        return x
-
-    pipe = sl.from_items(range(length)).shard(shards).map(lambda x: x, name="same").map(wait, concurrency=3).merge()
-    assert list(pipe) == list(range(length))
-    iterated = sl.from_iterable(lambda: range(length)).shard(shards).map(lambda x: x, name="same")
-    assert list(iterated) == list(range(length))
-
-
-@pytest.mark.parametrize("shards", range(1, 10))
+@pytest.mark.parametrize("shards", [1, 2, 3, 9])
 def test_a_shuffled_index_comes_in_one_order_whatever_the_shards(shards: int) -> None:
     pipe = sl.from_items(range(50)).shuffle(seed=5)
     assert list(pipe.shard(shards)) == list(pipe)

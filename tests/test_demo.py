@@ -45,6 +45,7 @@ def wait_refused(url: str) -> None:
     pytest.fail("the server still answers")
 
 
+@pytest.mark.long
 def test_a_killed_and_resumed_training_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     with start_demo(tmp_path) as process:
         out, _ = process.communicate()
@@ -56,6 +57,7 @@ def test_a_killed_and_resumed_training_equals_an_uninterrupted_one(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "presses"), [(signal.SIGTERM, 1), (signal.SIGINT, 3)])
 def test_an_interrupted_demo_leaves_no_process_and_no_file(
     tmp_path: Path, number: signal.Signals, presses: int

@@ -30,6 +30,8 @@ from typing import Any
 
 import pytest
 
+from tests.laws.profile import mostly_long
+
 ROOT = Path(__file__).parent.parent
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -124,7 +126,7 @@ def check_page(name: str, page: str, capture: pytest.CaptureFixture[str]) -> Non
             printed = None
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", mostly_long(PAGES, 3), ids=lambda path: path.name)
 def test_a_page_is_true(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,6 +139,7 @@ def test_the_readme_links_every_example() -> None:
     assert [path.name for path in EXAMPLES if f"(examples/{path.name})" not in readme] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "path",
     [

@@ -83,6 +83,7 @@ def remote(tmp_path: Path) -> Iterator[sl.Remote]:
         yield backend
 
 
+@pytest.mark.long
 def test_and_out_of_a_host_of_another_machine(remote: sl.Remote) -> None:
     check_late_arrays(remote)
 

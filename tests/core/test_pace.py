@@ -89,7 +89,7 @@ def test_it_quickens_again(clock: Clock) -> None:
     assert apply_all(pace, clock.taking(1e-7), list(range(1000)))[-1] > 900
 
 
-@pytest.mark.parametrize("at", range(0, 140, 7))
+@pytest.mark.parametrize("at", [0, 1, 63, 64, 133])
 def test_an_exception_leaves_the_results_before_it(at: int) -> None:
     def fails(item: int) -> int:
         if item == at:
@@ -102,7 +102,7 @@ def test_an_exception_leaves_the_results_before_it(at: int) -> None:
     assert done == list(range(at))
 
 
-@pytest.mark.parametrize("at", range(0, 140, 7))
+@pytest.mark.parametrize("at", [0, 1, 63, 64, 133])
 def test_stop_iteration_is_never_an_end(at: int) -> None:
     """`map` and `list.extend` take it for one."""
 

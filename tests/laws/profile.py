@@ -36,6 +36,16 @@ def sampled(points: Sequence[T], step: int) -> Sequence[T]:
     return points if FACTOR > 1 else points[::-step][::-1]
 
 
+def mostly_long(values: Iterable[Any], step: int) -> list[Any]:
+    """Return parameters, of which each `step`-th stays in `make test`; the others are for `make laws`."""
+    return [
+        value
+        if at % step == 0
+        else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.long)
+        for at, value in enumerate(values)
+    ]
+
+
 def covering(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
     """Return rows of one value of each axis, in which any two values of two axes meet; the product, if there is time.
 

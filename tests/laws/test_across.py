@@ -32,6 +32,8 @@ from tests.laws.failing import BACKENDS, SKIP, AnyPipeline, Runs, failing_steps,
 from tests.laws.profile import examples
 from tests.sources.live_kit import Tape
 
+pytestmark = pytest.mark.long
+
 seeds = st.integers(0, 10_000)
 
 backends = st.sampled_from(BACKENDS)
@@ -259,25 +261,12 @@ WAYS = [
 ]
 
 
-@examples(40)
-@given(compositions(stages=3, more=failing_steps()), st.sampled_from(WAYS), st.integers(0, 8))
+@examples(60)
+@given(compositions(stages=3, more=failing_steps()), st.sampled_from(WAYS), st.integers(0, 8), backends)
 def test_a_run_with_skipped_items_may_be_left_in_any_way(
-    composition: Composition, leave: Callable[[AnyPipeline, int], None], most: int
-) -> None:
-    """What it would leave behind (threads, files, warnings), conftest looks for."""
-    leave(composition.pipeline, most)
-
-
-@examples(40)
-@given(
-    compositions(stages=3, more=failing_steps()),
-    st.sampled_from(WAYS),
-    st.integers(0, 8),
-    st.sampled_from(BACKENDS[1:]),
-)
-def test_a_run_on_hosts_may_be_left_in_any_way(
     composition: Composition, leave: Callable[[AnyPipeline, int], None], most: int, backend: Backend
 ) -> None:
+    """What it would leave behind (threads, files, warnings), conftest looks for."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SKIP, "backend", backend)
         leave(composition.pipeline, most)

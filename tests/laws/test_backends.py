@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ ANY: list[Backend] = [sl.Inline(), Copying(1), Copying(2), Copying(5), AnyThread
 HOSTED: list[Backend] = [Copying(2), AnyThreads(2)]
 
 
+@pytest.mark.long
 @examples(25)
 @given(compositions(most=16, stages=3), seeds, st.sampled_from([1, 2, 4]))
 def test_compositions_keep_the_laws_on_hosts_that_copy(composition: Composition, seed: int, hosts: int) -> None:
@@ -51,6 +53,7 @@ def test_a_state_of_one_backend_resumes_on_any_other(processes: Backend) -> None
     check()
 
 
+@pytest.mark.long
 def test_compositions_keep_the_laws_in_processes(processes: Backend) -> None:
     @examples(8)
     @given(compositions(most=10, stages=3), seeds)

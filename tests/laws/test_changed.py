@@ -21,7 +21,7 @@ from streamline.testing.laws import ExpectedItems
 from streamline.testing.scripted import YIELD, scripted
 from streamline.testing.subjects import PipelineSubject, changed, opened, read, run
 from tests.copying_backend import Copying
-from tests.laws.profile import FACTOR, sampled
+from tests.laws.profile import FACTOR, mostly_long, sampled
 from tests.laws.stages import REWINDING, best_effort, erratic, fan, pairs, unordered
 
 Pipe = Pipeline[Any]
@@ -69,7 +69,7 @@ async def reading(tasks: Tasks, subject: PipelineSubject, text: str | None, limi
     return found
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", mostly_long(STAGES, 4))
 def test_another_kind_of_merge_at_any_item(name: str) -> None:
     strict, choosing = STAGES[name](uneven().merge()), STAGES[name](best_effort(uneven()))
     other = STAGES[name](uneven().merge("best_effort", max_skips_per_round=3, max_lead=1))
@@ -77,6 +77,7 @@ def test_another_kind_of_merge_at_any_item(name: str) -> None:
     insist_any_item(choosing, strict, other)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["shuffle", "unbatch", "custom", "unordered map and shuffle"])
 def test_one_kind_of_merge_after_the_other(name: str) -> None:
     """Two items of each, so that a window that was begun in strict order lasts over all three."""
@@ -118,6 +119,7 @@ def test_fewer_calls_at_once_than_choices_to_repeat(monkeypatch: pytest.MonkeyPa
     insist_any_item(*pipes)
 
 
+@pytest.mark.long
 def test_changes_of_all_kinds_on_other_backends() -> None:
     pipe = best_effort(unordered(uneven()).flat_map(fan)).through(pairs).shuffle(window=3)
     for seed, other in enumerate([Copying(2), sl.Threads(2)]):
@@ -128,7 +130,7 @@ def test_changes_of_all_kinds_on_other_backends() -> None:
 # In the calling thread ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", mostly_long(STAGES, 7))
 def test_debug_goes_on_at_any_item_of_what_chooses(name: str) -> None:
     """One call at a time waited for a result that was to come first, of an input that had no room."""
     pipe = STAGES[name](best_effort(unordered(uneven())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,8 @@ from streamline.testing.steps import DICE
 from tests.backends.kit import Changing
 from tests.copying_backend import Copying, HostDeath
 from tests.laws.profile import examples
+
+pytestmark = pytest.mark.long
 
 seeds = st.integers(0, 1000)
 
@@ -28,7 +31,7 @@ come_and_go = st.builds(
 )
 
 
-@examples(60)
+@examples(30)
 @given(compositions(most=12, stages=3), seeds, come_and_go)
 def test_compositions_keep_the_laws_where_hosts_come_and_go(
     composition: Composition, seed: int, backend: Copying
@@ -37,7 +40,7 @@ def test_compositions_keep_the_laws_where_hosts_come_and_go(
     check_resume(composition.pipeline, seed=seed, backend=backend, generations=2)
 
 
-@examples(40)
+@examples(20)
 @given(compositions(most=12, stages=3), seeds, come_and_go)
 def test_a_state_moves_between_hosts_that_come_and_go_and_one_process(
     composition: Composition, seed: int, backend: Copying

@@ -41,6 +41,7 @@ def test_strict_pipelines_over_files_resume_exactly(case: Case, seed: int, most:
         check_resume(pipe, expected=case.plain, seed=seed)
 
 
+@pytest.mark.long
 @examples(3)
 @given(cases(choosing=True, most=12, stages=2), seeds, lists)
 def test_choosing_pipelines_over_files_lose_and_double_nothing(case: Case, seed: int, most: int) -> None:
@@ -49,6 +50,7 @@ def test_choosing_pipelines_over_files_lose_and_double_nothing(case: Case, seed:
         check_resume(pipe, expected=case.plain, seed=seed)
 
 
+@pytest.mark.long
 @examples(2)
 @given(cases(most=10, stages=2), seeds, st.sampled_from([1, 2, 4]))
 def test_files_keep_the_laws_on_hosts_that_copy(case: Case, seed: int, hosts: int) -> None:
@@ -57,6 +59,7 @@ def test_files_keep_the_laws_on_hosts_that_copy(case: Case, seed: int, hosts: in
         check_resume(pipe, expected=case.plain, seed=seed, backend=Copying(hosts))
 
 
+@pytest.mark.long
 @examples(2)
 @given(cases(most=10, stages=2), seeds)
 def test_files_keep_the_laws_on_threads(case: Case, seed: int) -> None:
@@ -65,6 +68,7 @@ def test_files_keep_the_laws_on_threads(case: Case, seed: int) -> None:
         check_resume(pipe, expected=case.plain, seed=seed, backend=sl.Threads(2))
 
 
+@pytest.mark.long
 def test_files_keep_the_laws_in_processes(processes: Backend) -> None:
     @examples(2)
     @given(cases(most=8, stages=1, grains=["as ever"]), seeds)

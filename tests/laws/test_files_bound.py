@@ -38,6 +38,8 @@ from tests.laws.profile import examples
 from tests.laws.written import ENDS, as_lines
 from tests.serving import Server, breaking, serving
 
+pytestmark = pytest.mark.long
+
 FILES, ITEMS, FEW = 4, 1200, 30
 
 one_each = st.one_of(maps(), shuffles(), prefetches(), batches().filter(lambda step: not step.ordered))

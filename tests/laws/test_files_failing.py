@@ -29,6 +29,8 @@ from tests.laws.files import Case, cases
 from tests.laws.profile import examples, short
 from tests.laws.written import BROKEN, Broken, Written
 
+pytestmark = pytest.mark.long
+
 seeds = st.integers(0, 1000)
 lists = st.sampled_from([1, 2, 3, 256])
 backends: st.SearchStrategy[Backend] = st.sampled_from([sl.Inline(), sl.Inline(), Copying(2), sl.Threads(2)])

@@ -23,7 +23,7 @@ def server() -> Iterator[Server]:
         yield made
 
 
-@pytest.fixture(params=["threads", "processes"])
+@pytest.fixture(params=["processes", pytest.param("threads", marks=pytest.mark.long)])
 def hosts(request: pytest.FixtureRequest, processes: Backend) -> Backend:
     return sl.Threads(2) if request.param == "threads" else processes
 
@@ -48,6 +48,7 @@ def test_compressed_files_resume_exactly_on_hosts(tmp_path: Path, hosts: Backend
         check_resume(pipe, backend=hosts, generations=2)
 
 
+@pytest.mark.long
 def test_files_on_a_server_resume_exactly_on_hosts(server: Server, hosts: Backend) -> None:
     for kind in ("plain", "zstd"):
         server.objects, server.otherwise = files(kind), breaking(1, 0.03)

@@ -29,6 +29,8 @@ from tests.laws.profile import examples
 from tests.laws.written import REMOTE
 from tests.serving import PATIENT, Server, breaking, serving
 
+pytestmark = pytest.mark.long
+
 seeds = st.integers(0, 1000)
 parts = st.sampled_from([None, 60, 500, 5000])
 """Bytes that one request asks for; None: as ever."""

@@ -80,6 +80,7 @@ def test_every_state_is_exact_whatever_is_in_the_folder(composition: Composition
         check(composition, seed)
 
 
+@pytest.mark.long
 @examples(12)
 @given(kept(choosing=True), seeds, blocks)
 def test_behind_choices_nothing_is_lost_or_doubled_whatever_other_runs_have_written(
@@ -89,6 +90,7 @@ def test_behind_choices_nothing_is_lost_or_doubled_whatever_other_runs_have_writ
         check(composition, seed)
 
 
+@pytest.mark.long
 @examples(12)
 @given(kept(choosing=True), seeds, blocks)
 def test_behind_choices_what_is_damaged_or_gone_is_drawn_again_exactly_or_an_error(
@@ -147,6 +149,7 @@ def before_failure(pipe: Pipeline[Any]) -> int | None:
     return None
 
 
+@pytest.mark.long
 @examples(6)
 @given(st.booleans().flatmap(lambda choosing: kept(choosing=choosing)), seeds, blocks)
 def test_threads_keep_passes_likewise(composition: Composition, seed: int, count: int) -> None:
@@ -154,6 +157,7 @@ def test_threads_keep_passes_likewise(composition: Composition, seed: int, count
         check(composition, seed, pool)
 
 
+@pytest.mark.long
 def test_processes_keep_passes_likewise() -> None:
     with sl.Processes(2) as pool:
         with sl.from_items(range(2)).shard(2).map(of_two).merge().open(backend=pool) as stream:

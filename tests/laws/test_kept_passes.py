@@ -12,7 +12,7 @@ import streamline as sl
 from streamline.errors import PlanError
 from streamline.testing.checks import check_resume
 from tests.laws.passes import AnyPipeline, in_threes, numbers
-from tests.laws.profile import in_turn
+from tests.laws.profile import in_turn, mostly_long
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ READING: dict[str, Callable[[AnyPipeline, Path], AnyPipeline]] = {
 }
 
 
-@pytest.mark.parametrize(("kept", "reading"), in_turn([*product(PLANS, KEEPING)], [*READING]))
+@pytest.mark.parametrize(("kept", "reading"), mostly_long(in_turn([*product(PLANS, KEEPING)], [*READING]), 5))
 def test_what_is_in_files_is_exact_at_every_item_or_refused(
     kept: tuple[str, str], reading: str, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def heap(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heap]:
     place.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stage_keeps_the_laws_in_lent_memory(name: str, heap: Heap) -> None:
     check_stage((STAGES | ORDERED)[name], range(12), behind_choices=False, generations=GENERATIONS)

@@ -65,8 +65,8 @@ async def taken(pipe: Pipe, snapshot: Any = None, *, count: int, at: range = ran
 @pytest.mark.parametrize("name", PIPES)
 def test_a_resume_inside_a_long_list_is_exact(name: str) -> None:
     pipe = PIPES[name]()
-    whole, snapshots = anyio.run(partial(taken, pipe, count=ITEMS, at=range(101, ITEMS - 10, 197)))
-    assert len(snapshots) == 30
+    whole, snapshots = anyio.run(partial(taken, pipe, count=ITEMS, at=range(101, ITEMS - 10, 797)))
+    assert len(snapshots) == 8
     for place, snapshot in snapshots:
         again, _ = anyio.run(partial(taken, pipe, snapshot, count=5))
         assert again == whole[place : place + 5], place

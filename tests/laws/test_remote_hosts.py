@@ -23,6 +23,8 @@ from tests.laws.failing import Runs, insist, live_pipelines
 from tests.laws.profile import examples
 from tests.sources.live_kit import Tape
 
+pytestmark = pytest.mark.long
+
 seeds = st.integers(0, 1000)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import streamline as sl
 from tests.laws.passes import AnyPipeline, in_threes, numbers
-from tests.laws.profile import in_turn, sampled
+from tests.laws.profile import in_turn, mostly_long, sampled
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def counted(stream: Any, items: int | None = None) -> tuple[list[Any], int]:
     return found, stream.errors.total
 
 
-@pytest.mark.parametrize(("plan", "stage"), CASES)
+@pytest.mark.parametrize(("plan", "stage"), mostly_long(CASES, 4))
 def test_what_was_skipped_is_counted_once_however_often_a_run_is_resumed(plan: str, stage: str, tmp_path: Path) -> None:
     def opened(folder: str, resume: sl.Snapshot | None = None) -> Any:
         pipe = PLANS[plan](lambda pipe: STAGES[stage](pipe, tmp_path / folder))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,34 +20,53 @@ from streamline.testing.checks import check_failure, check_stage
 from streamline.testing.scripted import PAUSE, Script, scripted
 from streamline.testing.subjects import LOOPS, PipelineSubject, run, settle
 from streamline.transforms.base import Stage
-from tests.laws.profile import FACTOR, GENERATIONS, in_turn
+from tests.laws.profile import FACTOR, GENERATIONS, in_turn, mostly_long
 from tests.laws.stages import ORDERED, STAGES, THREADS, erratic
 
-ITEMS = range(17 if FACTOR > 1 else 7)
+ITEMS = range(17 if FACTOR > 1 else 6)
 """What a stage is checked over: each pair of places is looked at."""
 
 
-@pytest.mark.parametrize(("name", "loop"), in_turn(STAGES, LOOPS))
+VARIANTS = {
+    "map that is tried again", "limited map", "maps that share a limit", "map of one at a time",
+    "unordered batched map", "batched map behind a filter", "unordered map behind a filter", "filter that drops all",
+    "flat_map to nothing", "shuffle of one window", "regenerate one cycle", "buckets that never fill", "one group",
+    "batch by a cost of nothing", "pack of one block", "take nothing", "skip all", "windows by twos", "windows apart",
+    "window of more than there is", "pack without the rest", "regenerate rows", "repeat of a part of a cache",
+    "repeat of a cache of nothing", "repeat of a part of a cache on disk", "repeat of a cache on disk of nothing",
+}  # fmt: skip
+"""Stages of which there is another row."""
+
+
+def rows(table: Iterable[str]) -> list[Any]:
+    return [
+        pytest.param(name, loop, marks=pytest.mark.long) if name in VARIANTS else (name, loop)
+        for name, loop in in_turn(table, LOOPS)
+    ]
+
+
+@pytest.mark.parametrize(("name", "loop"), rows(STAGES))
 def test_a_stage_keeps_the_laws(name: str, loop: str) -> None:
     check_stage(STAGES[name], ITEMS, behind_choices=name != "repeat", generations=GENERATIONS, loop=loop)
 
 
-@pytest.mark.parametrize(("name", "loop"), in_turn(ORDERED, LOOPS))
+@pytest.mark.parametrize(("name", "loop"), rows(ORDERED))
 def test_a_stage_that_depends_on_order_keeps_the_laws(name: str, loop: str) -> None:
     check_stage(ORDERED[name], ITEMS, behind_choices=False, generations=GENERATIONS, loop=loop)
 
 
-@pytest.mark.parametrize(("name", "loop"), in_turn(THREADS, LOOPS))
+@pytest.mark.parametrize(("name", "loop"), mostly_long(in_turn(THREADS, LOOPS), 2))
 def test_threads_keep_the_laws(name: str, loop: str) -> None:
-    check_stage(THREADS[name], range(13), generations=GENERATIONS, loop=loop)
+    check_stage(THREADS[name], range(9), generations=GENERATIONS, loop=loop)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "items"), in_turn(STAGES, [[], [7]]))
 def test_a_stage_keeps_the_laws_over_few_items(name: str, items: list[int]) -> None:
     check_stage(STAGES[name], items, behind_choices=name != "repeat", generations=2)
 
 
-@pytest.mark.parametrize("name", ["flat_map", "shuffle", "unordered map", "stateful", "filter"])
+@pytest.mark.parametrize("name", mostly_long(["shuffle", "flat_map", "unordered map", "stateful", "filter"], 5))
 def test_a_stage_keeps_the_laws_while_segments_turn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamline.transforms.completion_order, "SEGMENT_ITEMS", 3)
     monkeypatch.setattr(streamline.transforms.map, "AHEAD", 2)
@@ -94,7 +113,7 @@ def test_a_slow_map_hands_on_what_it_has() -> None:
 FAILING = ["map", "threads", "unordered threads", "async", "unordered", "flat_map", "filter", "through"]
 
 
-@pytest.mark.parametrize(("name", "loop"), in_turn(FAILING, LOOPS))
+@pytest.mark.parametrize(("name", "loop"), mostly_long(in_turn(FAILING, LOOPS), 3))
 def test_a_failing_function_is_resumed_behind_its_fix(name: str, loop: str) -> None:
     error = LookupError("item 1005")
     check_failure(_failing(name, error), error, mended=_failing(name, None), loop=loop)

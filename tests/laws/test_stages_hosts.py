@@ -12,7 +12,7 @@ import streamline as sl
 from streamline.backends.base import Backend
 from streamline.pipeline import Pipeline
 from streamline.testing.checks import check_resume
-from tests.laws.profile import in_turn
+from tests.laws.profile import in_turn, mostly_long
 from tests.laws.stages import ORDERED, STAGES, noisy, packed, plus
 
 KEEPING = ("regenerate", "cache", "repeat of a cache", "pack", "bucket", "transfer")
@@ -49,7 +49,9 @@ SOURCES: dict[str, Callable[[], Pipeline[Any]]] = {
 
 
 def on_hosts(names: Iterable[str]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(("name", "hosts"), in_turn(names, ["threads", "processes"]), indirect=["hosts"])
+    return pytest.mark.parametrize(
+        ("name", "hosts"), mostly_long(in_turn(names, ["threads", "processes"]), 3), indirect=["hosts"]
+    )
 
 
 @on_hosts(name for name in (*STAGES, *ORDERED) if name.startswith(KEEPING) and "again" not in name)
@@ -63,6 +65,7 @@ def test_a_source_of_several_parts_resumes_exactly_on_hosts(name: str, hosts: An
     check_resume(SOURCES[name](), backend=hosts, generations=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [False, True])
 def test_spilled_cycles_resume_exactly_on_hosts(overlap: bool, tmp_path: Path, hosts: Any) -> None:
     pipe = numbers(ITEMS).shard(2).regenerate(2, overlap=overlap, spill=tmp_path)

@@ -15,11 +15,11 @@ from streamline.testing import oracle
 from streamline.testing.checks import check_resume
 from streamline.testing.scripted import Script, scripted
 from streamline.testing.subjects import ChainSubject, PipelineSubject, read, run
-from tests.laws.profile import GENERATIONS, sampled
+from tests.laws.profile import GENERATIONS, mostly_long, sampled
 from tests.laws.stages import erratic, fan, noisy, pairs
 
 
-@pytest.mark.parametrize("sizes", [(5, 3, 0, 4), (0, 0, 1), (0,), (1, 9), (0, 7, 0), (3,) * 9])
+@pytest.mark.parametrize("sizes", [(5, 3, 0, 4), (0,), (1, 9), (2,) * 9])
 def test_uneven_shards_come_in_turn_and_resume_exactly(sizes: tuple[int, ...]) -> None:
     check_resume(scripted(*[range(10 * shard, 10 * shard + size) for shard, size in enumerate(sizes)]))
 
@@ -28,14 +28,14 @@ def test_the_order_of_uneven_shards_is_round_robin() -> None:
     assert list(scripted([0, 1, 2], [10], [], [30, 31]).merge()) == [0, 10, 30, 1, 31, 2]
 
 
-@pytest.mark.parametrize("shards", range(1, 10))
-@pytest.mark.parametrize("length", [0, 1, 7, 23])
+@pytest.mark.parametrize("shards", [1, 2, 3, 9])
+@pytest.mark.parametrize("length", [0, 1, 23])
 def test_interleaved_shards_and_one_to_one_stages_keep_the_order_of_the_dataset(length: int, shards: int) -> None:
     pipe = sl.from_items(range(length)).shard(shards).map(erratic, concurrency=3).prefetch(2).map(str)
     assert list(pipe) == list(map(str, range(length)))
 
 
-@pytest.mark.parametrize("shards", sampled(range(1, 10), 2))
+@pytest.mark.parametrize("shards", mostly_long(sampled(range(1, 10), 2), 5))
 def test_every_kind_of_stage_at_once_resumes_exactly(shards: int) -> None:
     pipe = sl.from_items(range(23)).shuffle(seed=2).shard(shards).map(noisy, seed=1).flat_map(fan).shuffle(window=3)
     check_resume(

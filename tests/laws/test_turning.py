@@ -20,7 +20,7 @@ from streamline.pipeline import Pipeline
 from streamline.testing.checks import Fragment, check_failure, check_resume, check_stage
 from streamline.testing.scripted import scripted
 from streamline.testing.subjects import LOOPS, PipelineSubject, opened, run, settle
-from tests.laws.profile import FACTOR, GENERATIONS, examples, in_turn
+from tests.laws.profile import FACTOR, GENERATIONS, examples, in_turn, mostly_long
 from tests.laws.stages import AGAIN, erratic, erratic_each, plus, stumbles_later
 from tests.laws.turning import turned
 
@@ -49,11 +49,12 @@ MAPS: dict[str, Fragment] = {
 }
 
 
-@pytest.mark.parametrize(("name", "loop"), in_turn(MAPS, LOOPS))
+@pytest.mark.parametrize(("name", "loop"), mostly_long(in_turn(MAPS, LOOPS), 3))
 def test_what_is_turned_keeps_the_laws(name: str, loop: str) -> None:
     check_stage(MAPS[name], range(11 if FACTOR > 1 else 7), generations=GENERATIONS, loop=loop)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2)])
 @pytest.mark.parametrize("ordered", [True, False])
 def test_what_is_turned_far_from_what_is_written_resumes_exactly(backend: Any, ordered: bool) -> None:

@@ -13,7 +13,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,7 @@ from streamline.observe import contention, page
 from streamline.observe.figures import ThreadStats
 from streamline.runtime import run
 from tests.kit import LONGEST_S, Pipe
+from tests.laws.profile import mostly_long
 from tests.page_kit import asked, updates
 
 SLOW_S = 0.004
@@ -42,47 +43,13 @@ def slow(item: Any) -> Any:
     return item
 
 
-def slower(item: Any) -> Any:
-    time.sleep(10 * SLOW_S)
-    return item
-
-
 async def fetch(item: Any) -> Any:
     await anyio.sleep(SLOW_S)
     return item
 
 
-async def skewed(item: int) -> int:
-    await anyio.sleep(10 * SLOW_S if item % 4 == 3 else 0)
-    return item
-
-
-async def straggling(item: int) -> int:
-    await anyio.sleep(1 if item % 100 == 50 else 0)
-    return item
-
-
-def halves(item: int) -> list[int]:
-    time.sleep(SLOW_S)
-    return [item, item]
-
-
-def odd(item: int) -> bool:
-    time.sleep(SLOW_S)
-    return item % 2 == 1
-
-
-def rare(item: int) -> bool:
-    return item % 10_000 == 0
-
-
 def quick(item: Any) -> Any:
     return item
-
-
-def collating(items: list[Any]) -> list[Any]:
-    time.sleep(4 * SLOW_S)
-    return items
 
 
 def collecting(item: int) -> int:
@@ -90,24 +57,11 @@ def collecting(item: int) -> int:
     return item
 
 
-async def feed() -> AsyncIterator[int]:
-    for item in range(MANY):
-        await anyio.sleep(SLOW_S)
-        yield item
-
-
 @sl.source(state=dict)
 def rows(*, state: dict[str, Any], shard: int, num_shards: int) -> Iterator[int]:
     for item in range(shard, MANY, num_shards):
         state["n"] = item
         time.sleep(SLOW_S)
-        yield item
-
-
-@sl.stage(stateless=True)
-async def enrich(items: AsyncIterator[int]) -> AsyncIterator[int]:
-    async for item in items:
-        await anyio.sleep(SLOW_S)
         yield item
 
 
@@ -127,25 +81,6 @@ HUNG = Hung()
 
 
 @contextmanager
-def a_hog() -> Iterator[None]:
-    """A thread that computes in Python, whatever else there is to do."""
-    stop = threading.Event()
-
-    def compute() -> None:
-        for number in itertools.count():
-            if number % 100_000 == 0 and stop.is_set():
-                return
-
-    thread = threading.Thread(target=compute, name="exporter", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-@contextmanager
 def a_full_heap() -> Iterator[None]:
     """Objects enough for a collection to take a while."""
     kept = [[number] for number in range(200_000)]
@@ -154,12 +89,22 @@ def a_full_heap() -> Iterator[None]:
 
 
 @contextmanager
-def told(**read: Callable[[], Any]) -> Iterator[None]:
+def told(**read: Callable[..., Any]) -> Iterator[None]:
     """Let the kernel tell something else."""
     with pytest.MonkeyPatch.context() as patch:
         for name, function in read.items():
             patch.setattr(contention, name, function)
         yield
+
+
+CALM: dict[str, Callable[..., Any]] = {
+    "memory_wait_s": lambda: 0.0,
+    "quota_periods": lambda: (0, 0),
+    "gil_waits_s": lambda looks: [0.0] * looks,
+    "threads": tuple,
+}
+"""What is told of a machine on which nobody else is at work, which isn't true of this one. Nor would a look always find
+the GIL held that a thread of a test holds: where cores are busy, that doesn't get one at once (see test_contention)."""
 
 
 def half_of_the_time() -> float:
@@ -169,6 +114,11 @@ def half_of_the_time() -> float:
 def periods() -> tuple[int, int]:
     passed = int(10 * time.perf_counter())
     return passed, passed * 9 // 10
+
+
+def exporting() -> tuple[ThreadStats, ...]:
+    """A thread that isn't the pipeline's computes."""
+    return (ThreadStats(number=1, name="exporter", cpu_s=0.9 * time.perf_counter(), core_wait_s=0.0),)
 
 
 def starved() -> tuple[ThreadStats, ...]:
@@ -235,30 +185,6 @@ class Fault:
 FAULTS = {
     "a slow function": Fault(ITEMS.map(quick).map(slow), "loop", "map(slow)", "map(slow) limits"),
     "a slow service": Fault(ITEMS.map(fetch, concurrency=4), "calls", "map(fetch)", "map(fetch) limits"),
-    "a slow disk under a source": Fault(
-        rows().shard(2).map(quick), "loop", "source(rows)", "source(rows) limits"
-    ),
-    "a slow feed": Fault(
-        sl.from_stream(feed).shard(2).map(quick), "calls", "from_stream", "the feed gives"
-    ),
-    "a slow stage of one's own": Fault(
-        ITEMS.through(enrich).map(quick), "calls", "through(enrich)", "through(enrich) limits"
-    ),
-    "threads that are too few": Fault(
-        ITEMS.map(slow, executor="thread", concurrency=2), "calls", "map(slow)", "map(slow) limits"
-    ),
-    "a slow collate": Fault(ITEMS.batch(8, collate=collating).map(quick), "loop", "batch", "batch limits"),
-    "a slow filter": Fault(ITEMS.filter(odd).map(quick), "loop", "filter(odd)", "filter(odd) limits"),
-    "a slow flat_map": Fault(ITEMS.flat_map(halves).map(quick), "loop", "flat_map(halves)", "flat_map(halves) limits"),
-    "a filter that drops nearly all": Fault(
-        ITEMS.filter(rare).map(quick), "selective filter", "filter(rare)", "filter(rare) keeps 1 of"
-    ),
-    "a skewed shard": Fault(
-        ITEMS.shard(4).map(skewed), "uneven workers", "map(skewed)", "map(skewed) of shard 3 limits"
-    ),
-    "stragglers": Fault(
-        ITEMS.map(straggling, concurrency=16).map(quick), "order", "map(straggling)", "while slow ones hold up"
-    ),
     "a small limit": Fault(
         ITEMS.map(fetch, concurrency=8, limit=sl.Limit(1)), "limit", "map(fetch)", "The limit= of map(fetch) limits"
     ),
@@ -268,7 +194,8 @@ FAULTS = {
     ),
     "a slow loop": Fault(ITEMS.map(quick), "consumer", "consumer", "The pipeline keeps up", body_s=10 * SLOW_S),
     "a thread that keeps the GIL": Fault(
-        ITEMS.map(fetch, concurrency=4), "gil", "process", "The thread 'exporter' limits", a_hog
+        ITEMS.map(fetch, concurrency=4), "gil", "process", "The thread 'exporter' limits",
+        partial(told, gil_waits_s=lambda looks: [0.005] * looks, threads=exporting),
     ),
     "pauses of the collector": Fault(
         ITEMS.map(collecting), "collector", "process", "Python's garbage collector limits", a_full_heap
@@ -285,6 +212,7 @@ FAULTS = {
         ITEMS.map(slow), "cores", "process", "The machine's cores limit", partial(told, threads=starved)
     ),
 }  # fmt: skip
+"""Some of each kind: which limit is named of which pipeline, runtime/test_verdict.py says."""
 
 
 @pytest.fixture(autouse=True)
@@ -329,21 +257,26 @@ def headlines(stream: Any) -> Iterator[str]:
             assert time.monotonic() < deadline, f"it says only: {last}"
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", mostly_long(FAULTS, 3))
 def test_a_fault_is_named_by_page_metrics_and_verdict(name: str) -> None:
     fault = FAULTS[name]
-    machine = nullcontext() if fault.by == "process" else told(threads=tuple)  # which other tests keep busy
-    with machine, fault.around(), consumed(fault.pipe, fault.body_s) as stream:
-        for line in headlines(stream):
-            verdict = stream.stats().verdict
-            named = {
-                "page": fault.words in line,
-                "verdict": verdict is not None and verdict.rule == fault.rule,
-                "metrics": f'by="{fault.by}",rule="{fault.rule}"' in asked(stream.page, "metrics")[0],
-            }
-            print(time.monotonic(), named, verdict and verdict.rule)  # what a failure shows
-            if all(named.values()):
-                break
+    with told(**CALM), fault.around():
+        contention.CONTENTION.read()  # the stream's first picture may be of what was seen last: else of another test
+        with consumed(fault.pipe, fault.body_s) as stream:
+            insist_named(fault, stream)
+
+
+def insist_named(fault: Fault, stream: Any) -> None:
+    for line in headlines(stream):
+        verdict = stream.stats().verdict
+        named = {
+            "page": fault.words in line,
+            "verdict": verdict is not None and verdict.rule == fault.rule,
+            "metrics": f'by="{fault.by}",rule="{fault.rule}"' in asked(stream.page, "metrics")[0],
+        }
+        print(time.monotonic(), named, verdict and verdict.rule)  # what a failure shows
+        if all(named.values()):
+            break
 
 
 def test_a_call_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +291,7 @@ def test_a_call_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_busy_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "BACKOFF_S", 0.0)
-    with told(threads=tuple), a_busy_server() as url:
+    with told(**CALM), a_busy_server() as url:
         pipe = sl.read_lines([f"{url}/{number}.txt" for number in range(4)]).repeat()
         with consumed(pipe) as stream:
             assert any("requests were repeats: the server is busy" in line for line in headlines(stream))

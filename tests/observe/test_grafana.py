@@ -92,22 +92,25 @@ def expressions() -> list[str]:
     return [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.long
 @pytest.mark.parametrize("title", [title for title in PANELS if title != SLOW])
-def test_every_query_has_values_of_every_rank(title: str, rank: str, scraped: Prometheus) -> None:
+def test_every_query_has_values_of_every_rank(title: str, scraped: Prometheus) -> None:
     for target in PANELS[title]["targets"]:
         assert "$rank" in target["expr"]
-        found = scraped.wait_for(expression(target["expr"], rank))
-        assert {labels["rank"] for labels in found if "rank" in labels} <= {rank}
-        named = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
-        assert all(labels.get(name) for labels in found for name in named)
+        for rank in ("0", "1"):
+            found = scraped.wait_for(expression(target["expr"], rank))
+            assert {labels["rank"] for labels in found if "rank" in labels} <= {rank}
+            named = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+            assert all(labels.get(name) for labels in found for name in named)
 
 
+@pytest.mark.long
 def test_the_slow_rank_is_named_and_no_other(scraped: Prometheus) -> None:
     (slow,) = scraped.query(expression(PANELS[SLOW]["targets"][0]["expr"]))
     assert (slow["stream"], slow["rank"]) == ("read_jsonl", "1")
 
 
+@pytest.mark.long
 def test_tables_have_a_row_for_each_rank(scraped: Prometheus) -> None:
     for title, panel in PANELS.items():
         if panel["type"] == "table":
@@ -116,11 +119,13 @@ def test_tables_have_a_row_for_each_rank(scraped: Prometheus) -> None:
                 assert {labels["rank"] for labels in found} == {"0", "1"}, title
 
 
+@pytest.mark.long
 def test_what_the_slow_rank_waits_for_is_its_slow_stage(scraped: Prometheus) -> None:
     most = 'topk(1, streamline_stage_exposed_share_ratio{rank="1"})'
     assert [labels["stage"] for labels in scraped.wait_for(most)] == ["decode"]
 
 
+@pytest.mark.long
 def test_its_variables_have_the_values_of_the_job(scraped: Prometheus) -> None:
     for variable, values in (("stream", ["read_jsonl"]), ("rank", ["0", "1"])):
         (query,) = (one["query"]["query"] for one in DASHBOARD["templating"]["list"] if one["name"] == variable)

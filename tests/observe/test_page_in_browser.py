@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import streamline as sl
 from tests.servers.chromium import Browser, chromium
 
@@ -33,6 +35,7 @@ async def text(browser: Browser, selector: str) -> str:
     return str(await browser.run(f"document.querySelector({selector!r}).innerText"))
 
 
+@pytest.mark.long
 async def test_the_page_shows_a_stream_that_runs(tmp_path: Path) -> None:
     options: Any = {"on_error": "skip", "max_errors": None, "backend": sl.Threads(2)}
     with pipeline().open(page=True, **options) as stream:

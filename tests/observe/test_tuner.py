@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from streamline.core.knobs import Knob
 from streamline.observe.figures import Figures
 from streamline.observe.tuner import Measurement, Tuner
+from tests.laws.profile import examples
 from tests.observe.simulated_pipelines import SimulatedPipeline, SimulatedStage, Simulation
 
 PIPELINES = {
@@ -66,7 +67,7 @@ PIPELINES = {
 @pytest.mark.parametrize("name", PIPELINES)
 def test_ten_seconds_bring_nine_tenths_of_the_best(name: str, noise: float) -> None:
     pipeline = PIPELINES[name]
-    for seed in range(10 if noise else 1):
+    for seed in range(3 if noise else 1):
         done = Simulation(pipeline, noise, Random(seed)).run(10)
         rate = pipeline.rate(done.tuner.settled)
         assert rate >= 0.9 * pipeline.best, (seed, done.steps, done.tuner.resting)
@@ -80,7 +81,7 @@ def test_calls_that_cost_the_loop_time_too_become_more_though_no_stage_limits_al
 ) -> None:
     fetch = SimulatedStage(name="fetch", call_s=0.03, loop_s=0.0005, written=16)
     pipeline = SimulatedPipeline(stages=(fetch, *buffers))
-    for seed in range(10 if noise else 1):
+    for seed in range(3 if noise else 1):
         done = Simulation(pipeline, noise, Random(seed)).run(seconds)
         assert pipeline.rate(done.tuner.settled) >= share * pipeline.best, (seed, done.steps, done.tuner.resting)
         assert any("no stage limits alone; map(fetch) may help" in step.why for step in done.steps)
@@ -90,7 +91,7 @@ def test_calls_that_cost_the_loop_time_too_become_more_though_no_stage_limits_al
 
 def test_what_comes_from_processes_is_counted_where_it_arrives() -> None:
     pipeline = PIPELINES["processes that tell of it now and then"]
-    for seed in range(5):
+    for seed in range(3):
         done = Simulation(pipeline, 0.2, Random(seed)).run(5.5)
         assert pipeline.rate(done.tuner.settled) >= 0.9 * pipeline.best, (seed, done.steps)
 
@@ -116,7 +117,7 @@ def test_after_costs_have_changed_the_best_is_found_again(
     before: SimulatedStage, after: SimulatedStage, noise: float
 ) -> None:
     pipeline = SimulatedPipeline(stages=(before,), consumer_s=1 / 600)
-    for seed in range(5):
+    for seed in range(3 if noise else 1):
         run = Simulation(pipeline, noise, Random(seed)).run(20)
         assert pipeline.rate(run.tuner.settled) >= 0.9 * pipeline.best, (seed, run.steps)
         changed = run.pipeline = replace(pipeline, stages=(after,))
@@ -234,6 +235,7 @@ def any_pipeline(draw: st.DrawFn) -> SimulatedPipeline:
     )
 
 
+@examples(120)
 @given(any_pipeline(), st.sampled_from([0.0, 0.2]), st.integers(0, 99))
 def test_budgets_hold_and_one_knob_turns_at_a_time(pipeline: SimulatedPipeline, noise: float, seed: int) -> None:
     run = Simulation(pipeline, noise, Random(seed))
@@ -250,6 +252,7 @@ def test_budgets_hold_and_one_knob_turns_at_a_time(pipeline: SimulatedPipeline, 
         before = dict(now)
 
 
+@examples(100)
 @given(any_pipeline())
 def test_it_never_ends_below_what_was_written(pipeline: SimulatedPipeline) -> None:
     run = Simulation(pipeline).run(20)

@@ -123,7 +123,7 @@ HOSTS = {
 @pytest.mark.parametrize("name", HOSTS)
 def test_some_passes_bring_nine_tenths_of_the_best(name: str, noise: float) -> None:
     hosts = HOSTS[name]
-    for seed in range(5 if noise else 1):
+    for seed in range(3 if noise else 1):
         done = Passes(hosts, noise, Random(seed)).run(60 if noise else 25)
         assert hosts.rate(done.tuner.settled) >= 0.9 * hosts.best, (seed, done.steps, done.tuner.resting)
         assert all(hosts.written <= step.after <= hosts.most for step in done.steps)

@@ -315,14 +315,6 @@ def test_an_option_out_of_range_is_refused_by_its_name(make: Callable[[Any], obj
 # Ranks
 
 
-def test_an_unsharded_plan_on_several_ranks_is_refused() -> None:
-    refused(lambda: items().open(rank=0, world_size=8), "each of the 8 ranks would read everything", ".shard(n)")
-
-
-def test_fewer_shards_than_ranks_are_refused() -> None:
-    refused(lambda: items().shard(4).open(rank=0, world_size=8), "4 shards for 8 ranks", ".shard(8)")
-
-
 def test_a_file_that_is_missing_is_found_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(sl.errors.ReadError):
         sl.read_lines(tmp_path / "missing.txt").open()

@@ -30,7 +30,7 @@ from tests.laws.stages import pairs
 
 Pipe = sl.Pipeline[Any]
 
-LENGTH = 14
+LENGTH = 9
 
 
 class Skipping(PipelineSubject):
@@ -163,7 +163,7 @@ REORDERS = (
 )  # fmt: skip
 """A merge goes by how many items each worker gave, so leaving one out moves the others."""
 
-bad_items = st.frozensets(st.integers(0, LENGTH - 1), max_size=LENGTH)
+bad_items = st.frozensets(st.integers(0, LENGTH - 1), min_size=1, max_size=LENGTH)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -173,7 +173,7 @@ def test_resuming_is_exact_at_every_state_of_a_stage_that_skips(stage: str, bad:
     pipe = STAGES[stage](bad)
     good = [item for item in range(LENGTH) if item not in bad]
     truth = ExpectedItems(good, choosing=stage in REORDERS)
-    run(partial(resume_law, subject=Skipping(pipe), truth=truth, generations=5, dice=Random(seed)))
+    run(partial(resume_law, subject=Skipping(pipe), truth=truth, generations=3, dice=Random(seed)))
 
 
 @pytest.mark.parametrize("behind", BEHIND)
@@ -187,13 +187,13 @@ def test_it_is_exact_behind_stages_that_read_again(behind: str, bad: frozenset[i
             resume_law,
             subject=Skipping(pipe),
             truth=ExpectedItems(good, choosing=True),
-            generations=5,
+            generations=3,
             dice=Random(seed),
         )
     )
 
 
-@pytest.mark.parametrize("stage", ["map", "async map", "unordered map", "flat_map", "best effort"])
+@pytest.mark.parametrize("stage", ["unordered map", "flat_map", "best effort"])
 @examples(2)
 @given(bad=st.frozensets(st.integers(0, LENGTH - 1), min_size=2, max_size=9))
 def test_it_is_exact_on_uvloop(stage: str, bad: frozenset[int]) -> None:
@@ -422,6 +422,7 @@ def test_too_many_errors_with_a_pause_and_progress_on_comes_behind_the_pause() -
         assert list(stream) == [item for item in range(1, 2000) if item % 5 != 1]
 
 
+@pytest.mark.long
 def test_a_long_run_with_skipped_items_snapshots_and_stats_holds_on_to_nothing() -> None:
     """A fifth is skipped; what is held is what was read ahead, which goes up and down."""
     pipe = sl.from_iterable(itertools.count).shard(2).map(check).shuffle(window=8).merge().batch(50, collate=None)

@@ -42,6 +42,9 @@ from streamline.training.replica_shares import Notifier
 Trace: TypeAlias = "Callable[[FrameType, str, Any], Any]"
 
 FOLDER = str(Path(sl.__file__).parent)
+LONG = pytest.mark.long
+BY_OPCODES = [False, pytest.param(True, marks=LONG)]
+HOSTS = [sl.Threads(1), pytest.param(sl.Processes(1), marks=LONG)]
 TAKING = ["_fetch_part", "part", "_part_at_hand", "_load", "then", "_go_on"]
 HANDOVER = [*TAKING, "_part_of_steps", "_wait_list", "_fetch", "_over", "_end"]
 PIPE = sl.from_items(range(23)).shuffle(seed=1).shard(2).shuffle(window=3).merge().batch(2, collate=None)
@@ -200,7 +203,7 @@ def struck_until_its_end(
         check()
 
 
-@pytest.mark.parametrize("opcodes", [False, True])
+@pytest.mark.parametrize("opcodes", BY_OPCODES)
 @pytest.mark.parametrize("take", [by_for, by_next])
 def test_a_stream(take: Callable[..., None], opcodes: bool) -> None:
     strikes, got = Strikes(opcodes=opcodes), list[int]()
@@ -215,8 +218,8 @@ def test_a_stream(take: Callable[..., None], opcodes: bool) -> None:
         assert strikes.struck >= {"part", "_load", "then", "note_consumed", "take", "wait", "_go_on", "_end"}
 
 
-@pytest.mark.parametrize("opcodes", [False, True])
-@pytest.mark.parametrize("steps", [None, 5])
+@pytest.mark.parametrize("opcodes", BY_OPCODES)
+@pytest.mark.parametrize("steps", [None, pytest.param(5, marks=LONG)])
 def test_an_epoch_of_a_loader_that_is_gone_on_with(steps: int | None, opcodes: bool) -> None:
     with PIPE.loader(steps_per_epoch=steps) as loader:
         whole = [list(loader) for _ in range(3)]
@@ -237,30 +240,8 @@ def test_an_epoch_of_a_loader_that_is_gone_on_with(steps: int | None, opcodes: b
         assert strikes.struck >= {"_fetch_part", "_over", "_end"}
 
 
-@pytest.mark.parametrize("steps", [None, 5])
-def test_a_loader_whose_state_is_loaded_into_another_one(steps: int | None) -> None:
-    """The interrupt leaves the iteration: what it has given, and what the state says, go together."""
-    with PIPE.loader(steps_per_epoch=steps) as loader:
-        whole = [batch for _ in range(2) for batch in loader]
-    strikes = Strikes(*set(HANDOVER) - {"_end"}, times=1)  # what a finalizer runs too, which can't raise
-    state: dict[str, Any] | None = None
-    got, before = list[Any](), -1
-    while before != strikes.count or len(got) < len(whole):
-        before = strikes.count
-        with PIPE.loader(steps_per_epoch=steps) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            with strikes.armed():
-                for _ in range(loader.epoch, 2):
-                    for batch in loader:
-                        got.append(batch)
-            state = loader.state_dict()
-        assert got == whole[: len(got)]
-    assert strikes.count > 30
-
-
 @pytest.mark.parametrize(
-    ("backend", "take"), [(sl.Threads(2), by_for), (sl.Threads(2), by_next), (sl.Processes(2), by_next)]
+    ("backend", "take"), [(sl.Threads(2), by_for), pytest.param(sl.Processes(2), by_next, marks=LONG)]
 )
 def test_a_stream_of_workers_in_threads_and_processes(backend: Any, take: Callable[..., None]) -> None:
     strikes, got = Strikes(times=1), list[int]()
@@ -272,22 +253,6 @@ def test_a_stream_of_workers_in_threads_and_processes(backend: Any, take: Callab
         struck_until_its_end(strikes, stream, got, take, check)
     assert got == list(range(40))
     assert strikes.struck >= {"part", "_load", "then", "note_consumed", "take", "wait", "_go_on", "_end"}
-
-
-@pytest.mark.parametrize("backend", [sl.Threads(2), sl.Processes(2)])
-def test_a_loader_of_workers_in_threads_and_processes(backend: Any) -> None:
-    strikes = Strikes(times=1)
-    with sl.from_items(range(40)).shard(2).map(abs).merge().loader(backend=backend) as loader:
-        for epoch in range(2):
-            got = list[int]()
-
-            def check(epoch: int = epoch, got: list[int] = got) -> None:
-                state = loader.state_dict()
-                assert (state["epoch"], state["step"]) == ((epoch, len(got)) if len(got) < 40 else (epoch + 1, 0))
-
-            struck_until_its_end(strikes, iter(loader), got, by_for, check)
-            assert got == list(range(40))
-    assert strikes.struck >= {"_fetch_part", "_over", "_end"}
 
 
 def test_replicas() -> None:
@@ -310,8 +275,8 @@ LENGTH = 120
 the iterator's own code, which is said. Python 3.13 traces more opcodes than 3.11, for which 40 were enough."""
 
 
-@pytest.mark.parametrize("opcodes", [False, True])
-@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize("opcodes", BY_OPCODES)
+@pytest.mark.parametrize("worker", [0, pytest.param(1, marks=LONG)])
 def test_a_stream_dataset_which_is_gone_on_with_here_or_elsewhere(worker: int, opcodes: bool) -> None:
     """Its iterator isn't streamline's code. Not struck is where a `with` releases a lock of all threads: only a trace
     function can raise there.
@@ -439,6 +404,7 @@ def test_a_debug_stream_whose_machinery_is_struck(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.long
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_a_debug_stream_struck_at_any_line_leaves_any_outer_loop_as_it_was(
     loop: str, monkeypatch: pytest.MonkeyPatch
@@ -457,6 +423,7 @@ def test_a_debug_stream_struck_at_any_line_leaves_any_outer_loop_as_it_was(
     assert strikes.struck >= {"run", "_leave", "_enter", "close"}
 
 
+@pytest.mark.long
 async def test_a_debug_stream_within_a_running_loop_leaves_it_as_it_was_and_loses_nothing(tmp_path: Path) -> None:
     """A notebook's cell, say. A merge that has chosen items passes the interrupt on, and so does a call in a thread."""
     for part in range(2):
@@ -543,9 +510,12 @@ def stopped_twice() -> None:
 
 @pytest.mark.parametrize(
     ("act", "functions"),
-    [(act, OPENING) for act in (opened_stream, dropped_stream, opened_loader, opened_replicator, stopped_twice)]
-    + [(act, CLOSING) for act in (dropped_stream, closed_loader)]
-    + [(closed_replicator, CLOSED)],
+    [(opened_stream, OPENING), (dropped_stream, CLOSING)]
+    + [
+        pytest.param(act, OPENING, marks=LONG)
+        for act in (dropped_stream, opened_loader, opened_replicator, stopped_twice)
+    ]
+    + [pytest.param(closed_loader, CLOSING, marks=LONG), pytest.param(closed_replicator, CLOSED, marks=LONG)],
 )
 def test_what_is_being_opened_or_closed_leaves_nothing(
     act: Callable[[], None], functions: list[str], monkeypatch: pytest.MonkeyPatch
@@ -585,7 +555,7 @@ def closed_pool() -> None:
 
 
 @pytest.mark.parametrize("act", [paged_stream, paged_loader, closed_pool])
-@pytest.mark.parametrize("after", [None, 0, 3, 10, 30])
+@pytest.mark.parametrize("after", [None, *(pytest.param(lines, marks=LONG) for lines in (0, 3, 10, 30))])
 def test_a_second_interrupt_in_the_clean_up_leaves_nothing_either(
     act: Callable[[], None], after: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -611,7 +581,7 @@ def async_stream() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(1), sl.Processes(1)], ids=str)
+@pytest.mark.parametrize("backend", [sl.Inline(), *HOSTS])
 @pytest.mark.parametrize("library", ["asyncio", "uvloop"])
 def test_an_event_loop_that_is_closed_without_cancelling_its_tasks_leaves_nothing(
     library: str, backend: Any, monkeypatch: pytest.MonkeyPatch
@@ -634,10 +604,10 @@ def test_an_event_loop_that_is_closed_without_cancelling_its_tasks_leaves_nothin
     stream = None
 
 
-@pytest.mark.parametrize("strikes", [1, 2, 4])
+@pytest.mark.parametrize("strikes", [1, pytest.param(2, marks=LONG), pytest.param(4, marks=LONG)])
 @pytest.mark.parametrize("closing", [False, True])
 @pytest.mark.parametrize("cancelled", [False, True])
-@pytest.mark.parametrize("backend", [sl.Threads(2), sl.Processes(1)], ids=str)
+@pytest.mark.parametrize("backend", HOSTS)
 def test_a_burst_of_interrupts_in_the_end_of_an_event_loop_leaves_nothing(
     backend: Any, cancelled: bool, closing: bool, strikes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

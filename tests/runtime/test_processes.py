@@ -100,7 +100,7 @@ def check_each_is_interrupted(process: subprocess.Popen[str], shapes: list[str])
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("shapes", TURNS, ids=", ".join)
+@pytest.mark.parametrize("shapes", [TURNS[0], pytest.param(TURNS[1], marks=pytest.mark.long)])
 def test_ctrl_c_in_a_plain_loop_ends_it_and_leaves_nothing(shapes: list[str], start_python: Start) -> None:
     """With `open` and without; "running" is struck in the loop's body, the others while they wait."""
     script = (
@@ -154,7 +154,9 @@ print(got)
     assert (output, errors) == ("interrupted\n[0, 1, 2, 3, 4, 5, 6, 7, 8]\n", "")
 
 
-@pytest.mark.parametrize(("shapes", "loop"), list(zip(TURNS, LOOPS, strict=True)), ids=LOOPS)
+@pytest.mark.parametrize(
+    ("shapes", "loop"), [pytest.param(TURNS[0], "asyncio", marks=pytest.mark.long), (TURNS[1], "uvloop")]
+)
 def test_ctrl_c_in_an_async_loop_is_a_keyboard_interrupt_and_nothing_else(
     shapes: list[str], loop: str, start_python: Start
 ) -> None:
@@ -177,36 +179,28 @@ for shape in {shapes}:
         check_each_is_interrupted(process, shapes)
 
 
-OPTIONS = [(), ("-X", "dev")]
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=["", "dev"])
-def test_an_interpreter_that_exits_under_unfinished_plain_loops_says_nothing(
-    options: tuple[str, ...], python: Python
-) -> None:
-    script = (
-        PRELUDE % "stuck"
-        + """
-kept = []
-for pipe in PIPES.values():
-    kept.append(iter(pipe))
-    assert next(kept[-1]) == 0
-    kept.append(pipe.open().__enter__())
-    assert next(kept[-1]) == 0
-    kept.append(iter(pipe))
-print("leaving")
-"""
-    )
-    assert python(script, *options) == "leaving\n"
-
-
-@pytest.mark.parametrize(("loop", "options"), list(zip(LOOPS, OPTIONS, strict=True)))
-def test_an_interpreter_that_exits_under_unfinished_async_loops_says_nothing(
+@pytest.mark.parametrize(("loop", "options"), list(zip(LOOPS, [(), ("-X", "dev")], strict=True)))
+def test_an_interpreter_that_exits_under_unfinished_loops_of_all_kinds_says_nothing(
     loop: str, options: tuple[str, ...], python: Python
 ) -> None:
+    """After first pulls that were left at any turn, and a loop that was closed with tasks of ours in it."""
     script = (
         PRELUDE % "stuck"
         + f"""
+async def begin():
+    for pipe in PIPES.values():
+        asyncio.ensure_future(anext(aiter(pipe)))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+for turns in range(6):
+    run(begin, {loop!r})
+
+loop = asyncio.new_event_loop()
+stream = aiter(pipe)
+print(loop.run_until_complete(anext(stream)))
+loop.close()
+
 kept = []
 
 async def main():
@@ -219,58 +213,22 @@ async def main():
         kept.append(await pipe.open().__aenter__())
         kept.append(asyncio.ensure_future(anext(kept[-1])))
     await asyncio.sleep(0)
-    print("leaving")
 
 run(main, {loop!r})
+
+for each in PIPES.values():
+    kept.append(iter(each))
+    assert next(kept[-1]) == 0
+    kept.append(each.open().__enter__())
+    assert next(kept[-1]) == 0
+    kept.append(iter(each))
+
+for item in PIPES["running"]:
+    print("leaving")
+    sys.exit(3)
 """
     )
-    assert python(script, *options) == "leaving\n"
-
-
-def test_an_event_loop_may_end_at_any_moment_of_a_first_pull(python: Python) -> None:
-    script = (
-        PRELUDE % "stuck"
-        + """
-async def main():
-    for pipe in PIPES.values():
-        asyncio.ensure_future(anext(aiter(pipe)))
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    print("leaving", turns)
-
-for turns in range(6):
-    run(main, "asyncio")
-"""
-    )
-    assert python(script) == "".join(f"leaving {turns}\n" for turns in range(6))
-
-
-def test_an_interpreter_whose_plain_loop_is_stuck_in_user_code_exits_all_the_same(python: Python) -> None:
-    script = (
-        PRELUDE % "running"
-        + """
-stream = iter(sl.from_items(range(100)).map(stuck))
-print(next(stream))
-"""
-    )
-    assert python(script) == "0\n"
-
-
-def test_an_exit_inside_the_loop_body_keeps_its_code(python: Python) -> None:
-    python(PRELUDE % "running" + "for item in pipe:\n    sys.exit(3)\n", code=3)
-
-
-def test_a_loop_closed_without_cancelling_its_tasks_hears_of_nothing_of_ours(python: Python) -> None:
-    script = (
-        PRELUDE % "stuck"
-        + """
-loop = asyncio.new_event_loop()
-stream = aiter(pipe)
-print(loop.run_until_complete(anext(stream)))
-loop.close()
-"""
-    )
-    assert python(script, "-X", "dev") == "0\n"
+    assert python(script, *options, code=3) == "0\nleaving\n"
 
 
 def test_a_plain_loop_in_a_thread_ends_with_the_interpreter(python: Python) -> None:
@@ -289,6 +247,17 @@ print("leaving")
 """
     )
     assert python(script) == "leaving\n"
+
+
+def test_an_interpreter_whose_plain_loop_is_stuck_in_user_code_exits_all_the_same(python: Python) -> None:
+    script = (
+        PRELUDE % "running"
+        + """
+stream = iter(sl.from_items(range(100)).map(stuck))
+print(next(stream))
+"""
+    )
+    assert python(script) == "0\n"
 
 
 CLOSED = """

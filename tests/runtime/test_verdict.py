@@ -24,8 +24,8 @@ from streamline.io.storage.local import LocalStorage
 from streamline.observe import contention
 from streamline.observe.stats import Stats
 from tests.kit import Pipe, at_last, run_on
+from tests.laws.profile import mostly_long
 
-Body: TypeAlias = Callable[[], None] | None
 Drain: TypeAlias = Callable[[Pipe, float], Stats]
 
 SLOW_S = 0.004
@@ -254,7 +254,7 @@ def _what_else_the_machine_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contention, "threads", tuple)
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", mostly_long(KNOWN, 4))
 def test_the_limit_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known, slow_s = KNOWN[name], SLOW_S
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -131,35 +130,11 @@ def test_another_plan_is_refused_with_the_difference(name: str) -> None:
     assert "accept=[" in text or "this can't:" in text
 
 
-def test_a_functions_code_does_not_count() -> None:
-    """So that a run can be resumed behind a fix."""
-
-    def make(sign: int) -> Callable[[int], int]:
-        if sign > 0:
-
-            def fn(x: int) -> int:
-                return x
-        else:
-
-            def fn(x: int) -> int:
-                return -x
-
-        return fn
-
-    assert of(source().map(make(1))) == of(source().map(make(-1)))
-
-
 def test_the_data_are_not_in_it() -> None:
     """They are in the listing."""
     assert of(sl.from_items([1, 2])) == of(sl.from_items([1, 2, 3]))
     assert of(sl.from_items([1])) != of(sl.from_items([1], name="other"))
     assert of(sl.from_items([1])) != of(sl.from_iterable(lambda: [1]))
-
-
-@pytest.mark.parametrize("name", OTHER)
-def test_it_is_json(name: str) -> None:
-    for change in OTHER[name]:
-        assert json.loads(json.dumps(of(change(source())))) == of(change(source()))
 
 
 def test_the_difference_reads_like_one() -> None:
@@ -196,14 +171,6 @@ def test_nothing_is_offered_for_acceptance_that_would_not_open_the_plan() -> Non
     assert "  - batch 'batch' (size=2" in text
     assert "this can't:\n    shard.num_shards: every item would be in another shard" in text
     assert "accept=" not in text
-
-
-def test_a_resume_compares_them() -> None:
-    with source().shard(2).open() as stream:
-        snapshot = stream.snapshot()
-    with pytest.raises(ResumeError, match="- shard"):
-        source().shard(3).open(resume=snapshot)
-    source().shard(2).prefetch(3).merge("best_effort").open(resume=snapshot)
 
 
 def test_renaming_a_function_of_the_package_changes_no_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:

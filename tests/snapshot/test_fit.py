@@ -98,7 +98,7 @@ def test_accept_is_a_list_of_strings(accept: Any) -> None:
 # Window shuffles
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.integers(0, 40),
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2), st.integers(0, 12)), min_size=1, max_size=5),
@@ -328,7 +328,7 @@ def lines_of(path: Path) -> list[str]:
 CHANGES = st.lists(st.tuples(st.sampled_from("nrga"), st.integers(0, 9), st.integers(0, 9)), max_size=5)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(1, 5), st.integers(1, 3), st.booleans(), CHANGES,
 )  # fmt: skip
@@ -531,6 +531,7 @@ KINDS = st.sampled_from(["shuffle", "shuffle", "batch", "halves", "both", "later
 NEUTRAL = st.sampled_from(["shuffle", "batch", "same"])
 
 
+@pytest.mark.long
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_what_is_accepted_anywhere_loses_and_doubles_nothing(data: st.DataObject) -> None:

@@ -29,7 +29,7 @@ from streamline.sources.base import Source
 from streamline.training.loader_state import LoaderState
 from streamline.transforms.base import Stage
 from tests.io.formats.records import array_record_file, lance_dataset, mds_file, put, record_file
-from tests.laws.profile import sampled
+from tests.laws.profile import mostly_long, sampled
 from tests.snapshot.functions import later, noisy, size_of, tokens, twice
 from tests.sources.stand_ins import Dataset, StatefulNumbers
 
@@ -295,7 +295,7 @@ def test_no_kind_of_source_or_stage_is_missing_here(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::streamline.errors.CodeChangedWarning")
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", mostly_long(SOURCES, 4))
 def test_a_snapshot_of_any_source_resumed_here_is_exact_or_says_what_it_is_of(
     name: str, folder: Path, snapshots: dict[str, list[sl.Snapshot]]
 ) -> None:

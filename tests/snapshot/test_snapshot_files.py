@@ -86,15 +86,6 @@ def test_the_file_is_named_for_the_rank(tmp_path: Path) -> None:
     assert make(rank=3, world_size=8, num_shards=9).save(tmp_path).name == "rank-00003-of-00008.json"
 
 
-def test_a_person_can_read_the_file(tmp_path: Path) -> None:
-    text = make().save(tmp_path).read_text("ascii")
-    assert json.loads(text).keys() == {"streamline_snapshot", "sha256", "body"}
-    assert '  "epoch": 1,\n' in text
-    assert re.findall(r'^     "\d": (\{"rows": .*\}),?$', text, re.MULTILINE) == [
-        json.dumps(state) for state in make().worker_states
-    ]
-
-
 def test_the_file_has_the_usual_permissions(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
@@ -114,8 +105,10 @@ def test_a_save_replaces_the_one_before_and_leaves_nothing_else(tmp_path: Path) 
 # Saving that fails
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])
-@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [("open", errno.EACCES), ("write", errno.ENOSPC), ("fsync", errno.EIO), ("replace", errno.EROFS)],
+)
 def test_a_disk_that_refuses_is_named_with_its_reason_and_the_old_snapshot_stays(
     call: str, code: int, tmp_path: Path
 ) -> None:
@@ -180,6 +173,7 @@ for epoch in range(first.epoch + 1, 1_000_000):
 """
 
 
+@pytest.mark.long
 def test_kills_at_random_moments_never_lose_a_save_that_has_returned(tmp_path: Path) -> None:
     """A few hundred saves of a larger snapshot, 8 kills; what earlier ones left behind lies about."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -14,7 +14,7 @@ from typing import Any
 import boto3
 import pytest
 
-from tests.laws.profile import FACTOR
+from tests.laws.profile import FACTOR, mostly_long
 from tests.servers.s3 import Bucket
 
 STEP = 1 if FACTOR > 1 else 3
@@ -43,23 +43,27 @@ def killed(
     return int(done.stdout)
 
 
+@pytest.mark.long
 def test_on_disk_nothing_is_lost_and_nothing_comes_twice(tmp_path: Path) -> None:
     assert killed(tmp_path, "jsonl") > 40
 
 
-@pytest.mark.parametrize("format", ["npy", "parquet", "tar"])
+@pytest.mark.parametrize("format", mostly_long(["parquet", "npy", "tar"], 3))
 def test_other_formats_at_some_operations(tmp_path: Path, format: str) -> None:
     assert killed(tmp_path, format, step=3 * STEP, compression="zstd" if format == "tar" else None) > 40
 
 
+@pytest.mark.long
 def test_in_s3_nothing_is_lost_and_nothing_comes_twice(bucket: Bucket) -> None:
     assert killed(f"{bucket.url}/out", "jsonl", options=bucket.options) > 10
 
 
+@pytest.mark.long
 def test_in_azure_nothing_is_lost_and_nothing_comes_twice(container: Bucket) -> None:
     assert killed(f"{container.url}/out", "jsonl", options=container.options) > 10
 
 
+@pytest.mark.long
 def test_in_s3_an_upload_in_parts_is_killed_between_them(bucket: Bucket) -> None:
     assert killed(f"{bucket.url}/prepared", "jsonl", options=bucket.options, large=True) > 10
     client: Any = boto3.client(

@@ -315,7 +315,7 @@ SAMPLE = st.builds(
 )
 
 
-@examples(300)
+@examples(120)
 @given(
     st.tuples(st.just("jsonl"), st.lists(nested(ODD_KEYS), min_size=1, max_size=3))
     | st.tuples(st.just("tar"), st.lists(SAMPLE, min_size=1, max_size=3))
@@ -704,7 +704,8 @@ def crash(at: int) -> Iterator[None]:
 sizes = st.integers(1, 60)
 
 
-@examples(400)
+@pytest.mark.long
+@examples(250)
 @given(
     pipelines(most=12, stages=3),
     sizes,
