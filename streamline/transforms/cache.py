@@ -13,14 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar
-
-import msgspec
+from typing import Any, ClassVar, Generic, TypeVar
 
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
 from streamline.core.pace import Pace
-from streamline.core.state import Json, Since, SkipCounts, Tree, consumed_of, read_again, skips_in, with_skips
-from streamline.core.state_types import Count, FileName, Unsigned
+from streamline.core.state import Since, SkipCounts, Tree, consumed_of, read_again, skips_in, with_skips
 from streamline.core.tree import nbytes
 from streamline.errors import CacheFull, PlanError, ResumeError
 from streamline.sources.base import Source
@@ -28,6 +25,7 @@ from streamline.transforms.base import Stage
 from streamline.transforms.cache_disk import (
     CacheState,
     PassHistory,
+    Passing,
     PassPlace,
     ServedStates,
     gives_fewer,
@@ -36,21 +34,6 @@ from streamline.transforms.cache_disk import (
 from streamline.transforms.cache_files import CacheFiles
 
 T = TypeVar("T")
-
-Epoch: TypeAlias = Annotated[list[Unsigned], msgspec.Meta(min_length=1)]
-"""As `Site.epoch`, in a saved state."""
-
-
-class Passing(msgspec.Struct):
-    """The stage's part of a saved state; see `streamline.transforms.cache_disk`."""
-
-    served: Count
-    epoch: Epoch
-    drawing: Count | None
-    tip: FileName | None = None
-    kept: Count = 0
-    next: FileName = ""
-    reached: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,26 +69,26 @@ class Cache(Stage[T, T]):
         return replace(self, path=None)
 
     @classmethod
-    def replay_cost(cls, own: Json) -> str | None:
-        again = 0 if not own else own["served"] - own.get("kept", 0)
+    def replay_cost(cls, own: Passing) -> str | None:
+        again = own.served - (own.kept or 0)
         return f"draws the {again:,} items of its pass again that were delivered, to keep them" if again > 0 else None
 
     @classmethod
-    def held_items(cls, own: Json) -> str | None:
-        if own and own["served"] and own.get("kept"):
-            return f"has served {own['served']:,} items of a pass that is in its files"
+    def held_items(cls, own: Passing) -> str | None:
+        if own.served and own.kept:
+            return f"has served {own.served:,} items of a pass that is in its files"
         return cls.replay_cost(own)
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
-        own = None if state is None else state.get(self.name)
+        own: Passing | None = self.part_of(state)
         site = upstream.site
         history = PassHistory.of(self.name, site, own)
         if self.path is not None:
             whose = self.path, str(self), self.name, self.of, site.shard, site.num_shards
             run_over = partial(self.run_over, site=site, state=state, own=own)
             files = CacheFiles(*whose, self.max_bytes)
-            return open_on_disk(self.name, self.chosen, files, run_over, history, upstream, state)
-        if own is not None and own.get("kept"):
+            return open_on_disk(self.name, self.chosen, own, files, run_over, history, upstream, state)
+        if own is not None and own.kept:
             raise ResumeError(
                 f"the snapshot's pass of {self} is in the files of a folder: resume it with .cache(path=) as it was"
             )
@@ -115,11 +98,11 @@ class Cache(Stage[T, T]):
         elif before is not None:  # left before its end
             kept = before.again(site.skipped)
         else:
-            epoch = site.epoch if own is None else tuple(own["epoch"])
+            epoch = site.epoch if own is None else tuple(own.epoch)
             kept = _CachedPass(self, upstream.at(replace(site, epoch=epoch)), state)
         history.kept, history.clear = kept, kept.items.clear
-        place = PassPlace(name=self.name, epoch=kept.opener.site.epoch, number=site.epoch, drawing=history.drawing or 0)
-        served, reading = 0 if own is None else own["served"], _CachingFlow(kept)
+        served, reading = 0 if own is None else own.served, _CachingFlow(kept)
+        place = PassPlace(self.name, site.epoch, Passing(0, list(kept.opener.site.epoch), history.drawing or 0))
         run = self.run_over(reading, site, state, own)
         begin = CacheState(place, served, Since(kept.begin, kept.now))
         return ListsFlow(begin, self._serve(run, kept, place, served), run, reading)

@@ -20,11 +20,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeVar, cast
+
+import msgspec
+import msgspec.structs
 
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Site, StageRun
 from streamline.core.pace import Pace
-from streamline.core.state import Json, Over, Since, State, States, Tally, Tree, read_again, skips_in, with_skips
+from streamline.core.state import Over, Since, State, States, Tally, Tree, part_json, read_again, skips_in, with_skips
+from streamline.core.state_types import Count, FileName, Unsigned
 from streamline.core.tree import nbytes
 from streamline.errors import ResumeError, printable
 from streamline.transforms.cache_files import ROOT, BlockInfo, CacheBlock, CacheFiles, FoundBlocks, new_id, whole
@@ -50,6 +54,7 @@ BLOCK_S = 30.0
 def open_on_disk(
     name: str,
     chosen: bool,
+    own: Passing | None,
     files: CacheFiles,
     run_over: Callable[[Flow[T]], StageRun[T]],
     history: PassHistory,
@@ -60,22 +65,43 @@ def open_on_disk(
 
     Args:
       chosen: a stage upstream chooses an order that another run would choose differently.
+      own: the stage's part of `state`.
     """
     site = upstream.site
-    own = None if state is None else state.get(name)
-    epoch = site.epoch if own is None else tuple(own["epoch"])
-    flow = upstream.at(replace(site, epoch=epoch))(state)
-    chosen = chosen or bool(own is not None and own.get("chosen"))  # as it was then, whatever is upstream now
-    place = PassPlace(name=name, epoch=epoch, number=site.epoch, drawing=history.drawing, chosen=chosen)
     if own is None:  # a stage that was added in the middle of a pass keeps none of it
-        place = replace(place, files=(ROOT if state is None else None, 0, ""))
-    else:
-        stands = own.get("tip"), own.get("kept", 0), own.get("next", "")
-        place = replace(place, files=stands, reached=own.get("reached", own["served"]))
-        if place.reached:  # perhaps nothing more of this pass is pulled, and the next one serves the same drawing
-            history.epoch = epoch
-    serving = _DiskPass(files, run_over(flow), history, place, upstream, 0 if own is None else own["served"])
+        own = Passing(0, list(site.epoch), history.drawing, ROOT if state is None else None)
+    flow = upstream.at(replace(site, epoch=tuple(own.epoch)))(state)
+    place = PassPlace(name, site.epoch, own).changed(
+        drawing=history.drawing,
+        tip=own.tip or None,
+        kept=own.kept or 0,
+        next=own.next or "",
+        reached=own.reached or own.served,
+        chosen=chosen or own.chosen,  # as it was then, whatever is upstream now
+    )
+    if place.part.reached:  # perhaps nothing more of this pass is pulled, and the next one serves the same drawing
+        history.epoch = own.epoch
+    serving = _DiskPass(files, run_over(flow), history, place, upstream, own.served)
     return ListsFlow(serving.state(flow.state), serving.lists(), serving.run, flow)
+
+
+class _OpenBlock(Generic[T]):
+    """Items that were drawn, and are to be written."""
+
+    def __init__(self) -> None:
+        self.items: list[T] = []
+        self._bytes = 0
+        self._since = 0.0
+
+    def add(self, items: Sequence[T]) -> None:
+        if not self.items:
+            self._since = monotonic()
+        self.items.extend(items)
+        self._bytes += sum(map(nbytes, items))
+
+    def is_full(self, most_bytes: int) -> bool:
+        full = self._bytes >= most_bytes or len(self.items) >= BLOCK_ITEMS or monotonic() - self._since >= BLOCK_S
+        return bool(self.items) and full
 
 
 class _DiskPass(Generic[T]):
@@ -99,13 +125,9 @@ class _DiskPass(Generic[T]):
         self.run, self.served, self.place, self.flow = run, served, place, run.upstream
         self.mark: State = self.flow.state
         self._files, self._history, self._upstream = files, history, upstream
-        self._open_at: str | None = None  # the id of the block after which the flow is open
-        self._keeps = True
         self._chain: list[CacheBlock] = []
         self._read: tuple[CacheBlock, BlockInfo] | None = None
-        self._block: list[T] = []
-        self._bytes = 0
-        self._since = 0.0
+        self._block: _OpenBlock[T] | None = None  # None: what is drawn isn't kept
         self._drawn = 0
 
     def state(self, now: State) -> State:
@@ -132,7 +154,7 @@ class _DiskPass(Generic[T]):
                 if not self.served:  # a pass without items, all of which may have been skipped
                     yield Chunk((), (), self.state(self.mark))
                 return
-            if not self._keeps:
+            if self._block is None:
                 self._settle(None, self._drawn)
             if self.served > self._drawn:
                 await self._draw_again(pace)
@@ -156,27 +178,26 @@ class _DiskPass(Generic[T]):
         """Find the drawing that the pass serves and its blocks, and open the upstream after them."""
         found = await self._call(self._files.look)
         history, (tip, kept, following) = self._history, self._files_place
-        self._open_at, self._drawn = tip, kept
+        begun, self._drawn = tip, kept
         drawing = history.drawing = found.newest if history.drawing is None else history.drawing
-        self._keeps = drawing >= found.newest
-        self.place = replace(self.place, drawing=drawing)
+        self._block = _OpenBlock() if drawing >= found.newest else None
+        self.place = self.place.changed(drawing=drawing)
         chain: list[CacheBlock] | None = None
-        if tip == ROOT and not self.place.reached:
+        if tip == ROOT and not self.place.part.reached:
             chain = self._followed(found, drawing)
             if history.epoch is not None:  # perhaps no file of it is written yet
-                self._open_at, self.place = LOST, replace(self.place, epoch=history.epoch)
+                begun, self.place = LOST, self.place.changed(epoch=history.epoch)
         elif tip is not None and (chain := found.chain(tip)) is not None:
             chain += self._later_blocks(found, tip, following, drawing)
         if chain is not None and tip is not None:
-            await self._open_after(chain)
+            await self._open_after(chain, begun)
         elif self.served >= kept:  # the rest can be drawn, but later passes would lack the beginning
-            self._keeps = False
+            self._block = None
         else:
             which = printable(f"{self._files.stage}: its files in {self._files.folder}")
             logger.warning("%s are gone, drawing anew", which)
-            self._open_at, self._keeps = LOST, drawing >= found.newest
-            await self._open_after([])
-        history.epoch = self.place.epoch
+            await self._open_after([], LOST)
+        history.epoch = self.place.part.epoch
 
     def _followed(self, found: FoundBlocks, drawing: int) -> list[CacheBlock]:
         """Return the blocks of a pass that begins: those of the pass before it, or the longest chain in the folder."""
@@ -186,59 +207,62 @@ class _DiskPass(Generic[T]):
 
     def _later_blocks(self, found: FoundBlocks, tip: str, following: str, drawing: int) -> list[CacheBlock]:
         """Return the blocks after the one that a state refers to; `following` was being drawn there."""
-        if self.place.reached > self._drawn and (known := found.blocks.get(following)) is not None:
+        reached = self.place.part.reached
+        if reached > self._drawn and (known := found.blocks.get(following)) is not None:
             return [known, *found.beyond(following, drawing)]
-        if self.place.reached <= self._drawn:
+        if reached <= self._drawn:
             return found.beyond(tip, drawing)
-        if self.place.chosen:
+        if self.place.part.chosen:
             return []  # another run may have chosen another order
         return found.beyond(tip, drawing, chosen=False)
 
-    async def _open_after(self, chain: list[CacheBlock]) -> None:
+    async def _open_after(self, chain: list[CacheBlock], begun: str | None) -> None:
         """Open the upstream after these blocks, without the last ones if they are damaged or gone.
+
+        Args:
+          begun: the id of the block after which it is open.
 
         Raises:
           ResumeError: from there, the pass can't be drawn again exactly.
         """
-        begun = self._open_at
         if any(block.chosen for block in chain):
-            self.place = replace(self.place, chosen=True)
+            self.place = self.place.changed(chosen=True)
         while (tip := chain[-1].id if chain else ROOT) != begun:
             if not chain:
-                await self._open(self.place.epoch, None)
+                await self._open(self.place.part.epoch, None)
                 break
             info = await self._call(partial(whole, partial(self._files.read, chain[-1])))
             if not isinstance(info, str):
                 self._read = chain[-1], info
-                await self._open(info.epoch, info.state)
+                await self._open(list(info.epoch), info.state)
                 break
             await self._drop(chain, len(chain) - 1, info)
             chain = chain[:-1]
         self._chain, kept = chain, chain[-1].stop if chain else 0
-        if tip != begun and max(self.served, self.place.reached) > kept and self.place.chosen:
+        if tip != begun and max(self.served, self.place.part.reached) > kept and self.place.part.chosen:
             raise ResumeError(
                 f"{self._files.stage} can't go on in the middle of its pass: files of it in {self._files.folder} are "
                 "damaged or gone, and what is before it chooses an order that is another one now. Put them back, or "
                 "begin anew, without resume="
             )
-        self._open_at, self._history.kept = tip, tip
+        self._history.kept = tip
         self._settle(tip, kept)
 
-    async def _open(self, epoch: tuple[int, ...], state: Tree | None) -> None:
+    async def _open(self, epoch: list[int], state: Tree | None) -> None:
         if state is not None:  # what was skipped on the way is only tried again
             tally = Tally()
             self.flow.state.tally(tally)
             counts = read_again(skips_in(state), {name: count for (_, name), count in tally.skipped.items()})
             state = with_skips(state, counts)
         await self.flow.aclose()
-        self.flow = self._upstream.at(replace(self.run.site, epoch=epoch))(state)
+        self.flow = self._upstream.at(replace(self.run.site, epoch=tuple(epoch)))(state)
         self.flow.reader = self.run.meter
         self.mark = self.flow.state
-        self.place = replace(self.place, epoch=epoch)
+        self.place = self.place.changed(epoch=epoch)
 
     def _settle(self, tip: str | None, kept: int) -> None:
         """Let later states refer to this block."""
-        self.place = replace(self.place, files=(tip, kept, new_id() if tip else ""))
+        self.place = self.place.changed(tip=tip, kept=kept, next=new_id() if tip else "")
         self._drawn = kept
 
     async def _drop(self, chain: list[CacheBlock], at: int, why: str) -> None:
@@ -261,8 +285,9 @@ class _DiskPass(Generic[T]):
             info = await self._call(partial(whole, partial(self._files.read, block)))
         if not isinstance(info, str):
             return info.items[len(info.items) - (block.stop - self.served) :]
+        begun = self._chain[-1].id
         await self._drop(self._chain, at, info)
-        await self._open_after(self._chain[:at])
+        await self._open_after(self._chain[:at], begun)
         return []
 
     async def _draw_again(self, pace: Pace) -> None:
@@ -276,30 +301,25 @@ class _DiskPass(Generic[T]):
 
     def _add(self, items: Sequence[T]) -> None:
         self._drawn += len(items)
-        if not self._keeps:
-            return
-        if not self._block:
-            self._since = monotonic()
-        self._block.extend(items)
-        self._bytes += sum(map(nbytes, items))
+        if self._block is not None:
+            self._block.add(items)
 
     async def _write_full(self) -> None:
         """Write the block if it is long enough."""
         most, room = BLOCK_BYTES, self._files.max_bytes
         if room is not None:
             most = min(most, room - self._written)
-        full = self._bytes >= most or len(self._block) >= BLOCK_ITEMS or monotonic() - self._since >= BLOCK_S
-        if self._block and full:
+        if self._block is not None and self._block.is_full(most):
             await self._write()
 
     async def _write(self, *, end: bool = False) -> None:
-        if not self._keeps:
+        if self._block is None:
             return
-        place, now, items, self._block, self._bytes = self.place, self.flow.state, self._block, [], 0
+        part, now, items, self._block = self.place.part, self.flow.state, self._block.items, _OpenBlock()
         tip, _, following = self._files_place
         assert tip is not None
-        block = CacheBlock(Path(), place.drawing or 0, self._drawn, tip, following, end, 0, place.chosen)
-        info = BlockInfo(items, place.epoch, now.json())
+        block = CacheBlock(Path(), part.drawing or 0, self._drawn, tip, following, end, 0, part.chosen)
+        info = BlockInfo(items, tuple(part.epoch), now.json())
         written = await self._call(partial(self._files.write, block, info, self._written))
         if tip == ROOT and block.drawing:
             await self._call(partial(self._files.remove_before, block.drawing))
@@ -311,7 +331,7 @@ class _DiskPass(Generic[T]):
     @property
     def _room(self) -> int:
         """Items that the current block has room for."""
-        return BLOCK_ITEMS - len(self._block)
+        return BLOCK_ITEMS - (0 if self._block is None else len(self._block.items))
 
     @property
     def _written(self) -> int:
@@ -319,8 +339,8 @@ class _DiskPass(Generic[T]):
 
     @property
     def _files_place(self) -> tuple[str | None, int, str]:
-        assert self.place.files is not None
-        return self.place.files
+        part: Any = self.place.part
+        return part.tip, part.kept, part.next
 
     async def _call(self, work: Callable[[], R]) -> R:
         return await self.run.site.tasks.threads.run(work, "a file")
@@ -329,27 +349,44 @@ class _DiskPass(Generic[T]):
 # A drawing and its states, in memory too -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class PassPlace:
-    """What the states of a pass have in common; all but `name` and `number` is saved.
+class Passing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The stage's part of a saved state; from `tip` on, of a cache on disk.
 
     Attributes:
-      epoch: in which the items were drawn.
-      number: of the pass: its epoch (`Site.epoch`), which only grows in a run.
+      served: items of the pass.
+      epoch: in which they were drawn.
       drawing: None: not known yet, as nothing was read.
-      files: of a cache on disk: the id of the last block written (None in a pass that isn't kept), the items up to
-        its end, and the id of the block that is being drawn. None: of a cache in memory.
+      tip: the id of the last block written; None: the pass isn't kept.
+      kept: items up to its end.
+      next: the id of the block that is being drawn.
       reached: items handed out before a resume, from where a stage downstream went back.
-      chosen: of a cache on disk: whether the order of the pass was chosen, by this run or the one that it resumes.
+      chosen: the order of the pass was chosen, by this run or the one that it resumes.
+    """
+
+    served: Count
+    epoch: Annotated[list[Unsigned], msgspec.Meta(min_length=1)]
+    drawing: Count | None
+    tip: FileName | msgspec.UnsetType | None = msgspec.UNSET
+    kept: Count | msgspec.UnsetType = msgspec.UNSET
+    next: FileName | msgspec.UnsetType = msgspec.UNSET
+    reached: Count = 0
+    chosen: bool = False
+
+
+@dataclass(frozen=True)
+class PassPlace:
+    """What the states of a pass have in common: of `part`, all but `served`.
+
+    Attributes:
+      number: of the pass: its epoch (`Site.epoch`), which only grows in a run.
     """
 
     name: str
-    epoch: tuple[int, ...]
     number: tuple[int, ...]
-    drawing: int | None
-    files: tuple[str | None, int, str] | None = None
-    reached: int = 0
-    chosen: bool = False
+    part: Passing
+
+    def changed(self, **changes: Any) -> PassPlace:
+        return replace(self, part=msgspec.structs.replace(self.part, **changes))
 
 
 class CacheState(Over):
@@ -364,19 +401,16 @@ class CacheState(Over):
     def json(self, until: State | None = None) -> Tree:
         place, last = self._place, self if until is None else cast(CacheState, until.latest)
         end = last._place
-        if end.files is not None and end.files[0] is not None:  # more is in files by now
+        if end.part.tip:  # more is in files by now
             place, tree = end, last.upstream.json()
         else:
             tree = self.upstream.json(None if until is None else last.upstream)
-        drawing = end.drawing if place.drawing is None else place.drawing
-        own: Tree = {"served": self._served, "epoch": list(place.epoch), "drawing": drawing}
-        if place.files is not None:
-            own["tip"], own["kept"], own["next"] = place.files
-            if end.number == self._place.number and (reached := max(last._served, end.reached)) > self._served:
-                own["reached"] = reached
-        if place.chosen:
-            own["chosen"] = True
-        tree[self.name] = own
+        drawing = end.part.drawing if place.part.drawing is None else place.part.drawing
+        reached = max(last._served, end.part.reached)
+        if place.part.tip is msgspec.UNSET or end.number != self._place.number or reached <= self._served:
+            reached = 0
+        own = place.changed(served=self._served, drawing=drawing, reached=reached).part
+        tree[self.name] = part_json(own)
         return tree
 
 
@@ -413,17 +447,17 @@ class PassHistory:
     """
 
     drawing: int | None = None
-    epoch: tuple[int, ...] | None = None
+    epoch: list[int] | None = None
     kept: Any = field(default=None, repr=False)
     clear: Callable[[], None] = field(default=lambda: None, repr=False)
 
     @classmethod
-    def of(cls, name: str, site: Site, own: Json) -> PassHistory:
+    def of(cls, name: str, site: Site, own: Passing | None) -> PassHistory:
         """Return the history in this run; where a state is given, as it was there."""
         key, shares = f"cache {name} of shard {site.shard}", site.tasks.session.per_source
         first = key not in shares
         if first or own is not None:
-            shares[key] = cls(None if own is None else own["drawing"])
+            shares[key] = cls(None if own is None else own.drawing)
         if first:
             site.tasks.session.at_close(partial(_end, shares, key))
         found: PassHistory = shares[key]

@@ -22,7 +22,7 @@ from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
 from streamline.core.state import Reference, State, Tree
 from streamline.errors import DataError, PlanError, PlanTypeError
-from streamline.transforms.batch import TOGETHER_ITEMS, Batch, LoggedBatches, collated
+from streamline.transforms.batch import TOGETHER_ITEMS, Batch, LoggedBatches, Sizes, collated
 from streamline.transforms.collate import as_list
 
 In = TypeVar("In")
@@ -76,7 +76,7 @@ class Cut(Batch[In, Out]):
         return self.collate
 
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
-        own = None if state is None else state.get(self.name)
+        own: Sizes | None = self.part_of(state)
         flow, site = upstream(state), upstream.site
         run, cutting = self.run_over(flow, site, state, own), _Cutting(self, flow.state, own)
         return ListsFlow(cutting.state_after(flow.state), cutting.lists(run), run, flow)
@@ -87,7 +87,7 @@ class _Cutting(LoggedBatches[In, Out]):
 
     _stage: Cut[In, Out]
 
-    def __init__(self, stage: Cut[In, Out], begin: State, own: Any) -> None:
+    def __init__(self, stage: Cut[In, Out], begin: State, own: Sizes | None) -> None:
         super().__init__(stage, begin, own)
         self._held: list[In] = []
         self._total: Any = None

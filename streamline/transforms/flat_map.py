@@ -53,7 +53,7 @@ class FlatMap(Stage[In, Out]):
 
     async def lists(self, run: StageRun[In]) -> Lists[Out]:
         mark = run.upstream.state
-        skip: int = run.own or 0
+        skip: int = run.own
         pace = Pace(run.meter)
         while (chunk := await run.upstream.pull(run.want)) is not None:
             for index, item in enumerate(chunk.items):

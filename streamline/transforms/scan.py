@@ -25,7 +25,7 @@ Out = TypeVar("Out")
 PLAIN = (bool, int, str, type(None))
 
 
-class Carry(msgspec.Struct):
+class Carry(msgspec.Struct, frozen=True):
     """The stage's part of a saved state."""
 
     carry: Any
@@ -49,17 +49,17 @@ class Scan(Stage[In, Out]):
     fn: Callable[[Any, In], tuple[Any, Out]]
     init: Json
 
-    def begin(self, upstream: State, own: Any) -> State:
-        return Over(self.name, own or {"carry": json_copy(self.init, self._whose)}, upstream)
+    @property
+    def initial_state(self) -> Carry:
+        return Carry(json_copy(self.init, self._whose))
 
     async def lists(self, run: StageRun[In]) -> Lists[Out]:
-        carried = json_copy(run.own["carry"] if run.own else self.init, self._whose)
-        fold = _Fold(self.fn, carried, self._whose)
+        fold = _Fold(self.fn, json_copy(run.own.carry, self._whose), self._whose)
         way = "await it in a .map before; a scan takes each item after the one before"
         async with aclosing(results(run, fold, str(self), way)) as parts:
             async for chunk, made in parts:
                 carries = [carry for carry, _ in made]
-                after = None if chunk.progress is None else Over(self.name, {"carry": fold.saved}, chunk.progress)
+                after = None if chunk.progress is None else Over(self.name, Carry(fold.saved), chunk.progress)
                 part = [Chunk([out for _, out in made], _CarriedStates(self.name, carries, chunk.states), after)]
                 chunk.items = ()
                 del chunk, made, carries
@@ -106,7 +106,7 @@ class _CarriedStates:
         self._name, self._carries, self._states = name, carries, states
 
     def __getitem__(self, index: int, /) -> State:
-        return Over(self._name, {"carry": self._carries[index]}, self._states[index])
+        return Over(self._name, Carry(self._carries[index]), self._states[index])
 
 
 def check_scan(fn: Callable[..., Any], init: object) -> None:
