@@ -244,7 +244,7 @@ class MergeFlow(Flow[T]):
     def awaited(self) -> list[tuple[int, State]]:
         """Return the workers that it waits for, with the states after the last items taken from them."""
         inputs = self._inputs
-        waited = [worker for worker in self._awaited() if inputs.is_idle(worker)] if inputs.active else []
+        waited = [worker for worker in self._workers_awaited() if inputs.is_idle(worker)] if inputs.active else []
         opened, begins = inputs.inboxes, inputs.references
         return [(worker, opened[worker].state if worker in opened else begins[worker].get()) for worker in waited]
 
@@ -272,12 +272,12 @@ class MergeFlow(Flow[T]):
     async def _wait_reported(self) -> None:
         """Wait; report the workers waited for, and the time."""
         if self.on_wait is not None:
-            self.on_wait(self._awaited())
+            self.on_wait(self._workers_awaited())
         if self.meter is not None:
             self.meter.wait_begins("wait_input")
         try:
             if self._inputs.unstarted:
-                await self._inputs.start_meanwhile(self._awaited())
+                await self._inputs.start_meanwhile(self._workers_awaited())
             await self._wait()
         finally:
             if self.meter is not None:
@@ -419,7 +419,7 @@ class MergeFlow(Flow[T]):
         """Return the next worker by the rule, if it has an item; None: it must be waited for."""
 
     @abstractmethod
-    def _awaited(self) -> list[int]:
+    def _workers_awaited(self) -> list[int]:
         """Return the workers that it waits for: an item of any of them would do."""
 
     @abstractmethod
@@ -602,13 +602,13 @@ class DeferredProgress:
         if current is None:
             held = self._states.pop(worker, None)
             return held if after is None else after
-        if after is None or _skipped(after) == _skipped(current.get()):
+        if after is None or _skip_counts(after) == _skip_counts(current.get()):
             return after
         self._states[worker] = after
         return None
 
 
-def _skipped(state: State) -> dict[tuple[int, str], int]:
+def _skip_counts(state: State) -> dict[tuple[int, str], int]:
     tally = Tally()
     state.tally(tally)
     return tally.skipped

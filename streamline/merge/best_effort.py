@@ -85,7 +85,7 @@ class BestEffortMerge(MergeFlow[T]):
             count = len(active)  # one has ended, which may make others eligible: repeat
         return None
 
-    def _awaited(self) -> list[int]:
+    def _workers_awaited(self) -> list[int]:
         if self._replay:
             return self._replay[-1:]
         active, produced = self._inputs.active, self._inputs.produced

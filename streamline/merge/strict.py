@@ -66,11 +66,11 @@ class StrictMerge(MergeFlow[T]):
     def _turn(self, worker: int) -> tuple[int, int]:
         return self._inputs.produced[worker], worker
 
-    def _awaited(self) -> list[int]:
+    def _workers_awaited(self) -> list[int]:
         return self._replay[-1:] or [self._smallest()]
 
     async def _wait(self) -> None:
-        await self._inputs.inboxes[self._awaited()[0]].wait()
+        await self._inputs.inboxes[self._workers_awaited()[0]].wait()
 
 
 @dataclass(frozen=True, kw_only=True)
