@@ -178,12 +178,12 @@ class Batch(Stage[In, Out]):
     def _batch(
         self, held: list[In], run: StageRun[In], last: State, after: State | None, counter: BatchCounter
     ) -> Chunk[Out]:
-        made = collated(self, self.collate, held, run, last)
+        made = make_batch(self, self.collate, held, run, last)
         counter.add(len(held))
         return _chunk(made, last, after, counter.state_after)
 
 
-def collated(
+def make_batch(
     stage: Stage[In, Out], collate: Callable[[list[In]], Out], held: list[In], run: StageRun[In], last: State
 ) -> list[Out]:
     """Return the batch that a stage makes of `held`, or nothing if it is skipped; `last`: the upstream's state."""
@@ -381,5 +381,5 @@ class WaitingBatch(LoggedBatches[In, Out]):
 
     def _batch(self, run: StageRun[In], after: State | None) -> Chunk[Out]:
         held, self._held, self._deadline = self._held, [], None
-        made = collated(self._stage, self._stage.collate, held, run, self._last.get())
+        made = make_batch(self._stage, self._stage.collate, held, run, self._last.get())
         return self._chunk(made, len(held), after)

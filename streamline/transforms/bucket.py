@@ -30,7 +30,7 @@ from streamline.core.state import MadeStates, Over, Reference, Since, State, Sta
 from streamline.core.state_types import Count, Range, total
 from streamline.errors import PlanError, PlanTypeError, ResumeError
 from streamline.transforms.base import Stage
-from streamline.transforms.batch import TOGETHER_ITEMS, collate_of, collated
+from streamline.transforms.batch import TOGETHER_ITEMS, collate_of, make_batch
 from streamline.transforms.collate import shown_collate
 from streamline.transforms.completion_order import ranges
 
@@ -156,7 +156,7 @@ class BucketByLength(Stage[In, Out]):
         return length
 
     def _batch(self, held: Buckets[In], bucket: int, run: StageRun[In], now: Reference) -> Chunk[Out]:
-        made = collated(self, self.collate, held.empty(bucket), run, now.get())
+        made = make_batch(self, self.collate, held.empty(bucket), run, now.get())
         states = held.states(now)
         return Chunk(made, states) if made else Chunk((), (), states[0])
 

@@ -184,7 +184,7 @@ class _DiskPass(Generic[T]):
         self.place = self.place.changed(drawing=drawing)
         chain: list[CacheBlock] | None = None
         if tip == ROOT and not self.place.part.reached:
-            chain = self._followed(found, drawing)
+            chain = self._blocks_to_serve(found, drawing)
             if history.epoch is not None:  # perhaps no file of it is written yet
                 begun, self.place = LOST, self.place.changed(epoch=history.epoch)
         elif tip is not None and (chain := found.chain(tip)) is not None:
@@ -199,7 +199,7 @@ class _DiskPass(Generic[T]):
             await self._open_after([], LOST)
         history.epoch = self.place.part.epoch
 
-    def _followed(self, found: FoundBlocks, drawing: int) -> list[CacheBlock]:
+    def _blocks_to_serve(self, found: FoundBlocks, drawing: int) -> list[CacheBlock]:
         """Return the blocks of a pass that begins: those of the pass before it, or the longest chain in the folder."""
         tip: str = self._history.kept or ROOT
         chain = found.chain(tip)
@@ -308,7 +308,7 @@ class _DiskPass(Generic[T]):
         """Write the block if it is long enough."""
         most, room = BLOCK_BYTES, self._files.max_bytes
         if room is not None:
-            most = min(most, room - self._written)
+            most = min(most, room - self._written_bytes)
         if self._block is not None and self._block.is_full(most):
             await self._write()
 
@@ -320,7 +320,7 @@ class _DiskPass(Generic[T]):
         assert tip is not None
         block = CacheBlock(Path(), part.drawing or 0, self._drawn, tip, following, end, 0, part.chosen)
         info = BlockInfo(items, tuple(part.epoch), now.json())
-        written = await self._call(partial(self._files.write, block, info, self._written))
+        written = await self._call(partial(self._files.write, block, info, self._written_bytes))
         if tip == ROOT and block.drawing:
             await self._call(partial(self._files.remove_before, block.drawing))
         self._chain.append(written)
@@ -334,7 +334,7 @@ class _DiskPass(Generic[T]):
         return BLOCK_ITEMS - (0 if self._block is None else len(self._block.items))
 
     @property
-    def _written(self) -> int:
+    def _written_bytes(self) -> int:
         return sum(block.nbytes for block in self._chain)
 
     @property

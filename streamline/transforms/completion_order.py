@@ -109,7 +109,7 @@ class Delivery(ABC, Generic[In, Out]):
     def put(self, part: AdmittedInputs[In], index: int, result: Out) -> bool:
         """Put the result of item `index` of `part`; return whether something has become due."""
 
-    def released(self) -> list[AdmittedInputs[In]]:
+    def release_held(self) -> list[AdmittedInputs[In]]:
         """Return what was held back when it was admitted, and has to run now."""
         return []
 
@@ -464,7 +464,7 @@ class AsCompleted(Delivery[In, Out]):
             self._results.append(due)
         return bool(self._results)
 
-    def released(self) -> list[AdmittedInputs[In]]:
+    def release_held(self) -> list[AdmittedInputs[In]]:
         resume = self._resume
         if resume.outstanding or not resume.parked:
             return []

@@ -153,7 +153,7 @@ class Through(Stage[In, Out]):
             )
 
     def shown_options(self) -> list[str]:
-        return [f"{key}={_shown(value)}" for key, value in self.params]
+        return [f"{key}={_short_text(value)}" for key, value in self.params]
 
     @property
     def layout(self) -> StageLayout:
@@ -207,7 +207,7 @@ class Through(Stage[In, Out]):
         return own
 
 
-def _shown(value: object) -> str:
+def _short_text(value: object) -> str:
     """Return what a parameter is, in a few characters."""
     try:
         text = repr(value)

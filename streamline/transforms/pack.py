@@ -133,7 +133,7 @@ class Pack(Stage[Any, Block]):
         found = item
         if self.key is not None:
             if not isinstance(item, Mapping) or self.key not in item:
-                has = f"one of {', '.join(map(repr, item))}" if isinstance(item, Mapping) else _shown(item)
+                has = f"one of {', '.join(map(repr, item))}" if isinstance(item, Mapping) else _description(item)
                 raise PlanTypeError(f"expected a dict with {self.key!r}, as .pack(key=) says, got {has}")
             found = item[self.key]
         if isinstance(found, list | tuple) and not found:
@@ -145,7 +145,7 @@ class Pack(Stage[Any, Block]):
             array = None
         if array is None or array.ndim != 1 or array.dtype.kind not in "iu":
             hint = ": say which field with .pack(key=)" if isinstance(found, Mapping) else ""
-            raise PlanTypeError(f"expected tokens, a list or an array of ints, got {_shown(found)}{hint}")
+            raise PlanTypeError(f"expected tokens, a list or an array of ints, got {_description(found)}{hint}")
         return array
 
 
@@ -159,7 +159,7 @@ def pack_of(length: int, key: str | None, eos: int | None, drop_remainder: bool,
     return Pack(name=name, length=length, key=key, eos=eos, drop_remainder=drop_remainder)
 
 
-def _shown(value: object) -> str:
+def _description(value: object) -> str:
     if isinstance(value, list | tuple | loaded_np.ndarray):
         try:
             array = np.asarray(value)
@@ -224,7 +224,7 @@ class _OpenDocuments:
                 if key is None and type(item) is np.ndarray and item.dtype is self._seen and item.ndim == 1:
                     self._add(item, before, after)
                 else:
-                    self._add(self._checked(item), before, after)
+                    self._add(self._tokens_of(item), before, after)
             except BaseException as error:
                 return at - start, error
             before = after
@@ -249,7 +249,7 @@ class _OpenDocuments:
             self.tokens += size - (0 if self._documents else self._start)
             self._documents.append((tokens, size, before, after))
 
-    def _checked(self, item: Any) -> Tokens | None:
+    def _tokens_of(self, item: Any) -> Tokens | None:
         """Return the tokens of an item; checks that they have the dtype of those before."""
         tokens, key = self._stage.tokens(item), self._stage.key
         if key is not None and not self._count and (others := [repr(name) for name in item if name != key]):

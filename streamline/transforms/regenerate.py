@@ -82,7 +82,7 @@ class CycleDrawing:
         self.dry = False
         self.spare: list[RowStore] = []
 
-    async def _pulled(self, limit: int) -> Chunk[Any] | None:
+    async def _pull(self, limit: int) -> Chunk[Any] | None:
         began = perf_counter()
         try:
             return await self.upstream.pull(limit)
@@ -95,7 +95,7 @@ class CycleDrawing:
         pace = Pace()
         try:
             while len(items) < size and not self.dry:
-                if (chunk := await self._pulled(size - len(items))) is None:
+                if (chunk := await self._pull(size - len(items))) is None:
                     self.dry = True
                     break
                 items.extend(chunk.items)
@@ -121,7 +121,7 @@ class CycleDrawing:
         while rows.missing:
             if self.rest is None:
                 before = self.upstream.state
-                if self.dry or (chunk := await self._pulled(1)) is None:
+                if self.dry or (chunk := await self._pull(1)) is None:
                     self.dry = True
                     break
                 if chunk.items:
@@ -209,7 +209,7 @@ class CycleFlow(Flow[Cycle]):
         if self._files:
             cycle = await self._read(self._files.pop(0))
         else:
-            cycle = await self._drawn()
+            cycle = await self._draw()
             if not cycle.place.of:
                 return None
         return Chunk([cycle], [cycle.place.now])
@@ -227,7 +227,7 @@ class CycleFlow(Flow[Cycle]):
         place.used = 0 if found.rest is None else 1
         return Cycle(place, held)
 
-    async def _drawn(self) -> Cycle:
+    async def _draw(self) -> Cycle:
         """Return the next cycle; at the end, one of nothing."""
         stage, drawing, again = self._stage, self._drawing, self._replay
         begin, skip = drawing.mark, drawing.skip

@@ -263,11 +263,11 @@ class RowStore:
     def block(self, order: Order, number: int, place: Place | None = None) -> Any:
         """Return block `number` of this order, in a memory of its own: large arrays where `place` says."""
         picked = order[number * self.block_rows : (number + 1) * self.block_rows]
-        return _joined(self._form or (), iter([_taken(column, picked, place) for column in self._columns]))
+        return _block_of(self._form or (), iter([_rows_of(column, picked, place) for column in self._columns]))
 
     def whole(self) -> Any:
         """Return all rows as one block, in this memory."""
-        return _joined(self._form or (), iter([column[: self.filled] for column in self._columns]))
+        return _block_of(self._form or (), iter([column[: self.filled] for column in self._columns]))
 
     def clear(self) -> None:
         """Drop the rows; keep the memory."""
@@ -278,7 +278,7 @@ class RowStore:
         self._columns, self.filled = [], 0
 
 
-def _taken(column: Array, picked: Order, place: Place | None) -> Array:
+def _rows_of(column: Array, picked: Order, place: Place | None) -> Array:
     """Return these rows of a column, copied."""
     rows = lent(place, (len(picked), *column.shape[1:]), column.dtype)
     mode: Any = "raise" if rows is None else "clip"  # NumPy copies into `out` once more if it is to raise
@@ -298,7 +298,7 @@ def columns_of(block: Any) -> tuple[list[Array], Form]:
 def part(block: Any, start: int) -> Any:
     """Return a block's rows from `start` on, in its own memory."""
     columns, form = columns_of(block)
-    return _joined(form, iter([column[start:] for column in columns]))
+    return _block_of(form, iter([column[start:] for column in columns]))
 
 
 def _form_of(block: Any, columns: list[Array]) -> Form:
@@ -315,10 +315,10 @@ def _form_of(block: Any, columns: list[Array]) -> Form:
     )
 
 
-def _joined(form: Form, columns: Iterator[Array]) -> Any:
+def _block_of(form: Form, columns: Iterator[Array]) -> Any:
     if form[0] == "array":
         return next(columns)
-    parts = [_joined(inner, columns) for inner in form[2]]
+    parts = [_block_of(inner, columns) for inner in form[2]]
     if form[0] == "dict":
         return dict(zip(form[1], parts, strict=True))
     return form[1](*parts) if hasattr(form[1], "_fields") else tuple(parts)

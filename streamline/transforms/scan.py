@@ -80,19 +80,19 @@ class _Fold(Adapter):
 
     def __call__(self, item: Any) -> tuple[Json, Any]:
         # A function that fails may have changed what it was given, and the next item needs it as it was.
-        found: Any = self.fn(_copied(self.saved, self._whose), item)
+        found: Any = self.fn(_copy(self.saved, self._whose), item)
         if not isinstance(found, tuple) or len(found) != 2:
             raise PlanTypeError(
                 f".scan(fn) returns what it carries on and an output, (carry, output), got {given(found)}"
             )
-        self.saved = _copied(found[0], self._whose)
+        self.saved = _copy(found[0], self._whose)
         return self.saved, found[1]
 
     def around(self, fn: Callable[..., Any]) -> _Fold:
         return _Fold(fn, self.saved, self._whose)
 
 
-def _copied(carry: Json, whose: str) -> Json:
+def _copy(carry: Json, whose: str) -> Json:
     plain = type(carry) in PLAIN or (type(carry) is float and math.isfinite(carry))
     return carry if plain else json_copy(carry, whose)
 
