@@ -344,10 +344,11 @@ class MergeFlow(Flow[T]):
 
     def _take_picked(self, take: MergeTake) -> list[T]:
         """Take the chosen items, a list from each worker, and return them in the order of the choices."""
+        inboxes, references = self._inputs.inboxes, self._inputs.references
         queues: dict[int, Iterator[T]] = {}
         for worker, count in Counter(take.picks).items():
-            chunk = cast("Chunk[T]", self._inputs.inboxes[worker].take(count))
-            self._inputs.references[worker] = take.add(worker, chunk, self.held)
+            chunk = cast("Chunk[T]", inboxes[worker].take(count))
+            references[worker] = take.add(worker, chunk, self.held)
             queues[worker] = iter(chunk.items)
         return [next(queues[worker]) for worker in take.picks]
 

@@ -55,8 +55,8 @@ class StrictMerge(MergeFlow[T]):
         return None
 
     def _smallest(self) -> int:
-        turns, finished = self._turns, self._inputs.finished
-        while (turn := turns[0]) != (now := self._turn(turn[1])) or turn[1] in finished:
+        turns, produced, finished = self._turns, self._inputs.produced, self._inputs.finished
+        while (turn := turns[0]) != (now := (produced[turn[1]], turn[1])) or turn[1] in finished:
             if turn[1] in finished:
                 heappop(turns)
             else:
