@@ -153,9 +153,11 @@ class MergeInputs(Generic[T]):
     def flush_by(self, turns: BatchTurns | None) -> None:
         """Tell the workers which of their items the reader waits for; where that is known, lists may be longer."""
         self.turns = turns
-        for worker in self.active:
-            if turns is not None and worker in self.inboxes:
-                self._flush(worker, turns)
+        if turns is not None:
+            first = bisect_left(self.active, turns.first)
+            for at, worker in enumerate(self.active):
+                if worker in self.inboxes:
+                    self._flush(worker, turns, at - first)
 
     def release(self) -> None:
         for inbox in self.inboxes.values():
@@ -181,13 +183,14 @@ class MergeInputs(Generic[T]):
         if self._on_ready is not None:
             inbox.on_ready = self._on_ready
         if self.turns is not None and worker not in self.finished:
-            self._flush(worker, self.turns)
+            ahead = bisect_left(self.active, worker) - bisect_left(self.active, self.turns.first)
+            self._flush(worker, self.turns, ahead)
 
-    def _flush(self, worker: int, turns: BatchTurns) -> None:
-        step, active = len(self.active), self.active
-        at = turns.place + (bisect_left(active, worker) - bisect_left(active, turns.first)) % step
+    def _flush(self, worker: int, turns: BatchTurns, ahead: int) -> None:
+        """Tell a worker, whose turn is so many after the first one's."""
+        step, (_, place, size) = len(self.active), turns
         count = self.produced[worker] - self.began[worker]
-        self.inboxes[worker].flush_at(FlushPoints(count, at % turns.batch, step, turns.batch))
+        self.inboxes[worker].flush_at(FlushPoints(count, (place + ahead % step) % size, step, size))
 
 
 class BatchTurns(NamedTuple):

@@ -409,7 +409,7 @@ class CacheState(Over):
         reached = max(last._served, end.part.reached)
         if place.part.tip is msgspec.UNSET or end.number != self._place.number or reached <= self._served:
             reached = 0
-        own = place.changed(served=self._served, drawing=drawing, reached=reached).part
+        own = msgspec.structs.replace(place.part, served=self._served, drawing=drawing, reached=reached)
         tree[self.name] = part_json(own)
         return tree
 
