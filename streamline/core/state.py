@@ -19,6 +19,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
+import msgspec
+
 if TYPE_CHECKING:
     from streamline.core.choices import Branch
 
@@ -41,7 +43,7 @@ class Tally:
     Attributes:
       skipped: items that were left out because of an error, by (shard, stage).
       taken: items that the merge took from its workers.
-      stands: what a source or a repeat keeps, by its name: of one worker, that of the last one that was asked.
+      stands: the own part of a source or a repeat, by its name: of one worker, that of the last one that was asked.
       worker: the merge's name, and the number of the worker that is asked; None: none is.
       counts: the same as states have it.
       places: the worker in which those were skipped.
@@ -55,7 +57,7 @@ class Tally:
         self.skipped: dict[tuple[int, str], int] = {}
         self.counts: dict[tuple[int, str], SkipCounts] = {}
         self.taken = 0
-        self.stands: dict[str, Json] = {}
+        self.stands: dict[str, Any] = {}
 
 
 class State(ABC):
@@ -116,19 +118,24 @@ class At(State):
         return f"item {self.item} of {self.name}, counted from 1"
 
 
+def part_json(own: Any) -> Json:
+    """Return a stage's part of a state, a struct or JSON, as JSON."""
+    return msgspec.to_builtins(own) if isinstance(own, msgspec.Struct) else own
+
+
 class Over(State):
-    """A stage's own part over the state of its upstream. A subclass may keep more, and make its part in `json`."""
+    """A stage's own part (a struct, or JSON) over the state of its upstream. A subclass may keep more."""
 
     __slots__ = ("name", "own", "upstream")
 
-    def __init__(self, name: str, own: Json, upstream: State) -> None:
+    def __init__(self, name: str, own: Any, upstream: State) -> None:
         self.name = name
         self.own = own
         self.upstream = upstream
 
     def json(self, until: State | None = None) -> Tree:
         tree = self.upstream.json(None if until is None else cast(Over, until.latest).upstream)
-        tree[self.name] = self.own
+        tree[self.name] = part_json(self.own)
         return tree
 
     def tally(self, found: Tally) -> None:

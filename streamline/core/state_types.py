@@ -75,15 +75,18 @@ def total(ranges: Iterable[Range]) -> int:
     return found
 
 
-def check_type(value: Json, expected: Any, where: str) -> None:
-    """Insist that a part of a saved state is of the type that its owner declares.
+def check_type(value: Json, expected: Any, where: str) -> Any:
+    """Return a part of a saved state as the type that its owner declares.
 
     Args:
       expected: as `msgspec.convert` takes it.
       where: for the message: "the state of 'shuffle' of shard 3".
+
+    Raises:
+      SnapshotError: it is of another type.
     """
     try:
-        msgspec.convert(value, expected)
+        return msgspec.convert(value, expected)
     except (msgspec.ValidationError, RecursionError) as error:
         raise SnapshotError(f"the snapshot is damaged, or was edited: {where}: {error}; use an earlier one") from None
 

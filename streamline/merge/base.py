@@ -22,8 +22,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from itertools import islice, pairwise
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import anyio.lowlevel
 
@@ -82,13 +82,133 @@ class Merge(ABC):
         """Return the merge of the workers' inboxes, at its own part of a state or at the beginning."""
 
 
+class MergeInputs(Generic[T]):
+    """The workers of a merge: what was taken from each, which are open, and which have ended.
+
+    Args:
+      workers: opens them.
+      produced: items taken from each so far.
+      on_ready: called when a worker may have something new to give.
+
+    Attributes:
+      produced: items taken from each worker; `began` when the merge was opened.
+      references: the state of each, after the last item taken from it.
+      inboxes: of those that are open.
+      active: those that haven't ended, in index order.
+      finished: all others.
+      unstarted: in the order in which they are started.
+      turns: which of their items end a batch, where that is known.
+    """
+
+    def __init__(self, workers: Inboxes[T], produced: list[int], on_ready: Callable[[], None] | None) -> None:
+        self._workers, self._on_ready = workers, on_ready
+        self.produced, self.began = produced, list(produced)
+        begins = _Begins(workers.begin)
+        self.references = [Reference(begins, worker) for worker in range(workers.count)]
+        self.inboxes: dict[int, Inbox[T]] = {}
+        self.active = list(range(workers.count))
+        self.finished: set[int] = set()
+        self.unstarted: dict[int, None] = {}
+        self.turns: BatchTurns | None = None
+        self._fresh: set[int] = set()  # started, and never looked at
+
+    def begin(self, order: list[int]) -> None:
+        """Open the first workers of those, which are to be started in this order."""
+        self.unstarted = dict.fromkeys(order)
+        for worker in order[: self._workers.first]:
+            self._open(worker)
+
+    def start_more(self, count: int) -> None:
+        """Start the next workers in turn."""
+        for worker in list(islice(self.unstarted, count)):
+            self._start(worker)
+
+    async def start_meanwhile(self, awaited: Sequence[int]) -> None:
+        """Start the workers that are waited for, and the others as long as there is nothing to see of those."""
+        for worker in awaited:
+            self.look_at(worker)
+        while self.unstarted and all(map(self.is_idle, awaited)):
+            self.start_more(WORKERS_A_TURN)
+            await anyio.lowlevel.checkpoint()
+            await self.inboxes[awaited[0]].passage()
+
+    def look_at(self, worker: int) -> None:
+        """Start a worker that isn't running, and one more for each that is looked at for the first time."""
+        if worker in self.unstarted:
+            self._start(worker)
+        if worker in self._fresh:
+            self._fresh.discard(worker)
+            self.start_more(1)
+
+    def is_idle(self, worker: int) -> bool:
+        """Whether there is nothing to see of a worker."""
+        inbox = self.inboxes.get(worker)
+        return inbox is None or inbox.nothing_pending
+
+    def end(self, worker: int) -> None:
+        """A worker has ended."""
+        self.active.remove(worker)
+        self.finished.add(worker)
+
+    def flush_by(self, turns: BatchTurns | None) -> None:
+        """Tell the workers which of their items the reader waits for; where that is known, lists may be longer."""
+        self.turns = turns
+        if turns is not None:
+            first = bisect_left(self.active, turns.first)
+            for at, worker in enumerate(self.active):
+                if worker in self.inboxes:
+                    self._flush(worker, turns, at - first)
+
+    def release(self) -> None:
+        for inbox in self.inboxes.values():
+            inbox.release()
+
+    async def aclose(self) -> None:
+        self.unstarted.clear()
+        for inbox in self.inboxes.values():
+            inbox.cancel()  # all at once, then wait for each
+        for inbox in self.inboxes.values():
+            await inbox.aclose()
+
+    def _start(self, worker: int) -> None:
+        if worker not in self.inboxes:
+            self._open(worker)
+        del self.unstarted[worker]
+        self._fresh.add(worker)
+        self.inboxes[worker].start()
+
+    def _open(self, worker: int) -> None:
+        inbox = self.inboxes[worker] = self._workers.open(worker)
+        self.references[worker].becomes(inbox.state)  # also in marks: choices since then follow those of its log
+        if self._on_ready is not None:
+            inbox.on_ready = self._on_ready
+        if self.turns is not None and worker not in self.finished:
+            ahead = bisect_left(self.active, worker) - bisect_left(self.active, self.turns.first)
+            self._flush(worker, self.turns, ahead)
+
+    def _flush(self, worker: int, turns: BatchTurns, ahead: int) -> None:
+        """Tell a worker, whose turn is so many after the first one's."""
+        step, (_, place, size) = len(self.active), turns
+        count = self.produced[worker] - self.began[worker]
+        self.inboxes[worker].flush_at(FlushPoints(count, (place + ahead % step) % size, step, size))
+
+
+class BatchTurns(NamedTuple):
+    """All workers take turns: next is worker `first`; its item has this place in batches of so many items."""
+
+    first: int
+    place: int
+    batch: int
+
+
 class MergeFlow(Flow[T]):
     """What both merges share: taking lists, counting, repeating choices.
 
     Args:
       name: the stage's name.
-      inboxes: the workers' channels.
+      workers: opens them.
       own: this stage's part of the state that it is opened at.
+      on_ready: called when a worker may have something new to give.
 
     Attributes:
       on_wait: called with the workers that the merge begins to wait for, and after the wait with none.
@@ -100,80 +220,67 @@ class MergeFlow(Flow[T]):
     choosing = False
     held: DeferredProgress | None = None
 
-    def __init__(self, name: str, inboxes: Inboxes[T], own: Any = None) -> None:
-        count = inboxes.count
+    def __init__(
+        self, name: str, workers: Inboxes[T], own: Any = None, on_ready: Callable[[], None] | None = None
+    ) -> None:
+        produced = [0] * workers.count if own is None else list(own["produced"])
         self._name = name
-        self._opener = inboxes
-        self._inboxes: dict[int, Inbox[T]] = {}  # of workers that are open
-        self._produced: list[int] = [0] * count if own is None else list(own["produced"])
+        self._inputs = MergeInputs(workers, produced, on_ready)
         self._next_worker: int = 0 if own is None else own["next_worker"]
         self._replay: list[int] = [] if own is None else choices_of(own)[::-1]
-        made = sum(self._produced)
+        made = sum(produced)
         self._log = Log(made, self._replay[::-1], made + len(self._replay))
-        begins = _Begins(inboxes.begin)
-        self._references = [Reference(begins, worker) for worker in range(count)]
-        self._active = list(range(count))
-        self._finished: set[int] = set()  # all others
-        self._started = False
         self.on_wait: Callable[[Sequence[int]], None] | None = None
         self.on_ended: Callable[[int, int], None] | None = None
-        self._began = list(self._produced)
-        self._untold = False  # of flush points, since a worker has ended
-        self._flushes: tuple[int, int] | None = None  # where they are known: the first worker in turn, and its place
-        self._batch = 1  # items that the reader needs to go on, from where this began
         self._left: dict[int, int] = {}  # by worker looked at in this pull: items not chosen yet
-        self._unstarted = dict.fromkeys(sorted(self._active, key=self._turn))
-        self._fresh: set[int] = set()  # started, and never looked at
-        for worker in islice(self._unstarted, inboxes.first):
-            self._open(worker)
+        self._batch = 0  # items that the reader needs to go on, from where this began; 0: it hasn't begun
+        self._inputs.begin(sorted(self._inputs.active, key=self._turn))
         super().__init__(self._now())
 
     def release(self) -> None:
-        for inbox in self._inboxes.values():
-            inbox.release()
+        self._inputs.release()
 
     async def aclose(self) -> None:
         await super().aclose()
-        self._unstarted.clear()
-        for inbox in self._inboxes.values():
-            inbox.cancel()  # all at once, then wait for each
-        for inbox in self._inboxes.values():
-            await inbox.aclose()
+        await self._inputs.aclose()
 
     def awaited(self) -> list[tuple[int, State]]:
         """Return the workers that it waits for, with the states after the last items taken from them."""
-        waited = [worker for worker in self._awaited() if self._idle(worker)] if self._active else []
-        opened, begins = self._inboxes, self._references
+        inputs = self._inputs
+        waited = [worker for worker in self._workers_awaited() if inputs.is_idle(worker)] if inputs.active else []
+        opened, begins = inputs.inboxes, inputs.references
         return [(worker, opened[worker].state if worker in opened else begins[worker].get()) for worker in waited]
 
     async def _next(self, limit: int) -> Chunk[T] | None:
-        if not self._started:
-            self._started = True
+        inputs = self._inputs
+        if not self._batch:
             self._batch = self.need
-            self._tell_flush_points()
-            self._start_more(FIRST_WORKERS)
-        self.release()
-        while self._active:
-            chunk = None if self._unstarted else self._rounds(limit)
-            if chunk is None and (self.held or not all(map(self._idle, self._active))):
+            inputs.flush_by(self._batch_turns())
+            inputs.start_more(FIRST_WORKERS)
+        inputs.release()
+        active = inputs.active
+        while active:
+            workers = len(active)
+            chunk = None if inputs.unstarted else self._rounds(limit)
+            if chunk is None and (self.held or not all(map(inputs.is_idle, active))):
                 chunk = self._steps(limit)
-            if self._untold:
-                self._untold = False
-                self._tell_flush_points()
+            if len(active) < workers:
+                inputs.flush_by(self._batch_turns())
             if chunk is not None:
                 return chunk
-            if self._active:
+            if active:
                 await self._wait_reported()
         return None
 
     async def _wait_reported(self) -> None:
         """Wait; report the workers waited for, and the time."""
         if self.on_wait is not None:
-            self.on_wait(self._awaited())
+            self.on_wait(self._workers_awaited())
         if self.meter is not None:
             self.meter.wait_begins("wait_input")
         try:
-            await self._start_meanwhile()
+            if self._inputs.unstarted:
+                await self._inputs.start_meanwhile(self._workers_awaited())
             await self._wait()
         finally:
             if self.meter is not None:
@@ -181,67 +288,17 @@ class MergeFlow(Flow[T]):
             if self.on_wait is not None:
                 self.on_wait(())
 
-    # Workers that are started when their turn comes near --------------------------------------------------------------
-
-    async def _start_meanwhile(self) -> None:
-        """Start the workers that it waits for, and the others as long as it waits."""
-        if not self._unstarted:
-            return
-        awaited = self._awaited()
-        for worker in awaited:
-            self._looks_at(worker)
-        while self._unstarted and all(map(self._idle, awaited)):
-            self._start_more(WORKERS_A_TURN)
-            await anyio.lowlevel.checkpoint()
-            await self._inboxes[awaited[0]].passage()
-
-    def _start_more(self, count: int) -> None:
-        """Start the next workers in turn."""
-        for worker in list(islice(self._unstarted, count)):
-            self._start(worker)
-
-    def _start(self, worker: int) -> None:
-        if worker not in self._inboxes:
-            self._open(worker)
-        del self._unstarted[worker]
-        self._fresh.add(worker)
-        self._inboxes[worker].start()
-
-    def _open(self, worker: int) -> None:
-        inbox = self._inboxes[worker] = self._opener.open(worker)
-        self._references[worker].becomes(inbox.state)  # also in marks: choices since then follow those of its log
-        self._opened(inbox)
-        self._flush(worker)
-
-    def _opened(self, inbox: Inbox[T]) -> None:
-        """A worker is open."""
-
-    def _looks_at(self, worker: int) -> None:
-        """Start a worker that isn't running, and one more for each that is looked at for the first time."""
-        if worker in self._unstarted:
-            self._start(worker)
-        if worker in self._fresh:
-            self._fresh.discard(worker)
-            self._start_more(1)
-
-    def _idle(self, worker: int) -> bool:
-        """Whether there is nothing to see of a worker."""
-        inbox = self._inboxes.get(worker)
-        return inbox is None or inbox.nothing_pending
-
-    # What they give ---------------------------------------------------------------------------------------------------
-
     def _rounds(self, limit: int) -> Chunk[T] | None:
         """Take whole rounds at once, each with one item of every worker that has some."""
-        inboxes = self._inboxes
-        ready = {worker: count for worker in self._active if (count := inboxes[worker].ready)}
+        inputs, inboxes = self._inputs, self._inputs.inboxes
+        ready = {worker: count for worker in inputs.active if (count := inboxes[worker].ready)}
         if not ready or self._replay:
             return None
         rounds = min(limit // len(ready), *ready.values(), self._rounds_of(ready))
         if rounds < 1:
             return None
         order = sorted(ready, key=self._distance) if len(ready) > 1 else list(ready)
-        taking = Taking(self._now())
+        take = MergeTake(self._now(), order * rounds)
         items: list[Any] = [] if len(order) == 1 else [None] * (rounds * len(order))
         for at, worker in enumerate(order):
             chunk = cast("Chunk[T]", inboxes[worker].take(rounds))
@@ -249,106 +306,96 @@ class MergeFlow(Flow[T]):
                 items[at :: len(order)] = chunk.items
             else:
                 items = cast("list[T]", chunk.items)
-            self._references[worker] = taking.add(worker, chunk, self.held)
-            self._produced[worker] += rounds
-        taking.picks = order * rounds
-        self._next_worker = (order[-1] + 1) % len(self._produced)
-        return self._chunk_of(items, taking)
+            inputs.references[worker] = take.add(worker, chunk, self.held)
+            inputs.produced[worker] += rounds
+        self._next_worker = (order[-1] + 1) % len(inputs.produced)
+        return self._chunk_of(items, take)
 
     def _steps(self, limit: int) -> Chunk[T] | None:
         """Choose one by one, while the next choice needs no waiting; without a choice, adopt progress."""
-        taking = Taking(self._now())
-        picks = taking.picks
-        self._left = {}
+        inputs, take = self._inputs, MergeTake(self._now(), [])
+        picks, self._left = take.picks, {}
         repeating = bool(self._replay)
-        while len(picks) < limit and self._active and repeating == bool(self._replay):
+        while len(picks) < limit and inputs.active and repeating == bool(self._replay):
             try:
-                worker = self._choose(taking)
+                worker = self._choose(take)
             except BaseException as error:
-                again = isinstance(error, Exception) or any(inbox.failure is error for inbox in self._inboxes.values())
-                if again and (picks or taking.progressed):
-                    break  # it is raised again, after them
+                if self._comes_again(error) and (picks or take.progressed):
+                    break  # after what was chosen
                 raise
-            if worker is None or (self.held is not None and taking.progressed):  # which the states of this list lack
+            if worker is None:
                 break
+            if self.held is not None and take.progressed:
+                break  # that progress is not in the states of this list's items
             picks.append(worker)
             self._left[worker] -= 1
-            self._produced[worker] += 1
-            self._next_worker = (worker + 1) % len(self._produced)
+            inputs.produced[worker] += 1
+            self._next_worker = (worker + 1) % len(inputs.produced)
             if repeating:
                 self._replay.pop()
-        items = self._take_picked(taking)
+        items = self._take_picked(take)
         if not items:
-            for worker in self._active:
-                if worker in self._inboxes:
-                    self._adopt_progress(worker, taking, its_turn=False)
-        return self._chunk_of(items, taking) if items or taking.progressed else None
+            for worker in inputs.active:
+                if worker in inputs.inboxes:
+                    self._adopt_progress(worker, take, its_turn=False)
+        return self._chunk_of(items, take) if items or take.progressed else None
 
-    def _take_picked(self, taking: Taking) -> list[T]:
+    def _comes_again(self, error: BaseException) -> bool:
+        """Whether the next pull raises this error too: a worker's failure is kept by its inbox."""
+        inboxes = self._inputs.inboxes.values()
+        return isinstance(error, Exception) or any(inbox.failure is error for inbox in inboxes)
+
+    def _take_picked(self, take: MergeTake) -> list[T]:
         """Take the chosen items, a list from each worker, and return them in the order of the choices."""
+        inboxes, references = self._inputs.inboxes, self._inputs.references
         queues: dict[int, Iterator[T]] = {}
-        for worker, count in Counter(taking.picks).items():
-            chunk = cast("Chunk[T]", self._inboxes[worker].take(count))
-            self._references[worker] = taking.add(worker, chunk, self.held)
+        for worker, count in Counter(take.picks).items():
+            chunk = cast("Chunk[T]", inboxes[worker].take(count))
+            references[worker] = take.add(worker, chunk, self.held)
             queues[worker] = iter(chunk.items)
-        return [next(queues[worker]) for worker in taking.picks]
+        return [next(queues[worker]) for worker in take.picks]
 
-    def _chunk_of(self, items: list[T], taking: Taking) -> Chunk[T]:
+    def _chunk_of(self, items: list[T], take: MergeTake) -> Chunk[T]:
         """Log the choices, and return what was taken as a chunk."""
-        if items and self.choosing and taking.before.number >= self._log.planned:
-            taking.log = self._log.later = Log(taking.before.number, taking.picks, self._log.planned)
-            self._log = taking.log
-        return Chunk(items, taking, self._now() if taking.progressed else None)
+        before = take.before.number
+        if items and self.choosing and before >= self._log.planned:
+            take.log = self._log.later = Log(before, take.picks, self._log.planned)
+            self._log = take.log
+        return Chunk(items, take, self._now() if take.progressed else None)
 
-    def _choose(self, taking: Taking) -> int | None:
+    def _choose(self, take: MergeTake) -> int | None:
         """Return the worker to take the next item from, which has one; None: it has none yet."""
         if self._replay:
-            return self._replay[-1] if self._look(self._replay[-1], taking) else None
-        return self._pick(taking)
+            return self._replay[-1] if self._look(self._replay[-1], take) else None
+        return self._pick(take)
 
-    def _look(self, worker: int, taking: Taking) -> bool:
+    def _look(self, worker: int, take: MergeTake) -> bool:
         """Return whether `worker` has an item that isn't chosen yet; if it had none, note its progress and its end."""
         left = self._left.get(worker)
         if left is None:
-            self._looks_at(worker)
-            inbox = self._inboxes[worker]
+            self._inputs.look_at(worker)
+            inbox = self._inputs.inboxes[worker]
             left = self._left[worker] = inbox.ready
             if not left:
-                self._adopt_progress(worker, taking, its_turn=True)
+                self._adopt_progress(worker, take, its_turn=True)
                 if inbox.exhausted:
-                    self._active.remove(worker)
-                    self._finished.add(worker)
-                    self._untold = True
+                    self._inputs.end(worker)
                     if self.on_ended is not None:
-                        self.on_ended(worker, self._produced[worker])
+                        self.on_ended(worker, self._inputs.produced[worker])
         return left > 0
 
-    def _adopt_progress(self, worker: int, taking: Taking, *, its_turn: bool) -> None:
-        chunk = None if self._inboxes[worker].ready else self._inboxes[worker].take(0)
+    def _adopt_progress(self, worker: int, take: MergeTake, *, its_turn: bool) -> None:
+        inbox, references = self._inputs.inboxes[worker], self._inputs.references
+        chunk = None if inbox.ready else inbox.take(0)
         after = None if chunk is None else chunk.progress
         if self.held is not None:
-            after = self.held.sift(worker, after, None if its_turn else self._references[worker])
+            after = self.held.sift(worker, after, None if its_turn else references[worker])
         if after is not None:
-            self._references[worker] = Reference.to(after)
-            taking.progressed = True
+            references[worker] = Reference.to(after)
+            take.progressed = True
 
-    def _tell_flush_points(self) -> None:
-        """Tell the workers which of their items the reader waits for; where that is known, lists may be longer."""
-        self._flushes = self._flush_places()
-        for worker in self._active:
-            if worker in self._inboxes:
-                self._flush(worker)
-
-    def _flush(self, worker: int) -> None:
-        if self._flushes is not None and worker not in self._finished:
-            first, place = self._flushes
-            active, step = self._active, len(self._active)
-            at = place + (bisect_left(active, worker) - bisect_left(active, first)) % step
-            count = self._produced[worker] - self._began[worker]
-            self._inboxes[worker].flush_at(FlushPoints(count, at % self._batch, step, self._batch))
-
-    def _flush_places(self) -> tuple[int, int] | None:
-        """Return the worker whose turn it is, and the number of its item from where this began, if all take turns."""
+    def _batch_turns(self) -> BatchTurns | None:
+        """Return whose turn it is, if all workers take turns."""
         return None
 
     def _turn(self, worker: int) -> tuple[int, int]:
@@ -360,7 +407,7 @@ class MergeFlow(Flow[T]):
         return worker < self._next_worker, worker
 
     def _now(self) -> MergeState:
-        produced, references = list(self._produced), list(self._references)
+        produced, references = list(self._inputs.produced), list(self._inputs.references)
         return MergeState(self._name, self._next_worker, produced, references, self._log, self.choosing)
 
     @abstractmethod
@@ -372,11 +419,11 @@ class MergeFlow(Flow[T]):
         """
 
     @abstractmethod
-    def _pick(self, taking: Taking) -> int | None:
+    def _pick(self, take: MergeTake) -> int | None:
         """Return the next worker by the rule, if it has an item; None: it must be waited for."""
 
     @abstractmethod
-    def _awaited(self) -> list[int]:
+    def _workers_awaited(self) -> list[int]:
         """Return the workers that it waits for: an item of any of them would do."""
 
     @abstractmethod
@@ -413,7 +460,7 @@ class MergeState(State):
         own: dict[str, Json] = {
             "next_worker": self.next_worker,
             "produced": self.produced,
-            **_written(self.produced, logged, later.produced if beyond else None),
+            **choices_json(self.produced, logged, later.produced if beyond else None),
             "workers": list(map(Reference.json, self.references, later.references)),
         }
         return {self.name: own}
@@ -440,8 +487,8 @@ def choices_of(own: Json) -> list[int]:
     return replay + [worker for _, worker in sorted(places)]
 
 
-def _written(produced: Sequence[int], choices: list[int], strict_to: Sequence[int] | None) -> dict[str, Json]:
-    """Return choices as they are written.
+def choices_json(produced: Sequence[int], choices: list[int], strict_to: Sequence[int] | None) -> dict[str, Json]:
+    """Return choices as a state has them.
 
     A strict merge takes from the worker with the smallest (produced, index), so what it takes has rising places: item
     n of worker w has the place (n, w). A sequence with rising places may be written as counts.
@@ -451,18 +498,17 @@ def _written(produced: Sequence[int], choices: list[int], strict_to: Sequence[in
       choices: in their order.
       strict_to: the counts to which strict order goes on after them; None: it doesn't.
     """
-    counts, last, rising = list(produced), (-1, -1), 0  # `rising`: where the places begin to rise to the end
-    for at, worker in enumerate(choices):
-        place = (counts[worker], worker)
-        rising = rising if last < place else at
-        last = place
+    counts, places = list(produced), list[tuple[int, int]]()
+    for worker in choices:
+        places.append((counts[worker], worker))
         counts[worker] += 1
     if strict_to is not None:
-        onward = min((n, at) for at, (n, stop) in enumerate(zip(counts, strict_to, strict=True)) if n < stop)
-        rising = rising if last < onward else len(choices)
+        places.append(min((n, at) for at, (n, stop) in enumerate(zip(counts, strict_to, strict=True)) if n < stop))
         counts = list(strict_to)
-    written: dict[str, Json] = {"replay": choices[:rising]}
-    return written | {"strict_to": counts} if sum(counts) > sum(produced) + rising else written
+    falls = [at for at, (last, place) in enumerate(pairwise(places), 1) if not last < place]
+    rising = falls[-1] if falls else 0  # from here on, places rise to the end
+    found: dict[str, Json] = {"replay": choices[:rising]}
+    return found | {"strict_to": counts} if sum(counts) > sum(produced) + rising else found
 
 
 class _Begins:
@@ -481,20 +527,26 @@ class _Begins:
         return state
 
 
-class Taking:
-    """What one pull takes from the workers; also the column of the states after its items, made when read."""
+class MergeTake:
+    """What one pull takes from the workers; also the column of the states after its items, made when read.
+
+    Attributes:
+      before: the merge's state before them.
+      log: of the choices.
+      picks: the worker of each item.
+      progressed: a worker's state has moved without an item.
+    """
 
     __slots__ = ("_columns", "_made", "before", "log", "picks", "progressed")
 
-    def __init__(self, before: MergeState) -> None:
+    def __init__(self, before: MergeState, picks: list[int]) -> None:
         self.before = before
         self.log = before.log
-        self.picks: list[int] = []
+        self.picks = picks
         self.progressed = False
         self._columns: dict[int, States] = {}
-        self._made: dict[
-            int, tuple[int, Reference]
-        ] = {}  # of each worker, the last one: the next state may have it, too
+        # of each worker, the last one: the next state may have it, too
+        self._made: dict[int, tuple[int, Reference]] = {}
 
     def add(self, worker: int, chunk: Chunk[Any], held: DeferredProgress | None) -> Reference:
         """Note all items of `worker` in this list, and return the worker's state after them."""
@@ -554,13 +606,13 @@ class DeferredProgress:
         if current is None:
             held = self._states.pop(worker, None)
             return held if after is None else after
-        if after is None or _skipped(after) == _skipped(current.get()):
+        if after is None or _skip_counts(after) == _skip_counts(current.get()):
             return after
         self._states[worker] = after
         return None
 
 
-def _skipped(state: State) -> dict[tuple[int, str], int]:
+def _skip_counts(state: State) -> dict[tuple[int, str], int]:
     tally = Tally()
     state.tally(tally)
     return tally.skipped

@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 import anyio
 import anyio.lowlevel
 
-from streamline.core.channel import Inbox
 from streamline.core.gate import resting
 from streamline.core.options import check_int
 from streamline.core.state import Json
 from streamline.errors import PlanError
-from streamline.merge.base import ALL_ROUNDS, Inboxes, Merge, MergeFlow, Taking
+from streamline.merge.base import ALL_ROUNDS, Inboxes, Merge, MergeFlow, MergeTake
 from streamline.merge.strict import Strict
 
 T = TypeVar("T")
@@ -37,29 +36,27 @@ class BestEffortMerge(MergeFlow[T]):
         self._skips = max_skips_per_round
         self._max_lead = max_lead
         self._news = anyio.Event()
-        super().__init__(name, inboxes, own)
-
-    def _opened(self, inbox: Inbox[T]) -> None:
-        inbox.on_ready = self._wake
+        super().__init__(name, inboxes, own, self._wake)
 
     def _wake(self) -> None:
         self._news.set()
 
     def _rounds_of(self, ready: Collection[int]) -> int:
         """As many as neither skip more workers nor lead further than the bounds allow."""
-        if len(self._active) - len(ready) > self._skips:
+        active, produced = self._inputs.active, self._inputs.produced
+        if len(active) - len(ready) > self._skips:
             return 0
-        if len(self._active) == len(ready) and (len(ready) == 1 or self._level()):
+        if len(active) == len(ready) and (len(ready) == 1 or self._level()):
             return ALL_ROUNDS
-        slowest = min([self._produced[worker] for worker in self._active])
-        return slowest + self._max_lead - max([self._produced[worker] for worker in ready])
+        slowest = min([produced[worker] for worker in active])
+        return slowest + self._max_lead - max([produced[worker] for worker in ready])
 
     def _level(self) -> bool:
         """Return whether each worker is eligible at its turn, and so in each round, since all advance by one."""
-        produced = self._produced
-        slowest = min([produced[worker] for worker in self._active])
-        at_slowest = sum(produced[worker] == slowest for worker in self._active)
-        for worker in sorted(self._active, key=self._distance):
+        active, produced = self._inputs.active, self._inputs.produced
+        slowest = min([produced[worker] for worker in active])
+        at_slowest = sum(produced[worker] == slowest for worker in active)
+        for worker in sorted(active, key=self._distance):
             if produced[worker] - slowest >= self._max_lead:
                 return False
             at_slowest -= produced[worker] == slowest
@@ -67,8 +64,8 @@ class BestEffortMerge(MergeFlow[T]):
                 return True  # the slowest have advanced by one, so all others are eligible
         return True
 
-    def _pick(self, taking: Taking) -> int | None:
-        active, produced = self._active, self._produced
+    def _pick(self, take: MergeTake) -> int | None:
+        active, produced = self._inputs.active, self._inputs.produced
         count = len(active)
         while count:
             limit = min([produced[worker] for worker in active]) + self._max_lead
@@ -78,7 +75,7 @@ class BestEffortMerge(MergeFlow[T]):
                 worker = active[at if at < count else at - count]
                 if produced[worker] >= limit:
                     continue
-                if self._look(worker, taking):
+                if self._look(worker, take):
                     return worker
                 looked += 1
                 if looked > self._skips or len(active) < count:
@@ -88,18 +85,19 @@ class BestEffortMerge(MergeFlow[T]):
             count = len(active)  # one has ended, which may make others eligible: repeat
         return None
 
-    def _awaited(self) -> list[int]:
+    def _workers_awaited(self) -> list[int]:
         if self._replay:
             return self._replay[-1:]
-        limit = min([self._produced[worker] for worker in self._active]) + self._max_lead
-        eligible = [worker for worker in sorted(self._active, key=self._distance) if self._produced[worker] < limit]
+        active, produced = self._inputs.active, self._inputs.produced
+        limit = min([produced[worker] for worker in active]) + self._max_lead
+        eligible = [worker for worker in sorted(active, key=self._distance) if produced[worker] < limit]
         return eligible[: self._skips + 1]
 
     async def _wait(self) -> None:
         await anyio.lowlevel.checkpoint_if_cancelled()  # as in `Inbox.wait`
         await resting(self._news.wait())
         self._news = anyio.Event()
-        await next(iter(self._inboxes.values())).passage()
+        await next(iter(self._inputs.inboxes.values())).passage()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,7 @@ class PlanComponent:
 
     def reads_again(self, tree: Tree) -> str | None:
         for stage in self.plan.worker:
-            if stage.name in tree and (again := stage.replay_cost(tree[stage.name])):
+            if stage.name in tree and (again := stage.replay_cost(stage.read_part(tree[stage.name]))):
                 return found_otherwise(stage.name, again)
         return None
 

@@ -48,7 +48,8 @@ def left_on_ranks(
         left = None if whole is None else whole - sum(map(consumed, mine))
         for stage in plan.after:
             if whole is not None and left is not None:
-                left, whole = stage.num_left(left, whole, (state or {}).get(stage.name)), stage.num_outputs(whole)
+                own = stage.read_part((state or {}).get(stage.name))
+                left, whole = stage.num_left(left, whole, own), stage.num_outputs(whole)
         found.append(left)
     return found
 

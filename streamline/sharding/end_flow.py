@@ -19,7 +19,7 @@ from streamline.core.tasks import Session
 from streamline.core.text import counted
 from streamline.errors import RanksError
 from streamline.sharding.ends import NAME, Agreement, nothing_to_pad
-from streamline.sharding.rank_sync import Rounds, opened
+from streamline.sharding.rank_sync import Rounds, count_stream
 
 logger = logging.getLogger("streamline.ending")  # as the docs call it
 
@@ -101,7 +101,7 @@ class _Ending:
         self._session, self._context = session, context
         self._left = agreement.left
         self._over = False
-        self._nth = opened(agreement)
+        self._nth = count_stream(agreement)
         self._padded = agreement.padded
         self._begin_again = agreement.again
         self._pass: Flow[Any] | None = None

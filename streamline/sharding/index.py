@@ -192,9 +192,9 @@ class Sampled(Index):
         self._ends = None if weights is None else np.cumsum(weights)
 
     def __call__(self, positions: Positions) -> Positions:
-        return self._inner(self.drawn(uniform(positions, self._entropy)))
+        return self._inner(self.draw(uniform(positions, self._entropy)))
 
-    def drawn(self, numbers: NDArray[np.float64]) -> Positions:
+    def draw(self, numbers: NDArray[np.float64]) -> Positions:
         """Return the inner position for each number in [0, 1)."""
         if self._ends is None:
             assert self._inner.length is not None

@@ -80,7 +80,7 @@ def far(policy: EndsPolicy, said: list[tuple[int, bool]]) -> tuple[int, bool]:
 
 
 class Rounds:
-    """The rounds of one stream, this rank's `nth` of its kind (`opened`). Used by one task; the store, in a thread."""
+    """The rounds of one stream, this rank's `nth` of its kind. Used by one task; the store, in a thread."""
 
     def __init__(self, agreement: Agreement, session: Session, nth: int) -> None:
         assert agreement.store is not None
@@ -151,7 +151,7 @@ class Rounds:
                     consumer.ranks_wait_s += max(0.0, now - max(began, since))
                 began = now
                 if waited >= self._ends.timeout_s:
-                    raise RanksError(self._silent(await self._call(partial(self._missing, key))))
+                    raise RanksError(self._silence_text(await self._call(partial(self._missing, key))))
                 if perf_counter() - said >= 1:
                     said = perf_counter()
                     missing = await self._call(partial(self._missing, key))
@@ -170,7 +170,7 @@ class Rounds:
     def _missing(self, key: str) -> list[int]:
         return [rank for rank in range(self._ranks) if not self._store.check([f"{key}/{rank}"])]
 
-    def _silent(self, missing: list[int]) -> str:
+    def _silence_text(self, missing: list[int]) -> str:
         return (
             f'ends="{self._ends.policy}": rank {some(missing)} of {self._ranks} has not said whether it has another '
             f"item; rank {self._rank} has waited {self._ends.timeout_s:g} s for it. Has it ended, left its loop, or "
@@ -178,13 +178,13 @@ class Rounds:
         )
 
     async def _call(self, ask: Callable[[], R]) -> R:
-        def asked() -> R | Exception:
+        def look() -> R | Exception:
             try:
                 return ask()
             except Exception as error:
                 return error
 
-        found = await resting(self._session.threads.run(asked))
+        found = await resting(self._session.threads.run(look))
         if isinstance(found, _RankFailedError):
             rank, _, said = str(found).partition(" ")
             raise RanksError(
@@ -198,7 +198,7 @@ class Rounds:
         return found
 
 
-def opened(agreement: Agreement) -> int:
+def count_stream(agreement: Agreement) -> int:
     """Return how many streams of this kind a rank has opened before: all ranks open the same ones, in the same order.
 
     Called at the opening: whether a first item is pulled may differ between ranks.

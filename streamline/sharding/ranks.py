@@ -66,24 +66,24 @@ def find_rank(rank: int | None = None, world_size: int | None = None, mesh: Mesh
     if mesh is not None:
         if rank is not None or world_size is not None:
             raise PlanError("mesh= says which rank this is, and of how many: leave rank= and world_size= out")
-        return _checked(_of_mesh(mesh))
+        return _check_rank(_of_mesh(mesh))
     if (rank is None) != (world_size is None):
         raise PlanError("give rank= and world_size= together, or neither")
     if rank is not None and world_size is not None:
         rank, world_size = check_int(".open(rank=)", rank, None), check_int(".open(world_size=)", world_size, None)
-        return _checked(Rank(rank, world_size, "given"))
+        return _check_rank(Rank(rank, world_size, "given"))
     global _said
     found = _of_torch() or _of_jax() or _of_ray_train() or _of_environment("RANK", "WORLD_SIZE") or _of_slurm()
     if found is None:
         return Rank(0, 1, "alone")
-    _checked(found)
+    _check_rank(found)
     if found != _said:
         logger.info("rank %d of %d, found in %s", found.rank, found.world_size, found.found_in)
         _said = found
     return found
 
 
-def _checked(found: Rank) -> Rank:
+def _check_rank(found: Rank) -> Rank:
     if found.world_size < 1 or not 0 <= found.rank < found.world_size:
         raise PlanError(f"rank {found.rank} of {found.world_size} ({found.found_in}): expected 0 <= rank < world_size")
     return found

@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 
 from streamline.core.error_policy import counts_in, moved
 from streamline.core.options import given
-from streamline.core.state import Json, Tree, skips_in, with_skips
+from streamline.core.state import Json, Tree, part_json, skips_in, with_skips
 from streamline.core.text import Entry, found_otherwise, line_of
 from streamline.errors import PlanError, PlanTypeError, ResumeError
 from streamline.plan.fingerprint import changed, fingerprint, sections
@@ -303,15 +303,15 @@ class _Comparison:
 
     def _held(self, pair: Pair) -> str | None:
         """Say what a stage that was removed would take with it."""
-        return next(filter(None, map(pair.stage.held_items, self._parts(pair))), None)
+        return next(filter(None, map(pair.stage.held_items, self._parts(pair, pair.stage))), None)
 
     def _trees(self, pair: Pair) -> list[Tree]:
         return [self.snapshot.stages] if pair.section == 2 else self.snapshot.worker_states
 
-    def _parts(self, pair: Pair) -> list[Json]:
+    def _parts(self, pair: Pair, stage: type[Stage[Any, Any]]) -> list[Any]:
         """Return the stage's part of each state that has one."""
         name = pair.its["name"] if pair.its else None
-        return [tree[name] for tree in self._trees(pair) if name in tree]
+        return [stage.read_part(tree[name]) for tree in self._trees(pair) if name in tree]
 
     def _in_the_middle(self, at: int) -> str | None:
         """Say which stage after number `at` will read again something that the change alters."""
@@ -321,7 +321,7 @@ class _Comparison:
     def _reading_again(self, at: int) -> tuple[str, str] | None:
         """Return the first stage after number `at` that is in the middle of something, and what it does again."""
         for pair in self.pairs[at + 1 :]:
-            if again := next(filter(None, map(pair.its_stage.replay_cost, self._parts(pair))), None):
+            if again := next(filter(None, map(pair.its_stage.replay_cost, self._parts(pair, pair.its_stage))), None):
                 return str((pair.its or {}).get("name")), again
         return None
 
@@ -428,11 +428,11 @@ def _after_merge(job: Snapshot, parts: tuple[Snapshot, ...], found: Rank) -> Ite
         entry = entries.get(name, {})
         stage = stage_class(str(entry.get("kind")), entry.get("options") or {})
         try:
-            own = stage.reshard([part.state.get(name) for part in parts])
+            own = stage.reshard([stage.read_part(part.state.get(name)) for part in parts])
         except ResumeError as why:
             raise ResumeError(_refusal(job, found, f"{name!r}, after the merge, {why}")) from None
         if own is not None:
-            yield name, own
+            yield name, part_json(own)
 
 
 def _refusal(job: Snapshot, found: Rank, why: str) -> str:

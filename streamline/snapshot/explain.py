@@ -114,7 +114,8 @@ def _replayed(stages: Sequence[Entry], tree: Tree, callers: Sequence[str] = ()) 
 def _replay_cost(entry: Entry, tree: Tree) -> str | None:
     """Ask the stage; a state that is not of its shape, as of another version, says nothing."""
     try:
-        return stage_class(str(entry.get("kind")), _options(entry)).replay_cost(tree[str(entry.get("name"))])
+        stage = stage_class(str(entry.get("kind")), _options(entry))
+        return stage.replay_cost(stage.read_part(tree[str(entry.get("name"))]))
     except (TypeError, KeyError, ValueError, AttributeError):
         return None
 

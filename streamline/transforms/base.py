@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from abc import ABC
 from collections.abc import Callable, Collection, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+
+import msgspec
 
 from streamline.core.flow import Flow, Lists, ListsFlow, Opener, Site, StageRun
 from streamline.core.knobs import Knob
 from streamline.core.limits import Limit
-from streamline.core.state import Json, Over, State, Tree
+from streamline.core.state import Json, Over, State, Tree, part_json
 from streamline.core.state_types import check_type
 from streamline.errors import PlanError, ResumeError, printable
 from streamline.sharding.index import Index
@@ -78,17 +79,14 @@ class Stage(ABC, Generic[In, Out]):
     from an older state still finds its items where they were."""
 
     state_type: ClassVar[Any] = Any
-    """The type of its part of a state, as `msgspec.convert` takes it; with None where the state may lack it. Checked
-    before a state is opened, so a stage can rely on types and ranges."""
+    """The type of its part of a state, as `msgspec.convert` takes it: a frozen struct, a count, or `Any`: JSON.
+    `StageRun.own`, and what methods are given as `own`, is of this type."""
 
     counted: ClassVar[bool] = True
     """Whether a snapshot depends on it. Otherwise it changes no item, keeps none, and may be added or removed."""
 
     last: ClassVar[bool] = False
     """Whether it must be the last stage."""
-
-    initial_state: ClassVar[Json] = None
-    """Its part of a state at the beginning; None: it keeps none, or makes it in `begin`."""
 
     one_to_one: ClassVar[bool] = False
     """Whether as many items come out as go in; else see `num_outputs`."""
@@ -111,6 +109,9 @@ class Stage(ABC, Generic[In, Out]):
 
     own_state_counts: ClassVar[bool] = True
     """Whether its part of a state changes how many items it gives from there on."""
+
+    keeps_only_held: ClassVar[bool] = False
+    """Whether its part of a state means nothing where it holds no items; see `held_items`."""
 
     item_functions: ClassVar[tuple[str, ...]] = ("fn", "collate")
     """Fields with a function that is called for each item or batch: a host process can say which call ended it."""
@@ -168,7 +169,7 @@ class Stage(ABC, Generic[In, Out]):
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
         """Return this stage's flow, at `state` or at the beginning. No I/O: the first pull does it."""
         flow = upstream(state)
-        own = None if state is None else state.get(self.name)
+        own = self.part_of(state)
         run = self.run_over(flow, upstream.site, state, own)
         return ListsFlow(self.begin(flow.state, own), self.lists(run), run, flow)
 
@@ -176,12 +177,25 @@ class Stage(ABC, Generic[In, Out]):
         """Return what `lists` is given: `flow`, opened at `state`; `own` is this stage's part of it."""
         return StageRun(flow, own, site, site.meter(self.name, self.kind), site.skips(self.name, self.kind, state))
 
+    @property
+    def initial_state(self) -> Any:
+        """Its part of a state at the beginning; None: it keeps none, or makes it in `begin`."""
+        return None
+
+    @classmethod
+    def read_part(cls, own: Json) -> Any:
+        """Return a part of a state, which has been checked, as `state_type`; None: there is none."""
+        return None if own is None else msgspec.convert(own, cls.state_type)
+
+    def part_of(self, state: Tree | None) -> Any:
+        """Return its part of a state, or that at the beginning where the state has none."""
+        if state is None or self.name not in state:
+            return self.initial_state
+        return check_type(state[self.name], self.state_type, f"the state of {self.name!r}")
+
     def begin(self, upstream: State, own: Any) -> State:
         """Return the state before the first item: without a state of its own, the upstream's."""
-        if self.initial_state is None:
-            return upstream
-        first = deepcopy(self.initial_state)  # what a snapshot gives out may be changed
-        return Over(self.name, first if own is None else own, upstream)
+        return upstream if self.initial_state is None else Over(self.name, own, upstream)
 
     def lists(self, run: StageRun[In]) -> Lists[Out]:
         """Yield this stage's output, list by list."""
@@ -242,7 +256,7 @@ class Stage(ABC, Generic[In, Out]):
         """
         return items if self.one_to_one else None
 
-    def num_left(self, left: float, whole: float, own: Json) -> float | None:
+    def num_left(self, left: float, whole: float, own: Any) -> float | None:
         """Return how many items come out when `left` of `whole` go in, at a part of a state of `reshard`'s."""
         return self.num_outputs(left)
 
@@ -260,17 +274,17 @@ class Stage(ABC, Generic[In, Out]):
         check_type(own, cls.state_type, where)
 
     @classmethod
-    def replay_cost(cls, own: Json) -> str | None:
-        """Say what a resume at this part of a state (None: it has none) reads or computes again; None: nothing."""
+    def replay_cost(cls, own: Any) -> str | None:
+        """Say what a resume at this part of a state reads or computes again; None: nothing."""
         return None
 
     @classmethod
-    def held_items(cls, own: Json) -> str | None:
+    def held_items(cls, own: Any) -> str | None:
         """Say what would be lost or would come twice if the stage were removed at this state; None: nothing."""
         return cls.replay_cost(own)
 
     @classmethod
-    def reshard(cls, owns: Sequence[Json]) -> Json:
+    def reshard(cls, owns: Sequence[Any]) -> Any:
         """Return this stage's part for each rank of another number of ranks, where it is downstream of the merge.
 
         Args:
@@ -283,10 +297,10 @@ class Stage(ABC, Generic[In, Out]):
           ResumeError: a rank holds or counts what can't be divided anew; the message continues after the stage's name.
         """
         for rank, own in enumerate(owns):
-            if (held := cls.held_items(own)) is not None:
+            if own is not None and (held := cls.held_items(own)) is not None:
                 raise ResumeError(f"{held} (rank {rank})")
-            if own:
-                raise ResumeError(f"keeps a count of its own on each rank (rank {rank}: {own})")
+            if own and not cls.keeps_only_held:
+                raise ResumeError(f"keeps a count of its own on each rank (rank {rank}: {part_json(own)})")
         return None
 
     @property

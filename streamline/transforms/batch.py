@@ -29,7 +29,7 @@ from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
 from streamline.core.options import check_function, is_async
 from streamline.core.pace import Pace, check_awaited
 from streamline.core.replay import FailedCall
-from streamline.core.state import Json, Over, Reference, State, Tree
+from streamline.core.state import Over, Reference, State, Tree, part_json
 from streamline.core.state_types import Size
 from streamline.errors import PlanError, ResumeError, install
 from streamline.transforms.base import Stage, StageLayout
@@ -46,7 +46,7 @@ NAMED: Mapping[str, Callable[[list[Any]], Any]] = {"stack": stack, "torch": stac
 """The names that `collate=` takes."""
 
 
-class Sizes(msgspec.Struct):
+class Sizes(msgspec.Struct, frozen=True):
     """The stage's part of a saved state: the sizes of the batches to repeat."""
 
     replay: list[Size]
@@ -92,7 +92,7 @@ class Batch(Stage[In, Out]):
         return StageLayout(holds=self.size, before=self._capacity, adopts=True)
 
     @classmethod
-    def reshard(cls, owns: Sequence[Json]) -> Json:
+    def reshard(cls, owns: Sequence[Any]) -> None:
         return None  # sizes are for a stage downstream, which refuses
 
     @property
@@ -132,9 +132,9 @@ class Batch(Stage[In, Out]):
         return max(2, self.size)
 
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
-        own = None if state is None else state.get(self.name)
+        own: Sizes | None = self.part_of(state)
         flow, site = upstream(state), upstream.site
-        if self.max_wait_s is None and (own is None or not own["replay"]):
+        if self.max_wait_s is None and (own is None or not own.replay):
             run, counter = self.run_over(flow, site, state, own), BatchCounter(self)
             return ListsFlow(counter.state_after(flow.state), self.lists(run, counter), run, flow)
         inbox = flow if isinstance(flow, Inbox) else behind_channel(flow, site, f"input of {self}", self._capacity)
@@ -178,12 +178,12 @@ class Batch(Stage[In, Out]):
     def _batch(
         self, held: list[In], run: StageRun[In], last: State, after: State | None, counter: BatchCounter
     ) -> Chunk[Out]:
-        made = collated(self, self.collate, held, run, last)
+        made = make_batch(self, self.collate, held, run, last)
         counter.add(len(held))
         return _chunk(made, last, after, counter.state_after)
 
 
-def collated(
+def make_batch(
     stage: Stage[In, Out], collate: Callable[[list[In]], Out], held: list[In], run: StageRun[In], last: State
 ) -> list[Out]:
     """Return the batch that a stage makes of `held`, or nothing if it is skipped; `last`: the upstream's state."""
@@ -254,7 +254,7 @@ class BatchState(Over):
         if later._sizes is not None and stop > max(self._number, planned) and self._log.leads_to(later._log):
             full, last = later._sizes
             replay += [full] * (stop - 1 - max(self._number, planned)) + [last]
-        tree[self.name] = {"replay": replay}
+        tree[self.name] = part_json(Sizes(replay))
         return tree
 
     def forks(self) -> Iterator[Branch]:
@@ -291,8 +291,8 @@ class LoggedBatches(Generic[In, Out]):
       own: the stage's part of the state that it is opened at.
     """
 
-    def __init__(self, stage: Batch[In, Out], begin: State, own: Any) -> None:
-        sizes: list[int] = list(own["replay"]) if own else []
+    def __init__(self, stage: Batch[In, Out], begin: State, own: Sizes | None) -> None:
+        sizes = own.replay if own is not None else []
         self._stage = stage
         self._replay = deque(sizes)
         self._log = Log(0, sizes, len(sizes), stage.name)
@@ -329,7 +329,7 @@ class WaitingBatch(LoggedBatches[In, Out]):
       own: the stage's part of the state that it is opened at.
     """
 
-    def __init__(self, stage: Batch[In, Out], inbox: Inbox[In], own: Any) -> None:
+    def __init__(self, stage: Batch[In, Out], inbox: Inbox[In], own: Sizes | None) -> None:
         super().__init__(stage, inbox.state, own)
         self._inbox = inbox
         self._held: list[In] = []
@@ -381,5 +381,5 @@ class WaitingBatch(LoggedBatches[In, Out]):
 
     def _batch(self, run: StageRun[In], after: State | None) -> Chunk[Out]:
         held, self._held, self._deadline = self._held, [], None
-        made = collated(self._stage, self._stage.collate, held, run, self._last.get())
+        made = make_batch(self._stage, self._stage.collate, held, run, self._last.get())
         return self._chunk(made, len(held), after)

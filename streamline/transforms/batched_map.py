@@ -116,9 +116,9 @@ class OfList(Adapter):
 
     def __call__(self, given: list[Any], **generators: Any) -> Any:
         made = self.fn(list(given), **generators)  # a function may change its list; the next try needs all of it
-        return self._awaited(len(given), made) if inspect.isawaitable(made) else self._rows(len(given), made)
+        return self._await_each(len(given), made) if inspect.isawaitable(made) else self._rows(len(given), made)
 
-    async def _awaited(self, count: int, made: Any) -> list[Any]:
+    async def _await_each(self, count: int, made: Any) -> list[Any]:
         return self._rows(count, await made)
 
     def _rows(self, count: int, made: Any) -> list[Any]:

@@ -26,11 +26,11 @@ from streamline.core.flow import Chunk, Lists, StageRun
 from streamline.core.options import check_flag, check_function, check_int, given, is_async
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
-from streamline.core.state import Json, MadeStates, Over, Reference, Since, State, States
+from streamline.core.state import MadeStates, Over, Reference, Since, State, States
 from streamline.core.state_types import Count, Range, total
 from streamline.errors import PlanError, PlanTypeError, ResumeError
 from streamline.transforms.base import Stage
-from streamline.transforms.batch import TOGETHER_ITEMS, collate_of, collated
+from streamline.transforms.batch import TOGETHER_ITEMS, collate_of, make_batch
 from streamline.transforms.collate import shown_collate
 from streamline.transforms.completion_order import ranges
 
@@ -38,11 +38,12 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-class BucketPart(msgspec.Struct):
-    """The stage's part of a saved state, as `own_part` writes it."""
+class BucketPart(msgspec.Struct, frozen=True):
+    """The stage's part of a saved state: items `read` since the mark, and of them those in no batch."""
 
     read: Count
     held: list[Range]
+    dropped: Count | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         total(self.held)
@@ -70,7 +71,8 @@ class BucketByLength(Stage[In, Out]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
     state_type: ClassVar[Any] = BucketPart
-    initial_state: ClassVar[Json] = {"read": 0, "held": []}
+    initial_state = BucketPart(0, [])
+    keeps_only_held: ClassVar[bool] = True
     rewinds = True
     depth_change: ClassVar[int] = 1
 
@@ -81,18 +83,13 @@ class BucketByLength(Stage[In, Out]):
     drop_remainder: bool = False
 
     @classmethod
-    def replay_cost(cls, own: Json) -> str | None:
-        if not own or not own["read"]:
+    def replay_cost(cls, own: BucketPart) -> str | None:
+        if not own.read:
             return None
-        held = sum(stop - first for first, stop in own["held"])
         return (
-            f"reads {own['read']:,} items again, from the oldest one that was in no batch, and passes over the "
-            f"{own['read'] - held:,} of them that were delivered"
+            f"reads {own.read:,} items again, from the oldest one that was in no batch, and passes over the "
+            f"{own.read - total(own.held):,} of them that were delivered"
         )
-
-    @classmethod
-    def reshard(cls, owns: Sequence[Json]) -> Json:
-        return super().reshard([own if own and own["read"] else None for own in owns])
 
     def shown_options(self) -> list[str]:
         return [*super().shown_options(), *shown_collate(self.collate)]
@@ -139,7 +136,7 @@ class BucketByLength(Stage[In, Out]):
         held.check_end(str(self))
         end = run.upstream.state
         if self.drop_remainder:
-            yield Chunk((), (), Over(self.name, {**own_part(0, []), "dropped": held.count}, end))
+            yield Chunk((), (), Over(self.name, BucketPart(0, [], held.count), end))
             return
         for bucket in held.rests:
             yield self._batch(held, bucket, run, Reference.to(end))
@@ -159,7 +156,7 @@ class BucketByLength(Stage[In, Out]):
         return length
 
     def _batch(self, held: Buckets[In], bucket: int, run: StageRun[In], now: Reference) -> Chunk[Out]:
-        made = collated(self, self.collate, held.empty(bucket), run, now.get())
+        made = make_batch(self, self.collate, held.empty(bucket), run, now.get())
         states = held.states(now)
         return Chunk(made, states) if made else Chunk((), (), states[0])
 
@@ -225,11 +222,6 @@ def _ints(option: str, values: object, least: int) -> tuple[int, ...]:
     return tuple(check_int(f"each of {option}", value, least) for value in values)
 
 
-def own_part(read: int, held: list[list[int]]) -> dict[str, Json]:
-    """Return the stage's part of a state: items `read` since the mark; of them, ranges [first, stop) in no batch."""
-    return {"read": read, "held": held}
-
-
 @dataclass(slots=True)
 class _UpstreamChunk:
     """A list from the upstream: the number of its first item, the state before it, and the states after each item."""
@@ -259,7 +251,7 @@ class Buckets(Generic[In]):
     Args:
       name: the stage's.
       measured: returns the length of an item.
-      own: the stage's part of the state to begin at; None at the beginning.
+      own: the stage's part of the state to begin at.
       begin: the upstream's state there.
 
     Attributes:
@@ -272,14 +264,14 @@ class Buckets(Generic[In]):
         boundaries: Sequence[int],
         sizes: Sequence[int],
         measured: Callable[[In], int],
-        own: Any,
+        own: BucketPart,
         begin: State,
     ) -> None:
         self._name, self._boundaries, self._sizes, self._measured = name, boundaries, sizes, measured
         self._buckets = [_Bucket[In]() for _ in sizes]
         self._next = 0  # the number of the next item
-        self._replay_end: int = own["read"] if own else 0  # items before this one are read again
-        self._due = tuple(at for first, stop in (own["held"] if own else ()) for at in range(first, stop))
+        self._replay_end = own.read  # items before this one are read again
+        self._due = tuple(at for one in own.held for at in range(one.first, one.stop))
         self._waiting = frozenset(self._due)
         self._current = _UpstreamChunk(0, Reference.to(begin), ())
         self._upstream_end = self._current.before
@@ -367,4 +359,4 @@ def _state_after(
     if held:
         low, came = min((numbers[0], bucket) for bucket, (numbers, _) in enumerate(held))
         upstream = Since(held[came][1].state_before(low), upstream)
-    return Over(name, own_part(max(end, replay_end) - low, ranges(positions, low)), upstream)
+    return Over(name, BucketPart(max(end, replay_end) - low, ranges(positions, low)), upstream)

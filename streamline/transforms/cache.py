@@ -10,36 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
-
-import msgspec
+from typing import Any, ClassVar, TypeVar
 
 from streamline.core.flow import Flow, ListsFlow, Opener
-from streamline.core.state import Json, Tree
-from streamline.core.state_types import Count, FileName, Unsigned
+from streamline.core.state import Tree
 from streamline.errors import PlanError, ResumeError
 from streamline.sources.base import Source
 from streamline.transforms.base import Stage
 from streamline.transforms.cache_disk import DiskPass
 from streamline.transforms.cache_files import CacheFiles
-from streamline.transforms.cache_pass import CachePass, MemoryDrawing, MemoryPass, PassHistory, PassPlace
+from streamline.transforms.cache_pass import CachePass, MemoryDrawing, MemoryPass, PassHistory, Passing, PassPlace
 
 T = TypeVar("T")
-
-Epoch: TypeAlias = Annotated[list[Unsigned], msgspec.Meta(min_length=1)]
-"""As `Site.epoch`, in a saved state."""
-
-
-class Passing(msgspec.Struct):
-    """The stage's part of a saved state; see `streamline.transforms.cache_disk`."""
-
-    served: Count
-    epoch: Epoch
-    drawing: Count | None
-    tip: FileName | None = None
-    kept: Count = 0
-    next: FileName = ""
-    reached: Count = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,42 +57,44 @@ class Cache(Stage[T, T]):
         return replace(self, path=None)
 
     @classmethod
-    def replay_cost(cls, own: Json) -> str | None:
-        again = 0 if not own else own["served"] - own.get("kept", 0)
+    def replay_cost(cls, own: Passing) -> str | None:
+        again = own.served - (own.kept or 0)
         return f"draws the {again:,} items of its pass again that were delivered, to keep them" if again > 0 else None
 
     @classmethod
-    def held_items(cls, own: Json) -> str | None:
-        if own and own["served"] and own.get("kept"):
-            return f"has served {own['served']:,} items of a pass that is in its files"
+    def held_items(cls, own: Passing) -> str | None:
+        if own.served and own.kept:
+            return f"has served {own.served:,} items of a pass that is in its files"
         return cls.replay_cost(own)
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
         site = upstream.site
-        own = None if state is None else state.get(self.name)
+        own: Passing | None = self.part_of(state)
         history = PassHistory.of(self.name, site, own)
         run_over = partial(self.run_over, site=site, state=state, own=own)
         serving: CachePass[T]
         if self.path is not None:
             files = CacheFiles(self.path, str(self), self.name, self.of, site.shard, site.num_shards, self.max_bytes)
-            serving = DiskPass(self.name, files, history, run_over, upstream, state, self.chosen)
+            serving = DiskPass(self.name, files, history, run_over, upstream, state, own, self.chosen)
         else:
             drawing = self._drawing(upstream, state, own, history)
             epoch = drawing.opener.site.epoch
             place = PassPlace(name=self.name, epoch=epoch, number=site.epoch, drawing=history.drawing or 0)
-            served = 0 if own is None else own["served"]
+            served = 0 if own is None else own.served
             serving = MemoryPass(str(self), run_over(drawing.flow), place, served, drawing)
         return ListsFlow(serving.state(), serving.lists(), serving.run, serving.flow)
 
-    def _drawing(self, upstream: Opener[T], state: Tree | None, own: Any, history: PassHistory) -> MemoryDrawing[T]:
+    def _drawing(
+        self, upstream: Opener[T], state: Tree | None, own: Passing | None, history: PassHistory
+    ) -> MemoryDrawing[T]:
         """Return the drawing that a pass in memory serves: that of the pass before, or a new one."""
-        if own is not None and own.get("kept"):
+        if own is not None and own.kept:
             raise ResumeError(
                 f"the snapshot's pass of {self} is in the files of a folder: resume it with .cache(path=) as it was"
             )
         site, drawing = upstream.site, history.kept if state is None else None
         if drawing is None:
-            epoch = site.epoch if own is None else tuple(own["epoch"])
+            epoch = site.epoch if own is None else tuple(own.epoch)
             drawing = MemoryDrawing(upstream.at(replace(site, epoch=epoch)), state, self.max_bytes)
         elif not drawing.complete:  # left before its end
             drawing = drawing.again(site.skipped)

@@ -25,7 +25,7 @@ from streamline.core.state import Tally, Tree, read_again, skips_in, with_skips
 from streamline.core.tree import nbytes
 from streamline.errors import ResumeError, printable
 from streamline.transforms.cache_files import ROOT, BlockInfo, CacheBlock, CacheFiles, FoundBlocks, new_id, whole
-from streamline.transforms.cache_pass import CachePass, PassHistory, PassPlace
+from streamline.transforms.cache_pass import CachePass, PassHistory, Passing, PassPlace
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class DiskPass(CachePass[T]):
     Args:
       run_over: makes the run over the upstream, opened.
       chosen: a stage upstream chooses an order that another run would choose differently.
-      state: where to begin; None: at the beginning of a pass.
+      state: where to begin; None: at the beginning of a pass. `own` is the stage's part of it.
     """
 
     def __init__(
@@ -62,22 +62,22 @@ class DiskPass(CachePass[T]):
         run_over: Callable[[Flow[T]], StageRun[T]],
         upstream: Opener[T],
         state: Tree | None,
+        own: Passing | None,
         chosen: bool,
     ) -> None:
         site = upstream.site
-        own = None if state is None else state.get(name)
-        epoch = site.epoch if own is None else tuple(own["epoch"])
-        chosen = chosen or bool(own is not None and own.get("chosen"))  # as it was then, whatever is upstream now
+        epoch = site.epoch if own is None else tuple(own.epoch)
+        chosen = chosen or (own is not None and own.chosen)  # as it was then, whatever is upstream now
         place = PassPlace(name=name, epoch=epoch, number=site.epoch, drawing=history.drawing, chosen=chosen)
         if own is None:  # a stage that was added in the middle of a pass keeps none of it
             place = replace(place, files=(ROOT if state is None else None, 0, ""))
         else:
-            stands = own.get("tip"), own.get("kept", 0), own.get("next", "")
-            place = replace(place, files=stands, reached=own.get("reached", own["served"]))
+            stands = own.tip or None, own.kept or 0, own.next or ""
+            place = replace(place, files=stands, reached=own.reached or own.served)
             if place.reached:  # perhaps nothing more of this pass is pulled, and the next one serves the same drawing
                 history.epoch = epoch
         run = run_over(upstream.at(replace(site, epoch=epoch))(state))
-        super().__init__(files.stage, run, place, 0 if own is None else own["served"])
+        super().__init__(files.stage, run, place, 0 if own is None else own.served)
         self._files, self._history, self._upstream = files, history, upstream
         self._open_at: str | None = None  # the id of the block after which the flow is open
         self._keeps = True

@@ -11,12 +11,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeVar, cast
+
+import msgspec
 
 from streamline.core.flow import Chunk, Flow, Lists, Opener, Site, StageRun
 from streamline.core.pace import Pace
 from streamline.core.state import (
-    Json,
     Over,
     Since,
     SkipCounts,
@@ -24,10 +25,12 @@ from streamline.core.state import (
     States,
     Tree,
     consumed_of,
+    part_json,
     read_again,
     skips_in,
     with_skips,
 )
+from streamline.core.state_types import Count, FileName, Unsigned
 from streamline.core.tree import nbytes
 from streamline.errors import CacheFull, ResumeError
 
@@ -208,6 +211,19 @@ MAKE_ROOM = "Raise it, put .cache before what makes items large, or leave it out
 # States ---------------------------------------------------------------------------------------------------------------
 
 
+class Passing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The stage's part of a saved state, as `PassPlace` has it: from `tip` on, of a cache on disk."""
+
+    served: Count
+    epoch: Annotated[list[Unsigned], msgspec.Meta(min_length=1)]
+    drawing: Count | None
+    tip: FileName | msgspec.UnsetType | None = msgspec.UNSET
+    kept: Count | msgspec.UnsetType = msgspec.UNSET
+    next: FileName | msgspec.UnsetType = msgspec.UNSET
+    reached: Count = 0
+    chosen: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class PassPlace:
     """What the states of a pass have in common; all but `name` and `number` is saved.
@@ -248,14 +264,12 @@ class CacheState(Over):
         else:
             tree = self.upstream.json(None if until is None else last.upstream)
         drawing = end.drawing if place.drawing is None else place.drawing
-        own: Tree = {"served": self._served, "epoch": list(place.epoch), "drawing": drawing}
-        if place.files is not None:
-            own["tip"], own["kept"], own["next"] = place.files
-            if end.number == self._place.number and (reached := max(last._served, end.reached)) > self._served:
-                own["reached"] = reached
-        if place.chosen:
-            own["chosen"] = True
-        tree[self.name] = own
+        tip, kept, following = place.files or (msgspec.UNSET,) * 3
+        reached = max(last._served, end.reached)
+        if place.files is None or end.number != self._place.number or reached <= self._served:
+            reached = 0
+        own = Passing(self._served, list(place.epoch), drawing, tip, kept, following, reached, place.chosen)
+        tree[self.name] = part_json(own)
         return tree
 
 
@@ -287,12 +301,12 @@ class PassHistory:
     kept: Any = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, name: str, site: Site, own: Json) -> PassHistory:
+    def of(cls, name: str, site: Site, own: Passing | None) -> PassHistory:
         """Return the history in this run; where a state is given, as it was there."""
         key, shares = f"cache {name} of shard {site.shard}", site.tasks.session.per_source
         first = key not in shares
         if first or own is not None:
-            shares[key] = cls(None if own is None else own["drawing"])
+            shares[key] = cls(None if own is None else own.drawing)
         if first:
             site.tasks.session.at_close(lambda: shares.pop(key, cls()).end())
         found: PassHistory = shares[key]

@@ -76,14 +76,14 @@ def _stack(items: list[Any], tensors: bool, place: Place | None, where: str = ""
         raise _unlike(where, "plain arrays for tensors", _names(items), f": .filled() or np.asarray them{WAY_OUT}")
     if len(types) > 1 and any(map(_is_tensor, items)):
         torch = sys.modules["torch"]
-        return _stacked(lambda mixed: torch.stack([torch.as_tensor(item) for item in mixed]), items, where)
+        return _try_stack(lambda mixed: torch.stack([torch.as_tensor(item) for item in mixed]), items, where)
     if isinstance(first, bool | int | float | complex | loaded_np.ndarray | loaded_np.generic):
-        made = _stacked(partial(_stack_values, types=types, place=place, where=where), items, where)
+        made = _try_stack(partial(_stack_values, types=types, place=place, where=where), items, where)
         return _tensor_of(made) if tensors else made
     if _is_tensor(first):
         torch = sys.modules["torch"]
         stack_all = partial(_stack_tensors, place=place) if types == {torch.Tensor} else torch.stack
-        return _stacked(stack_all, items, where)
+        return _try_stack(stack_all, items, where)
     if isinstance(first, Mapping) and _alike(items, lambda item: sorted(item, key=str), where):
         return {key: _stack([item[key] for item in items], tensors, place, f"{where}[{key!r}]") for key in first}
     if isinstance(first, tuple) and _alike(items, len, where):
@@ -231,7 +231,7 @@ def _rows(columns: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
     return zip(*(unstack(column) for column in columns), strict=True)
 
 
-def _stacked(stack_all: Callable[[list[Any]], Any], items: list[Any], where: str) -> Any:
+def _try_stack(stack_all: Callable[[list[Any]], Any], items: list[Any], where: str) -> Any:
     try:
         return stack_all(items)
     except DataError:

@@ -31,7 +31,7 @@ from streamline.core.capacity import LIST_ITEMS
 from streamline.core.choices import Branch, LogSegment
 from streamline.core.error_policy import Failure
 from streamline.core.flow import Chunk
-from streamline.core.state import Json, MadeStates, Shifted, State, States, Tally, Tree, trimmed
+from streamline.core.state import MadeStates, Shifted, State, States, Tally, Tree, part_json, trimmed
 from streamline.core.state_types import Count, Range, total
 
 In = TypeVar("In")
@@ -109,7 +109,7 @@ class Delivery(ABC, Generic[In, Out]):
     def put(self, part: AdmittedInputs[In], index: int, result: Out) -> bool:
         """Put the result of item `index` of `part`; return whether something has become due."""
 
-    def released(self) -> list[AdmittedInputs[In]]:
+    def release_held(self) -> list[AdmittedInputs[In]]:
         """Return what was held back when it was admitted, and has to run now."""
         return []
 
@@ -181,7 +181,7 @@ SEGMENT_ITEMS = 1024
 """Deliveries in a segment: reading a state takes time in proportion."""
 
 
-class CompletionPart(msgspec.Struct):
+class CompletionPart(msgspec.Struct, frozen=True):
     """The stage's part of a saved state: inputs beyond the low-water mark that are done, and those to do first."""
 
     done: list[Range]
@@ -317,8 +317,7 @@ class UnorderedState(State):
         replay = self._delivered_until(later) + later._outstanding()
         mark = self._segment.state_after(low - 1, self._seen)
         tree = mark.json(later._segment.state_after(max([low - 1, *done, *replay]), later._seen))
-        own: dict[str, Json] = {"done": ranges(done, low), "replay": [position - low for position in replay]}
-        tree[self._name] = own
+        tree[self._name] = part_json(CompletionPart(ranges(done, low), [position - low for position in replay]))
         return tree
 
     def tally(self, found: Tally) -> None:
@@ -345,14 +344,14 @@ class UnorderedState(State):
         return self._segment.planned[self._segment.start + self._count :]
 
 
-def ranges(positions: Iterable[int], low: int) -> list[list[int]]:
-    """Return positions as [first, stop) ranges, counted from `low`."""
-    found: list[list[int]] = []
+def ranges(positions: Iterable[int], low: int) -> list[Range]:
+    """Return positions as ranges, counted from `low`."""
+    found: list[Range] = []
     for position in sorted(positions):
-        if found and found[-1][1] == position - low:
-            found[-1][1] += 1
+        if found and found[-1].stop == position - low:
+            found[-1].stop += 1
         else:
-            found.append([position - low, position - low + 1])
+            found.append(Range(position - low, position - low + 1))
     return found
 
 
@@ -363,9 +362,9 @@ class _Resume(Generic[In, Out]):
       outstanding: choices that are to be repeated, in order; the other inputs are parked meanwhile.
     """
 
-    def __init__(self, own: Any) -> None:
-        self.done = {at for first, stop in (own["done"] if own else []) for at in range(first, stop)}
-        self.outstanding = deque[int](own["replay"] if own else [])
+    def __init__(self, own: CompletionPart) -> None:
+        self.done = {at for one in own.done for at in range(one.first, one.stop)}
+        self.outstanding = deque(own.replay)
         self._planned = frozenset(self.outstanding)
         self._next = deque(self.outstanding)  # those that have not been started
         self._arrived: dict[int, AdmittedInputs[In]] = {}  # their inputs that have arrived
@@ -413,7 +412,7 @@ class AsCompleted(Delivery[In, Out]):
       max_ahead: inputs that may be admitted beyond the oldest one that isn't done, as long as it stays that.
     """
 
-    def __init__(self, name: str, begin: State, own: Any, max_ahead: int) -> None:
+    def __init__(self, name: str, begin: State, own: CompletionPart, max_ahead: int) -> None:
         self._name = name
         self.max_ahead = max_ahead
         self._resume = resume = _Resume[In, Out](own)
@@ -465,7 +464,7 @@ class AsCompleted(Delivery[In, Out]):
             self._results.append(due)
         return bool(self._results)
 
-    def released(self) -> list[AdmittedInputs[In]]:
+    def release_held(self) -> list[AdmittedInputs[In]]:
         resume = self._resume
         if resume.outstanding or not resume.parked:
             return []

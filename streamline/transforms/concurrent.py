@@ -283,7 +283,7 @@ class Deliverer(Generic[In, Out]):
                 self._channel.post(chunk.with_skip_counts(self._calls.skips))
             admission.look_again()
             if self._failed_at is None:
-                admission.add(order.released())
+                admission.add(order.release_held())
             elif order.due(self._failed_at):
                 return self._failure
             if admission.over:

@@ -13,7 +13,7 @@ progress can pass it while it yields nothing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from time import perf_counter
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from streamline.core.blame import blame, cancellation_requested, stage_name
 from streamline.core.capacity import LIST_ITEMS, Capacity
@@ -30,7 +31,7 @@ from streamline.core.cursor import FlowReader
 from streamline.core.driver import into, run_into
 from streamline.core.flow import Chunk, Flow, Opener, Site
 from streamline.core.options import check_function, check_int, given
-from streamline.core.state import Json, Over, Since, State, Tree
+from streamline.core.state import Over, Since, State, Tree
 from streamline.core.state_types import Count
 from streamline.core.user_function import DeclaredFunction, jsonable, parameters_of
 from streamline.errors import PlanError, PlanTypeError, ResumeError
@@ -115,7 +116,7 @@ def _check_declared(fn: Callable[..., Any], stateful: bool) -> None:
         )
 
 
-class SafePoint(msgspec.Struct):
+class SafePoint(msgspec.Struct, frozen=True):
     """The stage's part of a saved state: the dict at its last safe point, and the inputs and outputs since."""
 
     state: dict[str, Any] | None
@@ -137,6 +138,7 @@ class Through(Stage[In, Out]):
         "removed": "the items from here on come as they are",
     }
     state_type: ClassVar[Any] = SafePoint
+    keeps_only_held: ClassVar[bool] = True
     rewinds = True
     item_functions: ClassVar[tuple[str, ...]] = ()  # one call makes all its items
 
@@ -151,7 +153,7 @@ class Through(Stage[In, Out]):
             )
 
     def shown_options(self) -> list[str]:
-        return [f"{key}={_shown(value)}" for key, value in self.params]
+        return [f"{key}={_short_text(value)}" for key, value in self.params]
 
     @property
     def layout(self) -> StageLayout:
@@ -162,53 +164,50 @@ class Through(Stage[In, Out]):
         return CAPACITY + LIST_ITEMS
 
     @classmethod
-    def replay_cost(cls, own: Json) -> str | None:
-        if not own or not own["inputs"]:
+    def replay_cost(cls, own: SafePoint) -> str | None:
+        if not own.inputs:
             return None
-        return (
-            f"takes {own['inputs']:,} inputs again, and passes over the {own['outputs']:,} outputs that were delivered"
-        )
+        return f"takes {own.inputs:,} inputs again, and passes over the {own.outputs:,} outputs that were delivered"
 
     @classmethod
-    def held_items(cls, own: Json) -> str | None:
-        if own and own["state"]:
+    def held_items(cls, own: SafePoint) -> str | None:
+        if own.state:
             return "keeps a state, which may hold items"
-        if own and own["outputs"] and not own["inputs"]:
-            return f"has given {own['outputs']:,} outputs since its last safe point, before it took an input"
+        if own.outputs and not own.inputs:
+            return f"has given {own.outputs:,} outputs since its last safe point, before it took an input"
         return cls.replay_cost(own)
-
-    @classmethod
-    def reshard(cls, owns: Sequence[Json]) -> Json:
-        return super().reshard([own if cls.held_items(own) else None for own in owns])
 
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
         flow = upstream(state)
-        own = self._own(None if state is None else state.get(self.name))
+        own = self.part_of(state)
         channel = Channel[Out](Over(self.name, own, flow.state), Capacity(CAPACITY))
         channel.filler = flow.reader = upstream.site.meter(self.name, self.kind)
         job = _CustomRun(self, flow, channel, own, upstream.site)
         return run_into(channel, partial(into, channel, flow, job.run), upstream.site, str(self), self.name)
 
-    def _own(self, own: Json) -> dict[str, Any]:
+    @property
+    def initial_state(self) -> SafePoint:
+        return SafePoint(self.fn.first_state(str(self)) if isinstance(self.fn, Declared) else None, 0, 0)
+
+    def part_of(self, state: Tree | None) -> SafePoint:
         """Return the part of the state to begin at, with what `fn` declares today.
 
         Raises:
           ResumeError: it kept a state, and declares none any more.
         """
-        first = self.fn.first_state(str(self)) if isinstance(self.fn, Declared) else None
-        if own is None:
-            return {"state": first, "inputs": 0, "outputs": 0}
-        if own["state"] is not None and first is None:
+        own: SafePoint = super().part_of(state)
+        first = self.initial_state.state
+        if own.state is not None and first is None:
             raise ResumeError(
                 f"the snapshot has a state of {self}, which declares none any more: give it back its "
                 "@sl.stage(state=dict), or begin anew"
             )
-        if own["state"] is None and first is not None:
-            return {**own, "state": first}  # it was undeclared: what is replayed begins at its start
-        return dict(own)
+        if own.state is None:
+            return replace(own, state=first)  # it was undeclared: what is replayed begins at its start
+        return own
 
 
-def _shown(value: object) -> str:
+def _short_text(value: object) -> str:
     """Return what a parameter is, in a few characters."""
     try:
         text = repr(value)
@@ -248,15 +247,14 @@ class _CustomRun(Generic[In, Out]):
     """One run of a custom stage; also the async iterator that the user's function reads."""
 
     def __init__(
-        self, stage: Through[In, Out], upstream: Flow[In], channel: Channel[Out], own: Any, site: Site
+        self, stage: Through[In, Out], upstream: Flow[In], channel: Channel[Out], own: SafePoint, site: Site
     ) -> None:
         self._stage, self._channel, self._site = stage, channel, site
         self._reader = _TimedReader[In](upstream, channel.filler)
-        self._declared = stage.fn if isinstance(stage.fn, Declared) else None
-        self._state: dict[str, Any] | None = None if own["state"] is None else jsonable(own["state"], str(stage))
-        self._saved = own["state"]
+        self._state: dict[str, Any] | None = None if own.state is None else jsonable(own.state, str(stage))
+        self._saved = own.state
         self._mark = self._now = upstream.state
-        self._skip: int = own["outputs"]
+        self._skip = own.outputs
         self._outputs = 0
         self._inputs = 0
         self._failure: BaseException | None = None
@@ -308,7 +306,7 @@ class _CustomRun(Generic[In, Out]):
 
     def _output_state(self) -> State:
         """Return the state after the outputs so far."""
-        own = {"state": self._saved, "inputs": self._inputs, "outputs": self._outputs}
+        own = SafePoint(self._saved, self._inputs, self._outputs)
         return Over(self._stage.name, own, Since(self._mark, self._now))
 
     def __aiter__(self) -> AsyncIterator[In]:
@@ -319,7 +317,8 @@ class _CustomRun(Generic[In, Out]):
             self._reader.stop()
             await self._site.tasks.gate.passage()
             self._reader.start()
-        if self._declared is not None and self._outputs >= self._skip and self._inputs >= self._declared.snapshot_every:
+        fn = self._stage.fn
+        if isinstance(fn, Declared) and self._outputs >= self._skip and self._inputs >= fn.snapshot_every:
             self._save()
         try:
             item = await anext(self._reader)

@@ -22,7 +22,7 @@ from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
 from streamline.core.state import Reference, State, Tree
 from streamline.errors import DataError, PlanError, PlanTypeError
-from streamline.transforms.batch import TOGETHER_ITEMS, Batch, LoggedBatches, collated
+from streamline.transforms.batch import TOGETHER_ITEMS, Batch, LoggedBatches, Sizes, make_batch
 from streamline.transforms.collate import as_list
 
 In = TypeVar("In")
@@ -59,7 +59,7 @@ class Cut(Batch[In, Out]):
         """Return the measure of an item, checked."""
         return self.measure(item)
 
-    def joined(self, total: Any, measured: Any) -> Any:
+    def add_measure(self, total: Any, measured: Any) -> Any:
         """Return the sum of a list with one more item."""
         return total
 
@@ -71,12 +71,12 @@ class Cut(Batch[In, Out]):
         """Whether a list ends, whatever item is next."""
         return False
 
-    def made(self, total: Any) -> Callable[[list[In]], Out]:
+    def output_function(self, total: Any) -> Callable[[list[In]], Out]:
         """Return the function that makes an output of the items."""
         return self.collate
 
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
-        own = None if state is None else state.get(self.name)
+        own: Sizes | None = self.part_of(state)
         flow, site = upstream(state), upstream.site
         run, cutting = self.run_over(flow, site, state, own), _Cutting(self, flow.state, own)
         return ListsFlow(cutting.state_after(flow.state), cutting.lists(run), run, flow)
@@ -87,7 +87,7 @@ class _Cutting(LoggedBatches[In, Out]):
 
     _stage: Cut[In, Out]
 
-    def __init__(self, stage: Cut[In, Out], begin: State, own: Any) -> None:
+    def __init__(self, stage: Cut[In, Out], begin: State, own: Sizes | None) -> None:
         super().__init__(stage, begin, own)
         self._held: list[In] = []
         self._total: Any = None
@@ -138,7 +138,7 @@ class _Cutting(LoggedBatches[In, Out]):
                     return at, True, None
             except BaseException as error:
                 return at, False, error
-            self._total = stage.joined(self._total, measured) if held else measured
+            self._total = stage.add_measure(self._total, measured) if held else measured
             held.append(items[at])
             count = len(held)
             if count == self._replay[0] if self._replay else stage.full(self._total, count):
@@ -147,7 +147,7 @@ class _Cutting(LoggedBatches[In, Out]):
 
     def _list(self, run: StageRun[In], after: State | None) -> Chunk[Out]:
         held, self._held = self._held, []
-        made = collated(self._stage, self._stage.made(self._total), held, run, self._last.get())
+        made = make_batch(self._stage, self._stage.output_function(self._total), held, run, self._last.get())
         return self._chunk(made, len(held), after)
 
 
@@ -194,11 +194,11 @@ class GroupBy(Cut[In, tuple[Any, list[In]]]):
             )
         return False
 
-    def made(self, total: Any) -> Callable[[list[In]], tuple[Any, list[In]]]:
-        return partial(_keyed, total)
+    def output_function(self, total: Any) -> Callable[[list[In]], tuple[Any, list[In]]]:
+        return partial(_group, total)
 
 
-def _keyed(key: Any, items: list[In]) -> tuple[Any, list[In]]:
+def _group(key: Any, items: list[In]) -> tuple[Any, list[In]]:
     return key, items
 
 
@@ -244,7 +244,7 @@ class CostBatch(Cut[In, Out]):
             )
         return cost
 
-    def joined(self, total: float, measured: float) -> float:
+    def add_measure(self, total: float, measured: float) -> float:
         return total + measured
 
     def ends_before(self, total: float, count: int, measured: float) -> bool:

@@ -342,11 +342,11 @@ class _VideoDecoder:
             raise DataError(f"sl.decode.video(): expected {VIDEO_FORMATS}, got {data[:8]!r}…") from failure
         with container:
             reader = _FrameReader(container, 0.49 if isinstance(self.times, tuple) else 0, cut=_is_cut(data))
-            shown = [reader.at(time_s) for time_s in self._wanted(reader)]
+            shown = [reader.at(time_s) for time_s in self._frame_times(reader)]
             frames = [frame.to_ndarray(format="rgb24") for frame in shown]
             return VideoFrames(np.stack(frames), np.array([reader.time_s(frame) for frame in shown]))
 
-    def _wanted(self, reader: _FrameReader) -> Sequence[float]:
+    def _frame_times(self, reader: _FrameReader) -> Sequence[float]:
         if isinstance(self.times, tuple):
             return self.times
         return [reader.duration_s * (part + 0.5) / self.times for part in range(self.times)]
@@ -383,8 +383,8 @@ class _FrameReader:
 
     def at(self, time_s: float) -> VideoFrame:
         """Return the frame of a time."""
-        if time_s - self.time_s(self._shown) > SEEK_S and not self._sought(time_s):
-            self._sought(0)
+        if time_s - self.time_s(self._shown) > SEEK_S and not self._seek(time_s):
+            self._seek(0)
         while self._next is not None:
             after_s = self.time_s(self._next)
             if after_s - self._early * min(self._length_s, after_s - self.time_s(self._shown)) > time_s:
@@ -396,7 +396,7 @@ class _FrameReader:
             raise DataError(f"the video is cut: expected a frame at {time_s:g} s, found the last at {last_s:g} s")
         return self._shown
 
-    def _sought(self, time_s: float) -> bool:
+    def _seek(self, time_s: float) -> bool:
         """Go to the key frame before a time; return whether one was found there: some containers only guess."""
         stream = self._stream
         assert stream.time_base is not None
@@ -525,12 +525,12 @@ class _SampleDecoder:
         decoded = {}
         for field, data in sample.items():
             try:
-                decoded[field] = self._decoded(field.rpartition(".")[2].lower(), data)
+                decoded[field] = self._decode(field.rpartition(".")[2].lower(), data)
             except Exception as error:
                 raise ValueError(f"sample {sample.get('__key__')!r}, field {field!r}: {error}") from error
         return decoded
 
-    def _decoded(self, extension: str, data: Any) -> Any:
+    def _decode(self, extension: str, data: Any) -> Any:
         own = dict(self.own).get(extension)
         if own is not None:
             return own(data)

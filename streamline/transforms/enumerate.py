@@ -33,7 +33,7 @@ class Enumerate(Stage[T, tuple[int, T]]):
     start: int = 0
 
     async def lists(self, run: StageRun[T]) -> Lists[tuple[int, T]]:
-        seen: int = run.own or 0
+        seen: int = run.own
         while (chunk := await run.pull()) is not None:
             pairs = list(enumerate(chunk.take_items(), self.start + seen))
             states = NumberedStates(self.name, seen + 1, chunk.states)

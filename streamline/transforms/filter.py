@@ -38,14 +38,14 @@ class Filter(Stage[T, T]):
                 try:
                     kept = [index for index, verdict in enumerate(verdicts) if verdict]
                 except Exception:  # an array, say, has no truth value: `_judged` finds the first one
-                    async for part in self._judged(run, chunk, verdicts):
+                    async for part in self._filter_chunk(run, chunk, verdicts):
                         yield part
                 else:
                     yield _kept(chunk, kept)
                     del kept
                 del chunk, verdicts  # release the items while the next are made
 
-    async def _judged(self, run: StageRun[T], chunk: Chunk[T], verdicts: Sequence[object]) -> Lists[T]:
+    async def _filter_chunk(self, run: StageRun[T], chunk: Chunk[T], verdicts: Sequence[object]) -> Lists[T]:
         """Yield what is kept of a chunk, up to the first verdict without a truth value that isn't skipped."""
         kept: list[int] = []
         begin = 0

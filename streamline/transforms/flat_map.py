@@ -53,7 +53,7 @@ class FlatMap(Stage[In, Out]):
 
     async def lists(self, run: StageRun[In]) -> Lists[Out]:
         mark = run.upstream.state
-        skip: int = run.own or 0
+        skip: int = run.own
         pace = Pace(run.meter)
         while (chunk := await run.upstream.pull(run.want)) is not None:
             for index, item in enumerate(chunk.items):
@@ -122,7 +122,7 @@ class _Unfolding(Generic[In, Out]):
         self._delivered += len(out) - passed_over
         after = Over(self._stage.name, 0, self._now) if self.finished else None
         last = self._delivered if self.finished else None
-        states = MadeStates(_unfolded, self._stage.name, self._mark, self._now, last, first=first)
+        states = MadeStates(_state_after, self._stage.name, self._mark, self._now, last, first=first)
         return Chunk(out[passed_over:], states, after)
 
     def _fail(self, error: BaseException, item: In) -> None:
@@ -135,7 +135,7 @@ def _is_over(outputs: Iterator[Any]) -> bool:
     return isinstance(outputs, OF_KNOWN_LENGTH) and not length_hint(outputs)
 
 
-def _unfolded(name: str, mark: State, now: State, last: int | None, delivered: int) -> State:
+def _state_after(name: str, mark: State, now: State, last: int | None, delivered: int) -> State:
     """Return the state after so many outputs of one input; after the `last` one, nothing of it is unfolded again."""
     return Over(name, 0, now) if delivered == last else Over(name, delivered, Since(mark, now))
 

@@ -43,7 +43,7 @@ class Take(Stage[T, T]):
         return min(self.count, items)
 
     async def lists(self, run: StageRun[T]) -> Lists[T]:
-        taken: int = run.own or 0
+        taken: int = run.own
         while taken < self.count:
             chunk = await run.upstream.pull(min(run.want, self.count - taken))
             if chunk is None:
@@ -87,7 +87,7 @@ class Skip(Stage[T, T]):
         return max(0, items - self.count)
 
     async def lists(self, run: StageRun[T]) -> Lists[T]:
-        skipped: int = run.own or 0
+        skipped: int = run.own
         while (chunk := await run.upstream.pull(run.want)) is not None:
             drop = min(self.count - skipped, len(chunk.items))
             skipped += drop
@@ -108,7 +108,7 @@ class Stride(Stage[T, T]):
     initial_state = 0
 
     async def lists(self, run: StageRun[T]) -> Lists[T]:
-        seen: int = run.own or 0
+        seen: int = run.own
         shard, num_shards = run.site.shard, run.site.num_shards
         while (chunk := await run.upstream.pull(run.want * num_shards)) is not None:
             first = (shard - seen) % num_shards

@@ -22,8 +22,8 @@ from streamline.core.options import check_int, is_async
 from streamline.core.pace import results
 from streamline.core.process_random import Look, check_alone, set_globally, torch_generator
 from streamline.core.replay import Adapter
-from streamline.core.state import Json, NumberedStates, Over, Tree
-from streamline.core.state_types import Count
+from streamline.core.state import NumberedStates, Over, Tree
+from streamline.core.state_types import Count, total
 from streamline.errors import PlanError, PlanTypeError, install
 from streamline.transforms.base import Stage, StageLayout
 from streamline.transforms.completion_order import AsCompleted, CompletionPart, Delivery, InOrder
@@ -107,6 +107,8 @@ class ConcurrentMap(Stage[In, Out]):
     order_preserving: ClassVar[frozenset[str]] = frozenset({"fn"})
     refuses: ClassVar[Mapping[str, str]] = REFUSES
     state_type: ClassVar[Any] = CompletionPart  # one in order has none
+    initial_state = CompletionPart([], [])
+    keeps_only_held: ClassVar[bool] = True
     one_to_one = True
 
     fn: Callable[[In], Any]
@@ -121,17 +123,13 @@ class ConcurrentMap(Stage[In, Out]):
         return {"fn": self.fn} if self.ordered else {"fn": self.fn, "ordered": False}
 
     @classmethod
-    def replay_cost(cls, own: Json) -> str | None:
-        if not own or not (own["done"] or own["replay"]):
+    def replay_cost(cls, own: CompletionPart) -> str | None:
+        if not (own.done or own.replay):
             return None
-        done, replay = sum(stop - first for first, stop in own["done"]), len(own["replay"])
+        done, replay = total(own.done), len(own.replay)
         parts = [f"reads {done:,} inputs again that are done, and passes over them"] if done else []
         parts += [f"completes {replay:,} inputs first that had been chosen"] if replay else []
         return "; ".join(parts)
-
-    @classmethod
-    def reshard(cls, owns: Sequence[Json]) -> Json:
-        return super().reshard([own if cls.replay_cost(own) else None for own in owns])
 
     @classmethod
     def answers(cls, options: Mapping[str, Any]) -> bool:
@@ -192,9 +190,7 @@ class ConcurrentMap(Stage[In, Out]):
         flow = upstream(state)
         begin, order = flow.state, cast("Delivery[In, Out]", InOrder())
         if not self.ordered:
-            completed = AsCompleted[In, Out](
-                self.name, flow.state, None if state is None else state.get(self.name), self.max_ahead
-            )
+            completed = AsCompleted[In, Out](self.name, flow.state, self.part_of(state), self.max_ahead)
             begin, order = completed.begin, completed
         skips = upstream.site.skips(self.name, self.kind, state)
         channel = Channel[Out](begin if skips is None else skips.over(begin), Capacity(self.capacity))
@@ -270,7 +266,7 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
         return {"seed": self.seed, "seed_globals": True} if self.seed_globals else {"seed": self.seed}
 
     @classmethod
-    def reshard(cls, owns: Sequence[Json]) -> Json:
+    def reshard(cls, owns: Sequence[int | None]) -> int:
         return max(own or 0 for own in owns)  # no rank has two items with the same generator
 
     @property
@@ -286,7 +282,7 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
         return f"{name.removesuffix('.rng')}.{what if what in ('name', 'removed') else 'seed'}"
 
     async def lists(self, run: StageRun[In]) -> Lists[tuple[In, np.random.Generator]]:
-        ordinal: int = run.own or 0
+        ordinal: int = run.own
         generators = Generators(self.seed, self.stage, run.site)
         while (chunk := await run.upstream.pull(run.want)) is not None:
             pairs = [(item, generators.of(at)) for at, item in enumerate(chunk.items, ordinal)]

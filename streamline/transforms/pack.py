@@ -12,7 +12,7 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 import msgspec
 
@@ -25,7 +25,7 @@ from streamline.core.options import check_flag, check_int, given
 from streamline.core.pace import Pace
 from streamline.core.place import Place, lent
 from streamline.core.replay import FailedCall
-from streamline.core.state import Json, MadeStates, Over, Reference, Since, State
+from streamline.core.state import MadeStates, Over, Reference, Since, State
 from streamline.core.state_types import Count
 from streamline.errors import PlanTypeError, ResumeError
 from streamline.transforms.base import Stage
@@ -38,6 +38,8 @@ Tokens: TypeAlias = "npt.NDArray[Any]"
 Block: TypeAlias = "dict[str, Tokens]"
 """One block: "tokens", "segment_ids" and "positions", of one length."""
 
+Dtype: TypeAlias = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+
 ITEM_TOKENS = 512
 """Tokens in a block that counts as one item of a channel: channels hold at most 4 MiB of blocks."""
 
@@ -47,11 +49,12 @@ where they will be read: with blocks of 16,384 tokens, lending memory for each t
 of 117, of 65,536 tokens 810 in place of 1,120)."""
 
 
-class PackPart(msgspec.Struct):
+class PackPart(msgspec.Struct, frozen=True):
     """The stage's part of a saved state: tokens of the next document that were delivered, and the dtype of all."""
 
     token: Count
-    dtype: Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"] | None
+    dtype: Dtype | None
+    dropped: Count | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,7 @@ class Pack(Stage[Any, Block]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder"})
     state_type: ClassVar[Any] = PackPart
-    initial_state: ClassVar[Json] = {"token": 0, "dtype": None}
+    initial_state = PackPart(0, None)
     rewinds = True
 
     length: int
@@ -80,10 +83,10 @@ class Pack(Stage[Any, Block]):
     drop_remainder: bool = False
 
     @classmethod
-    def replay_cost(cls, own: Json) -> str | None:
-        if not own or not own["token"]:
+    def replay_cost(cls, own: PackPart) -> str | None:
+        if not own.token:
             return None
-        return f"reads one document again, and passes over the {own['token']:,} tokens of it that were delivered"
+        return f"reads one document again, and passes over the {own.token:,} tokens of it that were delivered"
 
     @property
     def in_flight(self) -> int:
@@ -130,7 +133,7 @@ class Pack(Stage[Any, Block]):
         found = item
         if self.key is not None:
             if not isinstance(item, Mapping) or self.key not in item:
-                has = f"one of {', '.join(map(repr, item))}" if isinstance(item, Mapping) else _shown(item)
+                has = f"one of {', '.join(map(repr, item))}" if isinstance(item, Mapping) else _description(item)
                 raise PlanTypeError(f"expected a dict with {self.key!r}, as .pack(key=) says, got {has}")
             found = item[self.key]
         if isinstance(found, list | tuple) and not found:
@@ -142,7 +145,7 @@ class Pack(Stage[Any, Block]):
             array = None
         if array is None or array.ndim != 1 or array.dtype.kind not in "iu":
             hint = ": say which field with .pack(key=)" if isinstance(found, Mapping) else ""
-            raise PlanTypeError(f"expected tokens, a list or an array of ints, got {_shown(found)}{hint}")
+            raise PlanTypeError(f"expected tokens, a list or an array of ints, got {_description(found)}{hint}")
         return array
 
 
@@ -156,11 +159,7 @@ def pack_of(length: int, key: str | None, eos: int | None, drop_remainder: bool,
     return Pack(name=name, length=length, key=key, eos=eos, drop_remainder=drop_remainder)
 
 
-def _own(token: int, dtype: str | None) -> dict[str, Json]:
-    return {"token": token, "dtype": dtype}
-
-
-def _shown(value: object) -> str:
+def _description(value: object) -> str:
     if isinstance(value, list | tuple | loaded_np.ndarray):
         try:
             array = np.asarray(value)
@@ -192,15 +191,14 @@ class _OpenDocuments:
       together: the most blocks that are cut at once.
     """
 
-    def __init__(self, stage: Pack, own: Any, place: Place | None) -> None:
+    def __init__(self, stage: Pack, own: PackPart, place: Place | None) -> None:
         self._stage = stage
         self._place = place
         self._documents: list[_Document] = []
-        self._start: int = own["token"] if own else 0  # tokens of the first document that were delivered
-        self._dtype: str | None = own["dtype"] if own else None
+        self._start = own.token  # tokens of the first document that were delivered
+        self._dtype = own.dtype
         self._seen: np.dtype[Any] | None = None
         self._end = np.array([])
-        self._more = int(stage.eos is not None)
         self._size, self._count = 0, 0  # of all documents so far
         self._resumed = self._start > 0
         self.tokens = 0
@@ -226,7 +224,7 @@ class _OpenDocuments:
                 if key is None and type(item) is np.ndarray and item.dtype is self._seen and item.ndim == 1:
                     self._add(item, before, after)
                 else:
-                    self._add(self._checked(item), before, after)
+                    self._add(self._tokens_of(item), before, after)
             except BaseException as error:
                 return at - start, error
             before = after
@@ -236,7 +234,7 @@ class _OpenDocuments:
         self._count += 1
         size = 0 if tokens is None else len(tokens)
         if size:
-            size += self._more
+            size += len(self._end)
         if self._resumed:
             if size < self._start:
                 raise ResumeError(
@@ -251,7 +249,7 @@ class _OpenDocuments:
             self.tokens += size - (0 if self._documents else self._start)
             self._documents.append((tokens, size, before, after))
 
-    def _checked(self, item: Any) -> Tokens | None:
+    def _tokens_of(self, item: Any) -> Tokens | None:
         """Return the tokens of an item; checks that they have the dtype of those before."""
         tokens, key = self._stage.tokens(item), self._stage.key
         if key is not None and not self._count and (others := [repr(name) for name in item if name != key]):
@@ -269,7 +267,7 @@ class _OpenDocuments:
         eos, span = self._stage.eos, np.iinfo(dtype)
         if eos is not None and not span.min <= eos <= span.max:
             raise PlanTypeError(f"expected tokens of a dtype that holds .pack(eos={eos}), got {dtype.name}")
-        self._dtype, self._seen = dtype.name, dtype
+        self._dtype, self._seen = cast(Dtype, dtype.name), dtype
         self._end = np.array([] if eos is None else [eos], dtype)
         return tokens
 
@@ -288,11 +286,12 @@ class _OpenDocuments:
 
     def state(self, upstream: State, token: int = 0) -> State:
         """Return the state after so many tokens of the next document."""
-        return Over(self._stage.name, _own(self._start if self._resumed else token, self._dtype), upstream)
+        own = PackPart(self._start if self._resumed else token, self._dtype)
+        return Over(self._stage.name, own, upstream)
 
     def dropped(self, upstream: State) -> State:
         """Return the state at the end, with the number of tokens dropped."""
-        return Over(self._stage.name, {**_own(0, self._dtype), "dropped": self.tokens}, upstream)
+        return Over(self._stage.name, PackPart(0, self._dtype, self.tokens), upstream)
 
     def _room(self) -> _Room:
         """Return the place's memory for one block, as far as it lends some."""
@@ -314,7 +313,7 @@ class _OpenDocuments:
             size, start = size - taken, start + taken
             if start == whole:
                 start = 0
-                if self._more:
+                if len(self._end):
                     pieces.append(self._end)
         del self._documents[: len(used) - bool(start)]
         self._start = start
@@ -360,7 +359,7 @@ def _row(array: Tokens | None) -> Tokens | None:
 
 
 def _state_after(
-    name: str, dtype: str | None, length: int, documents: list[_Span], ends: list[int], first: int, block: int
+    name: str, dtype: Dtype | None, length: int, documents: list[_Span], ends: list[int], first: int, block: int
 ) -> State:
     """Return the state after block number `block`, from 1.
 
@@ -374,5 +373,5 @@ def _state_after(
     size, before, after = documents[at]
     token = end - ends[at - 1] if at else end + first
     if token == size:
-        return Over(name, _own(0, dtype), after.get())
-    return Over(name, _own(token, dtype), Since(before.get(), after.get()))
+        return Over(name, PackPart(0, dtype), after.get())
+    return Over(name, PackPart(token, dtype), Since(before.get(), after.get()))

@@ -10,27 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, ClassVar, TypeVar
-
-import msgspec
+from typing import Any, ClassVar, TypeVar, cast
 
 from streamline.core.counters import Detail, Details
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Site, StageRun
 from streamline.core.pace import Pace
-from streamline.core.state import Json, MadeStates, Over, State, Tree
-from streamline.core.state_types import Count, FileName, Size, Unsigned
+from streamline.core.state import MadeStates, Over, State, Tree
 from streamline.errors import ResumeError
 from streamline.transforms.base import Stage, StageLayout
 from streamline.transforms.regenerate_cycle import (
     Cycle,
+    Cycled,
     CycleFileState,
     CyclePlace,
     Held,
     RowStore,
     Spill,
     SpilledCycle,
-    drawn_own,
     rows_from,
 )
 
@@ -69,11 +66,87 @@ class CycleCounts:
         )
 
 
+class CycleDrawing:
+    """What is drawn from the upstream for one cycle after the other.
+
+    Attributes:
+      mark: the upstream's state where the next cycle begins; `skip` rows of what comes then are of the cycle before.
+      rest: the last block, if the cycle before had no room for all of it.
+      dry: the upstream has ended.
+      spare: memory of cycles that were served to their end.
+    """
+
+    def __init__(self, upstream: Flow[Any], skip: int, counts: CycleCounts) -> None:
+        self.upstream, self.skip, self._counts = upstream, skip, counts
+        self.mark: State = upstream.state
+        self.rest: Any = None
+        self.dry = False
+        self.spare: list[RowStore] = []
+
+    async def _pull(self, limit: int) -> Chunk[Any] | None:
+        began = perf_counter()
+        try:
+            return await self.upstream.pull(limit)
+        finally:
+            self._counts.generating_s += perf_counter() - began
+
+    async def items(self, size: int) -> list[Any]:
+        """Return the items of a cycle."""
+        items: list[Any] = []
+        pace = Pace()
+        try:
+            while len(items) < size and not self.dry:
+                if (chunk := await self._pull(size - len(items))) is None:
+                    self.dry = True
+                    break
+                items.extend(chunk.items)
+                del chunk
+                await pace.maybe_yield()
+        except BaseException:
+            items.clear()  # the failure's traceback keeps this frame
+            raise
+        self.mark = self.upstream.state
+        return items
+
+    async def rows(self, size: int, block: int) -> tuple[RowStore, int]:
+        """Return the rows of a cycle, and how many of the last block are its own, if that isn't used up."""
+        rows = self.spare.pop() if self.spare and size == self.spare[-1].size else RowStore(size, block)
+        try:
+            return rows, await self._fill(rows)
+        except BaseException:
+            rows.drop()  # likewise
+            raise
+
+    async def _fill(self, rows: RowStore) -> int:
+        pace, before = Pace(), self.mark
+        while rows.missing:
+            if self.rest is None:
+                before = self.upstream.state
+                if self.dry or (chunk := await self._pull(1)) is None:
+                    self.dry = True
+                    break
+                if chunk.items:
+                    self.rest = chunk.items[0]
+                del chunk
+            if self.rest is not None:
+                room = rows.missing
+                has = rows.add(self.rest, self.skip)
+                if has - self.skip > room:
+                    self.skip += room
+                    self.mark = before
+                    return self.skip
+                self.rest, self.skip = None, 0
+            await pace.maybe_yield()
+        self.mark = self.upstream.state
+        return 0
+
+
 class CycleFlow(Flow[Cycle]):
     """A flow of cycles. A cycle that a failure cut short isn't handed out: a part of one has no order.
 
     Args:
-      own: the stage's part of the state to begin at; None: at the beginning.
+      own: the stage's part of the state to begin at.
+      spill: where cycles are kept; None: nowhere.
       upstream: opened at that state; closed by this flow.
 
     Attributes:
@@ -81,31 +154,25 @@ class CycleFlow(Flow[Cycle]):
       served: outputs of the first cycle that were served before.
     """
 
-    def __init__(self, stage: Regenerate[Any], own: Any, spill: Spill | None, upstream: Flow[Any], site: Site) -> None:
-        here = upstream.state
-        super().__init__(here)
-        own = own or drawn_own(0)
-        self._stage, self._spill, self._upstream, self._site = stage, spill, upstream, site
-        self._number: int = own["cycle"]
-        self._mark: State = here
-        self._skip: int = own.get("skip", 0)
-        self._last_block: Any = None  # the last block, if the cycle before had no room for all of it
-        self._spare: list[RowStore] = []
-        self._dry = False
-        self.served: int = own["served"]
-        self.counts = CycleCounts(self._number, self.served)
-        self._replay = own if self.served and not own.get("files") else None
-        given = tuple(own.get("files") or ())
-        self._names = None if spill is None else spill.names(site.epoch, self._number, given)
+    def __init__(
+        self, stage: Regenerate[Any], own: Cycled, spill: Spill | None, upstream: Flow[Any], site: Site
+    ) -> None:
+        super().__init__(upstream.state)
+        self._stage, self._spill, self._site = stage, spill, site
+        self._number, self.served = own.cycle, own.served
+        self.counts = CycleCounts(own.cycle, own.served)
+        self._drawing = CycleDrawing(upstream, own.skip, self.counts)
+        self._replay = own if own.served and not own.files else None
+        given = tuple(own.files or ())
+        self._names = None if spill is None else spill.names(site.epoch, own.cycle, given)
         self._files = self._places_of(given)
-        self.begin: State = Over(stage.name, own, here)
-        if spill is not None and ("files" in own or (not self.served and not self._skip)):
-            self.begin = CycleFileState(
-                stage.name, self._files[0] if self._files else self._place(self._number - 1), self.served
-            )
+        self.begin: State = Over(stage.name, own, upstream.state)
+        if spill is not None and (own.files is not None or (not own.served and not own.skip)):
+            place = self._files[0] if self._files else self._place(own.cycle - 1)
+            self.begin = CycleFileState(stage.name, place, own.served)
 
     def _place(self, number: int, **more: Any) -> CyclePlace:
-        here = self._upstream.state
+        here = self._drawing.upstream.state
         states = {"begin": here, "end": here, "now": here}
         return CyclePlace(number=number, epoch=self._site.epoch, names=self._names, **{**states, **more})
 
@@ -122,7 +189,7 @@ class CycleFlow(Flow[Cycle]):
     def end_state(self) -> State:
         """The stage's state at the end, once the upstream has ended."""
         if self._spill is None:
-            return Over(self._stage.name, drawn_own(self._number), self._upstream.state)
+            return Over(self._stage.name, Cycled.before(self._number), self._drawing.upstream.state)
         return CycleFileState(self._stage.name, self._place(self._number - 1), 0)
 
     def recycle(self, cycle: Cycle) -> None:
@@ -130,13 +197,13 @@ class CycleFlow(Flow[Cycle]):
         rows = cycle.held
         if isinstance(rows, RowStore) and rows.size == self._stage.size:
             rows.clear()
-            self._spare.append(rows)
+            self._drawing.spare.append(rows)
 
     async def aclose(self) -> None:
         await super().aclose()
-        self._last_block = None
-        self._spare.clear()
-        await self._upstream.aclose()
+        self._drawing.rest = None
+        self._drawing.spare.clear()
+        await self._drawing.upstream.aclose()
 
     async def _next(self, limit: int) -> Chunk[Cycle] | None:
         if self._files:
@@ -156,29 +223,31 @@ class CycleFlow(Flow[Cycle]):
         held: Held = found.items if block is None else RowStore.holding(found.items[0], block)
         place.of, place.seed, place.reuse = found.of, found.seed, found.reuse
         place.outputs = found.of if isinstance(held, list) else held.outputs
-        self._last_block, self._skip, self._number = found.rest, 0, place.number + 1
+        self._drawing.rest, self._drawing.skip, self._number = found.rest, 0, place.number + 1
         place.used = 0 if found.rest is None else 1
         return Cycle(place, held)
 
     async def _draw(self) -> Cycle:
         """Return the next cycle; at the end, one of nothing."""
-        stage, again, begin, skip = self._stage, self._replay, self._mark, self._skip
-        size = stage.size if again is None else again["of"]
+        stage, drawing, again = self._stage, self._drawing, self._replay
+        begin, skip = drawing.mark, drawing.skip
+        size, seed, reuse = stage.size, stage.order_seed, stage.reuse
+        if again is not None:
+            size, seed, reuse = cast(Any, (again.of, again.seed, again.reuse))
         held: Held
         if stage.block is None:
-            held, used = await self._items(size), 0
+            held, used = await drawing.items(size), 0
             count = outputs = len(held)
         else:
-            held, used = await self._rows(size, stage.block)
+            held, used = await drawing.rows(size, stage.block)
             count, outputs = held.filled, held.outputs
         if again is not None and count < size:
             raise ResumeError(
                 f"{stage.name} was serving a cycle of {size:,}, and only {count:,} of them are left to be drawn "
                 "again: what is before it gives fewer than it did"
             )
-        seed, reuse = (stage.order_seed, stage.reuse) if again is None else (again["seed"], again["reuse"])
         place = self._place(
-            self._number, begin=begin, skip=skip, end=self._mark, used=used, of=count, outputs=outputs, seed=seed,
+            self._number, begin=begin, skip=skip, end=drawing.mark, used=used, of=count, outputs=outputs, seed=seed,
             reuse=reuse,
         )  # fmt: skip
         if not count:
@@ -186,7 +255,7 @@ class CycleFlow(Flow[Cycle]):
         self._replay, self._number = None, self._number + 1
         self.counts.drawn += 1
         if self._spill is not None:
-            rest = None if self._last_block is None else rows_from(self._last_block, used)
+            rest = None if drawing.rest is None else rows_from(drawing.rest, used)
             kept = SpilledCycle(held if isinstance(held, list) else [held.whole()], rest, count, seed, reuse)
             assert self._names is not None
             file = self._names.of(place.number)
@@ -194,62 +263,6 @@ class CycleFlow(Flow[Cycle]):
             await self._spill.write(file, kept)
             place.file = file
         return Cycle(place, held)
-
-    async def _pull(self, limit: int) -> Chunk[Any] | None:
-        began = perf_counter()
-        try:
-            return await self._upstream.pull(limit)
-        finally:
-            self.counts.generating_s += perf_counter() - began
-
-    async def _items(self, size: int) -> list[Any]:
-        items: list[Any] = []
-        pace = Pace()
-        try:
-            while len(items) < size and not self._dry:
-                if (chunk := await self._pull(size - len(items))) is None:
-                    self._dry = True
-                    break
-                items.extend(chunk.items)
-                del chunk
-                await pace.maybe_yield()
-        except BaseException:
-            items.clear()  # the failure's traceback keeps this frame
-            raise
-        self._mark = self._upstream.state
-        return items
-
-    async def _rows(self, size: int, block: int) -> tuple[RowStore, int]:
-        """Return the rows of a cycle, and how many of the last block are its own, if that isn't used up."""
-        rows = self._spare.pop() if self._spare and size == self._stage.size else RowStore(size, block)
-        try:
-            return rows, await self._fill(rows)
-        except BaseException:
-            rows.drop()  # likewise
-            raise
-
-    async def _fill(self, rows: RowStore) -> int:
-        pace, before = Pace(), self._mark
-        while rows.missing:
-            if self._last_block is None:
-                before = self._upstream.state
-                if self._dry or (chunk := await self._pull(1)) is None:
-                    self._dry = True
-                    break
-                if chunk.items:
-                    self._last_block = chunk.items[0]
-                del chunk
-            if self._last_block is not None:
-                room = rows.missing
-                has = rows.add(self._last_block, self._skip)
-                if has - self._skip > room:
-                    self._skip += room
-                    self._mark = before
-                    return self._skip
-                self._last_block, self._skip = None, 0
-            await pace.maybe_yield()
-        self._mark = self._upstream.state
-        return 0
 
 
 T = TypeVar("T")
@@ -259,27 +272,6 @@ TOGETHER_ROWS = 4096
 
 ROWS_AN_ITEM = 8
 """Rows that count as one item in a channel: where one holds 512 items, that is as many as are gathered together."""
-
-
-class Cycled(msgspec.Struct):
-    """The stage's part of a saved state: outputs served of a cycle that is drawn again, or that is in files."""
-
-    cycle: Count
-    served: Count
-    of: Count | msgspec.UnsetType = msgspec.UNSET
-    seed: Unsigned | msgspec.UnsetType | None = msgspec.UNSET
-    reuse: Size | msgspec.UnsetType = msgspec.UNSET
-    skip: Count = 0
-    epoch: list[Unsigned] = []
-    files: list[FileName] | None = None
-
-    def __post_init__(self) -> None:
-        if self.files is not None:
-            return
-        if self.of is msgspec.UNSET or self.seed is msgspec.UNSET or self.reuse is msgspec.UNSET:
-            raise ValueError("Expected `files`, or `of`, `seed` and `reuse`")
-        if self.served > self.of * self.reuse:
-            raise ValueError(f"Expected at most {self.of * self.reuse} outputs of a cycle, got {self.served} served")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,6 +295,7 @@ class Regenerate(Stage[T, T]):
         "removed": "the items from here on come in their order, once",
     }
     state_type: ClassVar[Any] = Cycled
+    initial_state = Cycled.before(0)
     uncounted_options = ("overlap", "spill")
 
     size: int
@@ -325,20 +318,20 @@ class Regenerate(Stage[T, T]):
         return items * self.reuse if self.block is None else None
 
     @classmethod
-    def replay_cost(cls, own: Json) -> str | None:
-        if not own or own.get("files") is not None:
+    def replay_cost(cls, own: Cycled) -> str | None:
+        if own.files is not None:
             return None
-        if not own["served"]:
-            return "draws one block again, of which a part was served" if own.get("skip") else None
+        if not own.served:
+            return "draws one block again, of which a part was served" if own.skip else None
         return (
-            f"draws the {own['of']:,} items of cycle {own['cycle']:,} again, and passes over the {own['served']:,} "
-            "outputs of it that were delivered"
+            f"draws the {own.of:,} items of cycle {own.cycle:,} again, and passes over the {own.served:,} outputs of "
+            "it that were delivered"
         )
 
     @classmethod
-    def held_items(cls, own: Json) -> str | None:
-        if own and own.get("files"):
-            return f"has served {own['served']:,} outputs of cycle {own['cycle']:,}, and the rest is in its file alone"
+    def held_items(cls, own: Cycled) -> str | None:
+        if own.files:
+            return f"has served {own.served:,} outputs of cycle {own.cycle:,}, and the rest is in its file alone"
         return cls.replay_cost(own)
 
     @property
@@ -362,7 +355,7 @@ class Regenerate(Stage[T, T]):
         return 1 if self.block is None else max(1, self.block // ROWS_AN_ITEM)
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
-        own = None if state is None else state.get(self.name)
+        own: Cycled = self.part_of(state)
         site = upstream.site
         spill = None if self.spill is None else Spill(self.spill, self.name, site)
         drawing = CycleFlow(self, own, spill, upstream(state), site)

@@ -18,12 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
+import msgspec
+
 from streamline.core.flow import Site
 from streamline.core.item_codec import Read, unpack, unpack_all
 from streamline.core.lazy_numpy import has_more, loaded_np, np
 from streamline.core.place import Place, lent
 from streamline.core.record_file import DamagedError, packed, read_packed, whose, write_packed
-from streamline.core.state import HeldSince, Json, Over, State, Tree
+from streamline.core.state import HeldSince, Json, Over, State, Tree, part_json
+from streamline.core.state_types import Count, FileName, Size, Unsigned
 from streamline.core.tree import replaced
 from streamline.errors import DataError, ReadError, ResumeError
 
@@ -76,6 +79,32 @@ class CycleFileNames:
         return f"{self.whose}.cycle-{cycle}.{self.token}.cycle"
 
 
+class Cycled(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The stage's part of a saved state: outputs served of a cycle that is drawn again, or that is in files."""
+
+    cycle: Count
+    served: Count
+    of: Count | msgspec.UnsetType = msgspec.UNSET
+    seed: Unsigned | msgspec.UnsetType | None = msgspec.UNSET
+    reuse: Size | msgspec.UnsetType = msgspec.UNSET
+    skip: Count = 0
+    epoch: list[Unsigned] = []
+    files: list[FileName] | None = None
+
+    @classmethod
+    def before(cls, cycle: int, skip: int = 0) -> Cycled:
+        """Return the part before a cycle is drawn."""
+        return cls(cycle, 0, 0, None, 1, skip)
+
+    def __post_init__(self) -> None:
+        if self.files is not None:
+            return
+        if self.of is msgspec.UNSET or self.seed is msgspec.UNSET or self.reuse is msgspec.UNSET:
+            raise ValueError("Expected `files`, or `of`, `seed` and `reuse`")
+        if self.served > self.of * self.reuse:
+            raise ValueError(f"Expected at most {self.of * self.reuse} outputs of a cycle, got {self.served} served")
+
+
 @dataclass(eq=False, kw_only=True)
 class CyclePlace:
     """Where a cycle lies in its upstream, and how it is served.
@@ -118,17 +147,9 @@ class CyclePlace:
             return CycleFileState(name, self, served)
         if served == self.total:
             end = self.end if not self.used else HeldSince(self.end, self.now)
-            return Over(name, drawn_own(self.number + 1, skip=self.used), end)
-        own = drawn_own(self.number, served, self.of, self.seed, self.reuse, self.skip)
+            return Over(name, Cycled.before(self.number + 1, self.used), end)
+        own = Cycled(self.number, served, self.of, self.seed, self.reuse, self.skip)
         return Over(name, own, HeldSince(self.begin, self.now))
-
-
-def drawn_own(
-    cycle: int, served: int = 0, of: int = 0, seed: int | None = None, reuse: int = 1, skip: int = 0
-) -> dict[str, Json]:
-    """Return the stage's own part of a state from which the cycle is drawn again."""
-    own = {"cycle": cycle, "served": served, "of": of, "seed": seed, "reuse": reuse}
-    return {**own, "skip": skip} if skip else own
 
 
 class CycleFileState(Over):
@@ -154,12 +175,7 @@ class CycleFileState(Over):
         between = range(number, max(last.number, last.names.given_to - 1) + 1)
         files = [last.names.of(cycle) or place.names.of(cycle) for cycle in between]
         tree = last.now.json()
-        tree[self.name] = {
-            "cycle": number,
-            "served": served,
-            "epoch": list(place.epoch),
-            "files": list(filter(None, files)),
-        }
+        tree[self.name] = part_json(Cycled(number, served, epoch=list(place.epoch), files=list(filter(None, files))))
         return tree
 
 

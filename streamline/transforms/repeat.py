@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
-from streamline.core.state import Json, MadeStates, Over, Tally, Tree
+from streamline.core.state import MadeStates, Over, Tally, Tree
 from streamline.core.state_types import Count
 from streamline.errors import PlanError, ResumeError
 from streamline.sharding.index import Index, Repeated
@@ -24,7 +24,7 @@ from streamline.transforms.base import Stage
 T = TypeVar("T")
 
 
-class RepeatPart(msgspec.Struct):
+class RepeatPart(msgspec.Struct, frozen=True, omit_defaults=True):
     """The stage's part of a saved state; `seen` is what a merge took in the passes before, where items were skipped."""
 
     number: Count = msgspec.field(name="pass")
@@ -45,6 +45,7 @@ class Repeat(Stage[T, T]):
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"times"})
     state_type: ClassVar[Any] = RepeatPart
+    initial_state = RepeatPart(0, yielded=False)
     before_shard = frozenset({"index", "whole", "passes"})
     repeats: ClassVar[bool] = True
     moves_items: ClassVar[bool] = True
@@ -56,19 +57,19 @@ class Repeat(Stage[T, T]):
     times: int | None = None
 
     @classmethod
-    def reshard(cls, owns: Sequence[Json]) -> Json:
-        passes = {own["pass"] for own in owns}
-        if len(passes) > 1 or any("seen" in own for own in owns):
-            raise ResumeError(f"is in another pass on each rank ({', '.join(str(own['pass']) for own in owns)})")
-        return {"pass": passes.pop(), "yielded": any(own["yielded"] for own in owns)}
+    def reshard(cls, owns: Sequence[RepeatPart]) -> RepeatPart:
+        passes = {own.number for own in owns}
+        if len(passes) > 1 or any(own.seen for own in owns):
+            raise ResumeError(f"is in another pass on each rank ({', '.join(str(own.number) for own in owns)})")
+        return RepeatPart(passes.pop(), any(own.yielded for own in owns))
 
     def check_live(self, source: Source[Any]) -> None:
         raise PlanError(
             f".repeat goes through its source anew, and {source.kind} can be read once: reconnect in the stream itself"
         )
 
-    def pass_number(self, before: int, own: Any) -> int:
-        return before if own is None else before * (self.times or 1) + int(own["pass"])
+    def pass_number(self, before: int, own: RepeatPart | None) -> int:
+        return before if own is None else before * (self.times or 1) + own.number
 
     def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
         return Repeated(lambda number: inner((*epoch, number)), self.times)
@@ -78,26 +79,27 @@ class Repeat(Stage[T, T]):
             return 0
         return math.inf if self.times is None else items * self.times
 
-    def num_left(self, left: float, whole: float, own: Json) -> float | None:
+    def num_left(self, left: float, whole: float, own: RepeatPart | None) -> float | None:
         if own is None:
             return self.num_outputs(left)
-        more = math.inf if self.times is None else max(0, self.times - 1 - own["pass"])
-        return left + whole * more if whole and (left or own["yielded"]) else left
+        more = math.inf if self.times is None else max(0, self.times - 1 - own.number)
+        return left + whole * more if whole and (left or own.yielded) else left
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
-        own = {"pass": 0, "yielded": False} if state is None or self.name not in state else state[self.name]
-        flow = upstream.at(upstream.site.in_pass(own["pass"]))(state)
+        own = self.part_of(state)
+        flow = upstream.at(upstream.site.in_pass(own.number))(state)
         run = self.run_over(flow, upstream.site, state, own)
         return ListsFlow(_PassState(self.name, own, flow.state), self._passes(upstream, run), run, flow)
 
     async def _passes(self, upstream: Opener[T], run: StageRun[T]) -> Lists[T]:
-        number, yielded, seen = run.own["pass"], run.own["yielded"], run.own.get("seen", 0)
+        own: RepeatPart = run.own
+        number, yielded, seen = own.number, own.yielded, own.seen
         flow = run.upstream
         while self.times is None or number < self.times:
             async with aclosing(flow):
                 while (chunk := await flow.pull(run.want)) is not None:
                     yielded = yielded or bool(chunk.items)
-                    yield self._in_pass(chunk, number, yielded, seen)
+                    yield self._in_pass(chunk, RepeatPart(number, yielded, seen))
                     del chunk  # release the items while the next are made
             if not yielded:
                 return
@@ -109,18 +111,19 @@ class Repeat(Stage[T, T]):
             flow = upstream.at(upstream.site.in_pass(number, tally.counts))(None)
             flow.reader = run.meter
 
-    def _in_pass(self, chunk: Chunk[T], number: int, yielded: bool, seen: int) -> Chunk[T]:
-        own = {"pass": number, "yielded": yielded, **({"seen": seen} if seen else {})}
+    def _in_pass(self, chunk: Chunk[T], own: RepeatPart) -> Chunk[T]:
         after = None if chunk.progress is None else _PassState(self.name, own, chunk.progress)
         return Chunk(chunk.items, MadeStates(_PassState, self.name, own, states=chunk.states), after)
 
 
 class _PassState(Over):
-    """A state in a pass; `seen` in it is what a merge took in the passes before, where items were skipped."""
+    """A state in a pass."""
 
     __slots__ = ()
 
+    own: RepeatPart
+
     def tally(self, found: Tally) -> None:
-        found.taken += self.own.get("seen", 0)
+        found.taken += self.own.seen
         found.stands[self.name] = self.own
         super().tally(found)

@@ -87,13 +87,13 @@ def sample_of(count: int | None, weights: object, replacement: bool, seed: int, 
     return Sample(
         name=name,
         count=None if count is None else check_int(".sample(count)", count, 0),
-        weights=None if weights is None else _checked(weights),
+        weights=None if weights is None else _check_weights(weights),
         replacement=replacement,
         seed=check_seed(".sample(seed=)", seed),
     )
 
 
-def _checked(weights: object) -> Weights:
+def _check_weights(weights: object) -> Weights:
     try:
         values = np.array(weights, np.float64)
     except (TypeError, ValueError):

@@ -25,7 +25,7 @@ Out = TypeVar("Out")
 PLAIN = (bool, int, str, type(None))
 
 
-class Carry(msgspec.Struct):
+class Carry(msgspec.Struct, frozen=True):
     """The stage's part of a saved state."""
 
     carry: Any
@@ -49,17 +49,17 @@ class Scan(Stage[In, Out]):
     fn: Callable[[Any, In], tuple[Any, Out]]
     init: Json
 
-    def begin(self, upstream: State, own: Any) -> State:
-        return Over(self.name, own or {"carry": json_copy(self.init, self._whose)}, upstream)
+    @property
+    def initial_state(self) -> Carry:
+        return Carry(json_copy(self.init, self._whose))
 
     async def lists(self, run: StageRun[In]) -> Lists[Out]:
-        carried = json_copy(run.own["carry"] if run.own else self.init, self._whose)
-        fold = _Fold(self.fn, carried, self._whose)
+        fold = _Fold(self.fn, json_copy(run.own.carry, self._whose), self._whose)
         way = "await it in a .map before; a scan takes each item after the one before"
         async with aclosing(results(run, fold, str(self), way)) as parts:
             async for chunk, made in parts:
                 carries = [carry for carry, _ in made]
-                after = None if chunk.progress is None else Over(self.name, {"carry": fold.saved}, chunk.progress)
+                after = None if chunk.progress is None else Over(self.name, Carry(fold.saved), chunk.progress)
                 part = [Chunk([out for _, out in made], _CarriedStates(self.name, carries, chunk.states), after)]
                 chunk.items = ()
                 del chunk, made, carries
@@ -80,19 +80,19 @@ class _Fold(Adapter):
 
     def __call__(self, item: Any) -> tuple[Json, Any]:
         # A function that fails may have changed what it was given, and the next item needs it as it was.
-        found: Any = self.fn(_copied(self.saved, self._whose), item)
+        found: Any = self.fn(_copy(self.saved, self._whose), item)
         if not isinstance(found, tuple) or len(found) != 2:
             raise PlanTypeError(
                 f".scan(fn) returns what it carries on and an output, (carry, output), got {given(found)}"
             )
-        self.saved = _copied(found[0], self._whose)
+        self.saved = _copy(found[0], self._whose)
         return self.saved, found[1]
 
     def around(self, fn: Callable[..., Any]) -> _Fold:
         return _Fold(fn, self.saved, self._whose)
 
 
-def _copied(carry: Json, whose: str) -> Json:
+def _copy(carry: Json, whose: str) -> Json:
     plain = type(carry) in PLAIN or (type(carry) is float and math.isfinite(carry))
     return carry if plain else json_copy(carry, whose)
 
@@ -106,7 +106,7 @@ class _CarriedStates:
         self._name, self._carries, self._states = name, carries, states
 
     def __getitem__(self, index: int, /) -> State:
-        return Over(self._name, {"carry": self._carries[index]}, self._states[index])
+        return Over(self._name, Carry(self._carries[index]), self._states[index])
 
 
 def check_scan(fn: Callable[..., Any], init: object) -> None:

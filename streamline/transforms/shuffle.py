@@ -10,7 +10,7 @@ The idea of "start state + position" is grain's WindowShuffle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -18,7 +18,7 @@ import msgspec
 
 from streamline.core.flow import Chunk, Lists, Site, StageRun
 from streamline.core.lazy_numpy import np
-from streamline.core.state import HeldSince, Json, MadeStates, Over, State
+from streamline.core.state import HeldSince, MadeStates, Over, State
 from streamline.core.state_types import Count, Unsigned
 from streamline.errors import ResumeError
 from streamline.sharding.index import Index, Shuffled
@@ -35,7 +35,7 @@ def permutation(length: int, seed: int, site: Site, window: int) -> list[int]:
     return order
 
 
-class WindowPart(msgspec.Struct):
+class WindowPart(msgspec.Struct, frozen=True):
     """The stage's part of a saved state: `served` items of window number `window`, which has `of`."""
 
     window: Count
@@ -60,6 +60,7 @@ class Shuffle(Stage[T, T]):
         "removed": "the items from here on come in their order",
     }
     state_type: ClassVar[Any] = WindowPart
+    keeps_only_held: ClassVar[bool] = True
     one_to_one = True
     rewinds = True
 
@@ -71,27 +72,25 @@ class Shuffle(Stage[T, T]):
         return "window" in options
 
     @classmethod
-    def replay_cost(cls, own: Json) -> str | None:
-        if not own or not own["served"]:
+    def replay_cost(cls, own: WindowPart) -> str | None:
+        if not own.served:
             return None
         return (
-            f"reads the {own['of']:,} items of window {own['window']:,} again, and passes over the {own['served']:,} "
-            "of them that were delivered"
+            f"reads the {own.of:,} items of window {own.window:,} again, and passes over the {own.served:,} of them "
+            "that were delivered"
         )
-
-    @classmethod
-    def reshard(cls, owns: Sequence[Json]) -> Json:
-        return super().reshard([own if own and own["served"] else None for own in owns])
 
     @property
     def in_flight(self) -> int:
         return 2 * self.window
 
-    def begin(self, upstream: State, own: Any) -> State:
-        return Over(self.name, own or _own(0, 0, 0, self.seed), upstream)
+    @property
+    def initial_state(self) -> WindowPart:
+        return WindowPart(0, 0, 0, self.seed)
 
     async def lists(self, run: StageRun[T]) -> Lists[T]:
-        number, served, drawing = await self._first(run)
+        drawing = await self._first(run)
+        number, served = run.own.window, run.own.served
         while drawing.items:
             serving, drawing = drawing, _DrawnWindow[T](self.window, self.seed, drawing.now)
             order = permutation(len(serving.items), serving.seed, run.site, number)
@@ -105,29 +104,22 @@ class Shuffle(Stage[T, T]):
                 yield Chunk([serving.items[index] for index in picked], states)
             await drawing.fill(run)  # a failure comes after the last whole window: a part of one has no order yet
             number, served = number + 1, 0
-        yield Chunk((), (), Over(self.name, _own(number, 0, 0, self.seed), drawing.now))  # what was dropped at the end
+        yield Chunk(
+            (), (), Over(self.name, WindowPart(number, 0, 0, self.seed), drawing.now)
+        )  # what was dropped at the end
 
-    async def _first(self, run: StageRun[T]) -> tuple[int, int, _DrawnWindow[T]]:
-        """Return the number of the first window, how much of it was served, and the window: as it was, if it was."""
-        number, served, of, seed = 0, 0, 0, self.seed
-        if run.own:
-            number, served, of, seed = (run.own[key] for key in ("window", "served", "of", "seed"))
-        window = (
-            _DrawnWindow[T](of, seed, run.upstream.state)
-            if served
-            else _DrawnWindow(self.window, self.seed, run.upstream.state)
-        )
+    async def _first(self, run: StageRun[T]) -> _DrawnWindow[T]:
+        """Return the first window: as it was, if some of it was served."""
+        own: WindowPart = run.own
+        size, seed = (own.of, own.seed) if own.served else (self.window, self.seed)
+        window = _DrawnWindow[T](size, seed, run.upstream.state)
         await window.fill(run)
-        if len(window.items) < (of if served else 0):
+        if own.served and len(window.items) < own.of:
             raise ResumeError(
-                f"{self} was serving a window of {of:,} items, and only {len(window.items):,} of them are left to be "
-                "read again: what is before it gives fewer than it did"
+                f"{self} was serving a window of {own.of:,} items, and only {len(window.items):,} of them are left to "
+                "be read again: what is before it gives fewer than it did"
             )
-        return number, served, window
-
-
-def _own(window: int, served: int, of: int, seed: int) -> dict[str, int]:
-    return {"window": window, "served": served, "of": of, "seed": seed}
+        return window
 
 
 class _DrawnWindow(Generic[T]):
@@ -176,8 +168,8 @@ class _DrawnWindow(Generic[T]):
 def _state_in(name: str, number: int, length: int, seed: int, mark: State, now: State, served: int) -> State:
     """Return the state after some items of a window: after its last one, there is nothing to go back to."""
     if served == length:
-        return Over(name, _own(number + 1, 0, 0, seed), now)
-    return Over(name, _own(number, served, length, seed), HeldSince(mark, now))
+        return Over(name, WindowPart(number + 1, 0, 0, seed), now)
+    return Over(name, WindowPart(number, served, length, seed), HeldSince(mark, now))
 
 
 @dataclass(frozen=True, kw_only=True)

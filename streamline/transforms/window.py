@@ -62,7 +62,7 @@ class Window(Stage[T, list[T]]):
         return items if items == math.inf else max(0, (items - self.size) // self.stride + 1)
 
     async def lists(self, run: StageRun[T]) -> Lists[list[T]]:
-        start: int = run.own or 0  # of the next window, in `held`; beyond its end, of what is to come
+        start: int = run.own  # of the next window, in `held`; beyond its end, of what is to come
         held: list[T] = []
         ends = [Reference.to(run.upstream.state)]  # the states before the first item held, and after each
         together = self.stride * max(1, TOGETHER_ITEMS // self.stride)

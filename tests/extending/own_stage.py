@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
 from streamline.core.flow import Chunk, Lists, StageRun
-from streamline.core.state import NumberedStates, Over, Picked, State
+from streamline.core.state import NumberedStates, Over, Picked
 from streamline.core.state_types import Count
 from streamline.testing.oracle import Upstream, reference
 from streamline.transforms.base import Stage
@@ -21,15 +21,13 @@ class EveryNth(Stage[T, T]):
     """The items 0, n, 2n, … State: items seen."""
 
     state_type: ClassVar[Any] = Count
+    initial_state = 0
 
     name: str = "every_nth"
     n: int
 
-    def begin(self, upstream: State, own: Any) -> State:
-        return Over(self.name, own or 0, upstream)
-
     async def lists(self, run: StageRun[T]) -> Lists[T]:
-        seen: int = run.own or 0
+        seen: int = run.own
         while (chunk := await run.upstream.pull(run.want)) is not None:
             picked = range(-seen % self.n, len(chunk.items), self.n)
             states = Picked(NumberedStates(self.name, seen + 1, chunk.states), picked)

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 import streamline as sl
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
@@ -222,7 +223,7 @@ class ForgetsOffset(Shuffle[Any]):
     """Serves a window from its beginning, whatever was served of it."""
 
     async def lists(self, run: StageRun[Any]) -> Lists[Any]:
-        run.own = run.own and {**run.own, "served": 0}
+        run.own = replace(run.own, served=0)
         async for chunk in super().lists(run):
             yield chunk
 
@@ -231,7 +232,7 @@ class ReshufflesWindow(Shuffle[Any]):
     """Forgets the window's number, so that a resume permutes it otherwise."""
 
     async def lists(self, run: StageRun[Any]) -> Lists[Any]:
-        run.own = run.own and {**run.own, "window": 0}
+        run.own = replace(run.own, window=0)
         async for chunk in super().lists(run):
             yield chunk
 
