@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal, NoReturn
 
-from streamline.backends.hosts.connection import HostConnection
+from streamline.backends.hosts.connection import HostConnection, Hosting
 from streamline.backends.hosts.host import Host
 from streamline.backends.hosts.job import in_a_job
 from streamline.backends.hosts.placement import Elasticity, Placement
@@ -47,9 +47,8 @@ class HostedWorkers:
     """Opens workers, of which `workers` are open at a time, in at most as many hosts, which may end with the run.
 
     Args:
-      own: the hosts end with the run.
-      home: returns the number of a shard's host; None: worker w runs in host w mod n.
-      share: the digest of its plan, if its workers may be shared with other processes.
+      elasticity: where hosts come and go; None: they are fixed.
+      home: returns the number of a shard's fixed host; None: worker w runs in host w mod n.
     """
 
     def __init__(
@@ -57,21 +56,16 @@ class HostedWorkers:
         plan: Plan,
         site: Site,
         hosts: Sequence[Host],
-        payload: Any,
         workers: int,
-        crash_tracking: CrashTracking,
+        hosting: Hosting,
         *,
-        own: bool,
         elasticity: Elasticity | None = None,
         home: Callable[[int], int] | None = None,
-        share: bytes = b"",
     ) -> None:
         self._plan = plan
-        self._placement = None if elasticity is None else Placement(elasticity, hosts, crash_tracking, site.tasks)
-        self._connections = [
-            HostConnection(host, payload, site.tasks, crash_tracking, own=own, placement=self._placement, share=share)
-            for host in hosts
-        ]
+        tasks, tracking = site.tasks, hosting.crash_tracking
+        self._placement = None if elasticity is None else Placement(elasticity, hosts, tracking, tasks)
+        self._connections = [HostConnection(host, hosting, tasks, self._placement) for host in hosts]
         self._numbered = {connection.host.number: connection for connection in self._connections}
         self._home = home
         self._ranks = site.num_shards
@@ -212,18 +206,8 @@ class HostingBackend(ABC):
             raise
         share = digest(payload) if self.shared is not None and may_share_workers(plan, site) else b""
         home = None if self.shared is None else self.home
-        return HostedWorkers(
-            plan,
-            site,
-            hosts,
-            payload,
-            workers,
-            self.crash_tracking,
-            own=own,
-            elasticity=self.elasticity,
-            home=home,
-            share=share,
-        )
+        hosting = Hosting(payload, self.crash_tracking, own, share)
+        return HostedWorkers(plan, site, hosts, workers, hosting, elasticity=self.elasticity, home=home)
 
     def check(self, plan: Plan) -> None:
         """Refuse a plan of one worker, without `.shard`, for several hosts: `PlanError`."""

@@ -261,7 +261,7 @@ def test_counts_of_a_worker_that_moves_and_returns_add_up_once() -> None:
     shown = []
     for host, took, items in [(first, True, 10), (second, True, 3), (second, False, 4), (first, True, 15)]:
         if took:
-            host.took(3)
+            host.take_over(3)
         host.show(counted(items, float(items)))
         stage = meters.stages["decode", 3]
         shown.append((stage.items, stage.busy_s, meters.channels["decode", 3].items, str(stage.host)))
