@@ -27,7 +27,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import anyio
 from anyio.abc import TaskGroup
@@ -63,6 +63,9 @@ from streamline.backends.ipc.pickling import Pickling, load
 from streamline.backends.ipc.socket_link import Outgoing, SharedItems, SocketLink, outgoing
 from streamline.core.duplicate_check import Beginning
 
+if TYPE_CHECKING:
+    from streamline.backends.network.connections import Introduction
+
 STALL_S = 10.0
 """Seconds for which a peer may consume nothing while another one waits for it. In a training of several ranks that
 share their data, none gets ahead by more than a step; much longer steps than this are not seen."""
@@ -75,6 +78,13 @@ the same time, and the stages after the merge take some items before the loop wa
 async def serve_socket(sock: socket.socket, payload: int) -> None:
     """Serve a run in a host process that ranks share."""
     await serve_link(SocketLink(sock), payload)
+
+
+async def serve_network(sock: socket.socket, payload: int, introduction: Introduction | None = None) -> None:
+    """Likewise, for consumers on another machine, as `streamline.backends.remote.network_link.serve_network` does."""
+    from streamline.backends.remote.network_link import load_here, network_link  # hosts on one machine don't need it
+
+    await serve_link(await network_link(sock, introduction), payload, load_here)
 
 
 async def serve_link(link: SocketLink, payload: int, load: Callable[[int], Spec] = load) -> None:
@@ -134,10 +144,9 @@ class SharedRun:
         self.workers: dict[int, _SharedWorker] = {}
         self.ended = anyio.Event()
         self.ending = False
-        self.one_machine = one_machine
         self.group: TaskGroup | None = None
         self._plan = plan
-        self._link = _RunLink(self)
+        self._link = _RunLink(self, one_machine=one_machine)
         self._numbers = count()
         self._paused: set[RunPeer] = set()
         self._pauses = 0
@@ -288,7 +297,7 @@ class SharedRun:
             return message  # type: ignore[no-any-return]
         assert isinstance(message.packed, Outgoing)
         return message._replace(
-            packed=SharedItems(message.packed, self._link.new_classes(), one_machine=self.one_machine)
+            packed=SharedItems(message.packed, self._link.new_classes(), one_machine=self._link.one_machine)
         )
 
     def _metrics(self, update: MetricsUpdate) -> None:
@@ -333,8 +342,47 @@ class _Share:
         self.out_bytes = self.behind_bytes = message.in_flight_bytes
 
 
+class _MessageLog:
+    """What a worker has given: entries from the one with index `first` on; all of them, as long as it is `whole`.
+
+    Attributes:
+      items, size: given in all.
+      progress: how many messages of progress were given.
+      ended: the worker has finished, or failed.
+    """
+
+    def __init__(self, *, whole: bool) -> None:
+        self.whole = whole
+        self.items = self.size = self.progress = 0
+        self.ended = False
+        self.first = 0
+        self._entries: deque[_KeptMessage] = deque()
+
+    def add(self, message: Any) -> _KeptMessage:
+        """Return the new entry."""
+        packed = message.packed if isinstance(message, ItemsMessage) else None
+        entry = _KeptMessage(message, *(0, 0) if packed is None else (packed.count, packed.nbytes))
+        self.progress += isinstance(message, ProgressMessage)
+        self.ended = self.ended or isinstance(message, WorkerEnded)
+        self.items += entry.items
+        self.size += entry.size
+        self._entries.append(entry)
+        return entry
+
+    def entry(self, index: int) -> _KeptMessage | None:
+        """Return an entry; None: it isn't there yet."""
+        at = index - self.first
+        return self._entries[at] if at < len(self._entries) else None
+
+    def drop_until(self, index: int) -> None:
+        """Drop the entries before this one."""
+        while self.first < index:
+            self._entries.popleft()
+            self.first += 1
+
+
 class _SharedWorker:
-    """A worker, and its peers.
+    """A worker, with this number in its run, and its peers.
 
     Attributes:
       closing: it is being closed, for its last peer.
@@ -342,26 +390,29 @@ class _SharedWorker:
     """
 
     def __init__(self, run: SharedRun, number: int, opened: OpenWorker) -> None:
-        self.number = number
-        self.shard = opened.shard
         self.peers: dict[RunPeer, _Share] = {}
         self.closing = self.over = False
         self._run = run
-        self._opened = opened
+        self._opened = opened._replace(worker=number)
         self._capacity = opened.items
-        self._entries: deque[_KeptMessage] = deque()
-        self._first = 0  # index of the first entry that is kept
-        self._whole = not opened.track_calls and opened.crashing_call is None  # all entries are kept
-        self._given = self._given_bytes = 0
+        self._log = _MessageLog(whole=not opened.track_calls and opened.crashing_call is None)
         self._held, self._held_bytes = opened.in_flight, opened.in_flight_bytes  # as the sender counts
-        self._progress = self._acked = 0
-        self._watched = self._ended = False
+        self._acked = 0  # messages of progress
+        self._watched = False
+
+    @property
+    def number(self) -> int:
+        return self._opened.worker
+
+    @property
+    def shard(self) -> int:
+        return self._opened.shard
 
     def fits(self, peer: RunPeer, message: OpenWorker) -> bool:
         """Whether a peer that opens this gets just what the worker has given, and will give."""
         mine = self._opened
         return (
-            self._whole
+            self._log.whole
             and not self.closing
             and peer not in self.peers  # which reads it twice, apart
             and not message.track_calls
@@ -373,30 +424,20 @@ class _SharedWorker:
     def join(self, peer: RunPeer, message: OpenWorker) -> None:
         """Let a peer have all that the worker gives."""
         share = self.peers[peer] = _Share(message)
-        share.behind += self._given
-        share.behind_bytes += self._given_bytes
+        share.behind += self._log.items
+        share.behind_bytes += self._log.size
         self._deliver(peer, share)
         self._balance()
 
     def put(self, message: Any) -> None:
         """Send the peers a message of the worker, as far as they have room."""
-        items, size = 0, 0
-        if isinstance(message, ItemsMessage):
-            items, size = message.packed.count, message.packed.nbytes
-        elif isinstance(message, WorkerOpened):
+        log = self._log
+        if isinstance(message, WorkerOpened):
             self._capacity = message.items
-        elif isinstance(message, ProgressMessage):
-            self._progress += 1
-        elif isinstance(message, WorkerEnded):
-            self._ended = True
-        self._entries.append(_KeptMessage(message, items, size))
-        self._given += items
-        self._given_bytes += size
+        _, items, size = log.add(message)
         self._held += items
         self._held_bytes += size
-        self._whole = (
-            self._whole and self._given_bytes <= self._opened.size and self._given <= KEPT_TIMES * self._capacity
-        )
+        log.whole = log.whole and log.size <= self._opened.size and log.items <= KEPT_TIMES * self._capacity
         for peer, share in self.peers.items():
             share.behind += items
             share.behind_bytes += size
@@ -430,7 +471,7 @@ class _SharedWorker:
 
     def leave(self, peer: RunPeer) -> bool:
         """Let a peer go; return whether it has gone. The last one goes when the worker is closed."""
-        kept = self._ended and self._whole
+        kept = self._log.ended and self._log.whole
         if len(self.peers) > 1 or kept:
             del self.peers[peer]
         if self.peers and (kept or peer not in self.peers):
@@ -449,8 +490,8 @@ class _SharedWorker:
 
     def _deliver(self, peer: RunPeer, share: _Share) -> None:
         """Send a peer what it has room for."""
-        while share.at < self._first + len(self._entries):
-            message, items, size = self._entries[share.at - self._first]
+        while (entry := self._log.entry(share.at)) is not None:
+            message, items, size = entry
             full = share.out + items > self._capacity or share.out_bytes + size > self._opened.size
             if items and share.out and full:
                 return
@@ -470,17 +511,15 @@ class _SharedWorker:
         self._watch()
 
     def _ack(self) -> None:
-        if self._acked < self._progress <= min(share.acked for share in self.peers.values()):
-            self._acked = self._progress
+        given = self._log.progress
+        if self._acked < given <= min(share.acked for share in self.peers.values()):
+            self._acked = given
             self._run.post(Credit(self.number, 0, 0))
 
     def _trim(self) -> None:
         """Drop what all peers were sent, unless later ones may come."""
-        if not self._whole:
-            sent = min(share.at for share in self.peers.values())
-            while self._first < sent:
-                self._entries.popleft()
-                self._first += 1
+        if not self._log.whole:
+            self._log.drop_until(min(share.at for share in self.peers.values()))
 
     # Peers that lag ---------------------------------------------------------------------------------------------------
 
@@ -488,7 +527,7 @@ class _SharedWorker:
     def _waited_for(self) -> bool:
         """Whether a peer has nothing left, while others have, and what they have is all there will be for now."""
         hungry = any(not share.behind and self._run.waits(peer) for peer, share in self.peers.items())
-        return hungry and not self._ended and any(share.behind for share in self.peers.values())
+        return hungry and not self._log.ended and any(share.behind for share in self.peers.values())
 
     def _watch(self) -> None:
         if not self._watched and self._waited_for and self._run.group is not None:
@@ -499,9 +538,9 @@ class _SharedWorker:
         """Detach peers that consume nothing for too long, as long as another one waits."""
         while self._waited_for:
             credits = {peer: share.credits for peer, share in self.peers.items() if share.behind}
-            given = self._given
+            given = self._log.items
             await anyio.sleep(STALL_S)
-            if self._waited_for and self._given == given:
+            if self._waited_for and self._log.items == given:
                 for peer, before in credits.items():
                     share = self.peers.get(peer)
                     if share is not None and share.behind and share.credits == before and self.leave(peer):
@@ -648,8 +687,8 @@ class _RunLink(Link):
 
     copies: ClassVar[bool] = True
 
-    def __init__(self, run: SharedRun) -> None:
-        self.one_machine = run.one_machine
+    def __init__(self, run: SharedRun, *, one_machine: bool) -> None:
+        self.one_machine = one_machine
         self._run = run
         self._pickling = Pickling()
         self._messages: list[Message] = []
