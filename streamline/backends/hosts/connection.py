@@ -131,12 +131,12 @@ class WorkersOfHost:
         """Fail all of them: no host will run them."""
         for worker in self.known.values():
             worker.fail(failure)
-            worker.gone()
+            worker.close()
 
-    def gone(self) -> None:
+    def close(self) -> None:
         """No host will run them any more."""
         for worker in self.known.values():
-            worker.gone()
+            worker.close()
 
 
 class HostConnection:
@@ -171,11 +171,11 @@ class HostConnection:
         if session.widths is not None and not host.shared:
             self._parts.append(KnobsOfHost(session.widths))
         self._handlers: dict[type, Callable[[Any], None]] = {
-            HostReady: self._ready,
-            HostFailed: self._broken,
-            WorkerOpened: self._opened,
-            WorkerEnded: self._ended,
-            WorkerClosed: self._closed,
+            HostReady: self._on_ready,
+            HostFailed: self._on_failed,
+            WorkerOpened: self._on_opened,
+            WorkerEnded: self._on_ended,
+            WorkerClosed: self._on_closed,
             CallProgress: self._forward,
             LiveCredit: self._forward,
         }
@@ -220,7 +220,7 @@ class HostConnection:
         if self._failure is not None:
             self._fail_all(self._failure)
         elif self._leaving:  # the run is ending: nothing will come
-            worker.gone()
+            worker.close()
         elif self._link is not None:
             self._workers.to_open(worker)
             self._open_next()
@@ -266,7 +266,7 @@ class HostConnection:
         self._link = link
         hello = Hello(self.host.name, answer=self._placement.elastic, share=hosting.share)
         for part in self._parts:
-            hello = part.connected(link, hello)
+            hello = part.join(link, hello)
         link.send(hello)
         self._tasks.start(link.flush, f"connection to {self.host.name}, writing", lambda: None)
         for worker in self._workers.started:
@@ -279,7 +279,7 @@ class HostConnection:
         assert link is not None
         while True:
             for message in await resting(link.receive()):
-                self._pause.arrived(link, message, in_order=self._reopens(message))
+                self._pause.receive(link, message, in_order=self._reopens(message))
                 del message
 
     async def _replace_host(self) -> None:
@@ -296,19 +296,19 @@ class HostConnection:
         for worker in lost:
             worker.on_host_lost()
             if worker.finished:
-                worker.gone()
+                worker.close()
         await self._tasks.gate.passage()  # then all that has arrived is handled
         name = self.host.name
         ended, crash, counts = await self._tasks.threads.run(partial(self.host.exit_reason, link))
         for part in self._parts:
-            part.exited()
+            part.on_exit()
         stuck_s, self._slot.stuck_s = self._slot.stuck_s, None
         if stuck_s is not None:
             ended = f"{ended}: it was stuck for {stuck_s:.3g} s"
         self._slot.meter.restarts += 1
         for worker in lost:
             if worker.finished:
-                worker.gone()
+                worker.close()
         lost = [worker for worker in lost if not worker.finished]
         if lost:
             then = "the others take over its workers" if self._placement.elastic else "another one takes its place"
@@ -328,7 +328,7 @@ class HostConnection:
             return False
         self.forget(worker)
         self._slot.meter.shards.discard(worker.site.shard)
-        self._placement.released(worker)
+        self._placement.rehome(worker)
         return True
 
     def _open_next(self) -> None:
@@ -339,7 +339,7 @@ class HostConnection:
                 self._workers.opening.add(worker.number)
                 worker.open(self._link)
 
-    def _on_opened(self, number: int) -> None:
+    def _end_opening(self, number: int) -> None:
         """The host has opened a worker, or won't."""
         if number in self._workers.opening:
             self._workers.opening.remove(number)
@@ -375,7 +375,7 @@ class HostConnection:
             if patience.cancelled_caught:
                 self.host.kill(link)
             link.close()
-        self._workers.gone()
+        self._workers.close()
         self._disconnected()
         for part in self._parts:
             part.close()
@@ -384,7 +384,7 @@ class HostConnection:
 
     def _disconnected(self) -> None:
         for part in self._parts:
-            part.lost()
+            part.on_lost()
 
     def _abandon(self) -> None:
         """End without an event loop."""
@@ -396,7 +396,7 @@ class HostConnection:
             link.close()
         if own:
             self._slot.first.close()
-        self._workers.gone()  # raises where the event loop is closed and something waits for it
+        self._workers.close()  # raises where the event loop is closed and something waits for it
 
     def _fail_all(self, failure: BaseException) -> None:
         self._failure = failure
@@ -436,29 +436,29 @@ class HostConnection:
         if (worker := self._workers.known.get(message.worker)) is not None:
             worker.handle(message)
 
-    def _ready(self, _: HostReady) -> None:
+    def _on_ready(self, _: HostReady) -> None:
         if self._link is not None:  # else it has died since
             self._placement.host_ready(self)
 
-    def _broken(self, message: HostFailed) -> None:
+    def _on_failed(self, message: HostFailed) -> None:
         raise decode_failure(message.failure)
 
-    def _opened(self, message: WorkerOpened) -> None:
+    def _on_opened(self, message: WorkerOpened) -> None:
         if (worker := self._workers.known.get(message.worker)) is not None:
-            worker.opened(message)
-        self._on_opened(message.worker)
+            worker.on_opened(message)
+        self._end_opening(message.worker)
 
-    def _ended(self, message: WorkerEnded) -> None:
+    def _on_ended(self, message: WorkerEnded) -> None:
         if (worker := self._workers.known.get(message.worker)) is not None:
-            worker.ended(message)
-            self._on_opened(worker.number)
+            worker.on_ended(message)
+            self._end_opening(worker.number)
             self._end_turn(worker)
 
-    def _closed(self, message: WorkerClosed) -> None:
+    def _on_closed(self, message: WorkerClosed) -> None:
         worker = self._workers.known.get(message.worker)
         if self._link is None:
             return  # deferred in a pause, and the host has died since
-        self._on_opened(message.worker)
+        self._end_opening(message.worker)
         if worker is not None and worker.reopening() and self._link is not None:
             worker.link = None
             if not self._release(worker):
@@ -466,7 +466,7 @@ class HostConnection:
             return
         if worker is not None:
             self.forget(worker)
-            worker.gone()
+            worker.close()
             self._end_turn(worker)
 
     def _reopens(self, message: Message) -> bool:

@@ -89,7 +89,7 @@ class HostPart:
     def begin(self) -> None:
         """The run begins to connect to the host; called once."""
 
-    def connected(self, link: Link, hello: Hello) -> Hello:
+    def join(self, link: Link, hello: Hello) -> Hello:
         """Take a new link; return its first message with what the host needs for this feature."""
         self.link = link
         return hello
@@ -97,15 +97,15 @@ class HostPart:
     def take_over(self, shard: int) -> None:
         """A worker comes from another host."""
 
-    def lost(self) -> None:
+    def on_lost(self) -> None:
         """The link is closed. Idempotent."""
         self.link = None
 
-    def exited(self) -> None:
+    def on_exit(self) -> None:
         """The host of the lost link is known to have ended, and all calls in it."""
 
     def close(self) -> None:
-        """The run is over, here. Called once, after `lost`."""
+        """The run is over, here. Called once, after `on_lost`."""
 
 
 class WorkerPart:
@@ -149,7 +149,7 @@ class PermitsOfHost(HostPart):
     def handlers(self) -> Handlers:
         return {PermitsWanted: self._ask, PermitsReturned: lambda message: self._limits.take_back(self, *message)}
 
-    def exited(self) -> None:
+    def on_exit(self) -> None:
         self._limits.leave(self)
 
     def _ask(self, message: PermitsWanted) -> None:
@@ -172,8 +172,8 @@ class KnobsOfHost(HostPart):
     def begin(self) -> None:
         self._values.followers.append(self._turn)
 
-    def connected(self, link: Link, hello: Hello) -> Hello:
-        return super().connected(link, hello)._replace(widths=self._values.values)
+    def join(self, link: Link, hello: Hello) -> Hello:
+        return super().join(link, hello)._replace(widths=self._values.values)
 
     def close(self) -> None:
         self._values.followers.remove(self._turn)
@@ -193,10 +193,10 @@ class TraceOfHost(HostPart):
     def begin(self) -> None:
         self._meters.on_observed.append(self._observe)
 
-    def connected(self, link: Link, hello: Hello) -> Hello:
+    def join(self, link: Link, hello: Hello) -> Hello:
         meters = self._meters
         within = meters.within(self._meter) if meters.on and not link.copies else None
-        return super().connected(link, hello)._replace(meters=within, observed=meters.observer is not None)
+        return super().join(link, hello)._replace(meters=within, observed=meters.observer is not None)
 
     def close(self) -> None:
         self._meters.on_observed.remove(self._observe)
@@ -216,9 +216,9 @@ class ErrorsOfHost(HostPart):
     def handlers(self) -> Handlers:
         return {SkippedItem: self._skip, Beginning: self._session.duplicate_check.compare}
 
-    def connected(self, link: Link, hello: Hello) -> Hello:
+    def join(self, link: Link, hello: Hello) -> Hello:
         ask = None if link.copies else self._session.errors.decide
-        return super().connected(link, hello)._replace(ask=ask)
+        return super().join(link, hello)._replace(ask=ask)
 
     def _skip(self, message: SkippedItem) -> None:
         failure = decode_skipped(message.failure)
@@ -259,8 +259,8 @@ class RemotePause(HostPart):
     def handlers(self) -> Handlers:
         return {PauseStatus: self._at_work}
 
-    def lost(self) -> None:
-        super().lost()
+    def on_lost(self) -> None:
+        super().on_lost()
         self._set_resting()
 
     def close(self) -> None:
@@ -268,7 +268,7 @@ class RemotePause(HostPart):
         self._gate.unregister(self._participant)
         self._deferred.clear()
 
-    def arrived(self, link: Link, message: Message, *, in_order: bool = False) -> None:
+    def receive(self, link: Link, message: Message, *, in_order: bool = False) -> None:
         """Handle a message, or defer it until the pause ends.
 
         Args:

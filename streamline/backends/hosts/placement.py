@@ -65,9 +65,9 @@ class FixedPlacement:
         """Note that a host is ready to run workers."""
 
     def host_lost(self, home: Home) -> None:
-        """Note that a host isn't there any more. Idempotent; `released` follows for each of its workers."""
+        """Note that a host isn't there any more. Idempotent; `rehome` follows for each of its workers."""
 
-    def released(self, worker: RemoteWorker[Any]) -> None:
+    def rehome(self, worker: RemoteWorker[Any]) -> None:
         """Take a worker that has no host, or none any more."""
 
     def wake(self) -> None:
@@ -114,9 +114,9 @@ class Placement(FixedPlacement):
         if self._failure is not None:
             worker.fail(self._failure)
         if self._failure is not None or self._over:
-            worker.gone()
+            worker.close()
             return
-        self.released(worker)
+        self.rehome(worker)
         if self._job is None:
             name = "placement of workers"
             self._job = self._tasks.start(partial(self._tasks.gate.participate, name, self._serve), name, self._end)
@@ -129,7 +129,7 @@ class Placement(FixedPlacement):
         if home in self._there:
             self._there.remove(home)
 
-    def released(self, worker: RemoteWorker[Any]) -> None:
+    def rehome(self, worker: RemoteWorker[Any]) -> None:
         worker.connection = self
         self._homes.pop(worker, None)
         self._homeless.append(worker)
@@ -151,7 +151,7 @@ class Placement(FixedPlacement):
         self._homeless.clear()
         for worker in self._workers:
             worker.fail(failure)
-            worker.gone()
+            worker.close()
 
     @property
     def _least(self) -> int:
@@ -231,4 +231,4 @@ class Placement(FixedPlacement):
     def _end(self) -> None:
         self._over = True
         for worker in self._homeless:
-            worker.gone()
+            worker.close()

@@ -77,7 +77,7 @@ class HostedWorkers:
         plan = self._plan
         worker = RemoteWorker[Any](self._opened, plan, site, state, self._size, feed)
         self._opened += 1
-        runs = self._fixed(site.shard) if self._placement is None else self._placement
+        runs = self._fixed_host(site.shard) if self._placement is None else self._placement
         runs.add(worker)
 
         def start() -> None:
@@ -88,7 +88,7 @@ class HostedWorkers:
         filled_by = (plan.worker[-1] if plan.worker else plan.source).name
         return worker.connect(start, filled_by)
 
-    def _fixed(self, shard: int) -> HostConnection:
+    def _fixed_host(self, shard: int) -> HostConnection:
         if self._home is None:
             return self._connections[shard // self._ranks % len(self._connections)]
         return self._numbered[self._home(shard)]
@@ -148,7 +148,7 @@ class HostingBackend(ABC):
     def payload(self, plan: Plan, session: Session, hosts: int) -> Any:
         """Return what each of `hosts` hosts gets of a run."""
 
-    def carried(self, shipped: Shipped) -> Any:
+    def wrap_payload(self, shipped: Shipped) -> Any:
         """Return what hosts get of a plan that another process has shipped, to run it for that."""
         return shipped
 
@@ -192,9 +192,9 @@ class HostingBackend(ABC):
                 *(self.short,) * 2,
             )
         hosts = [self.run_host(number) for number in self.numbers(plan, site, workers)]
-        return self.assigned(plan, site, workers, hosts, own=True)
+        return self.assign(plan, site, workers, hosts, own=True)
 
-    def assigned(self, plan: Plan, site: Site, workers: int, hosts: Sequence[Host], *, own: bool) -> HostedWorkers:
+    def assign(self, plan: Plan, site: Site, workers: int, hosts: Sequence[Host], *, own: bool) -> HostedWorkers:
         """Return the workers of a run, assigned to hosts, which begin to start."""
         try:
             for host in hosts:
@@ -354,7 +354,7 @@ class HostPool:
             host.close()
         if hints:
             hosting.hint(plan, site, workers)
-        return hosting.assigned(plan, site, workers, hosts, own=False)
+        return hosting.assign(plan, site, workers, hosts, own=False)
 
     def _run_over(self, run: object) -> None:
         """Note that a run uses its hosts no more. Idempotent."""

@@ -46,9 +46,9 @@ class RemoteMetrics(HostPart):
     def handlers(self) -> Handlers:
         return {MetricsUpdate: self.show}
 
-    def connected(self, link: Link, hello: Hello) -> Hello:
+    def join(self, link: Link, hello: Hello) -> Hello:
         self._host.alive = True
-        return super().connected(link, hello)
+        return super().join(link, hello)
 
     def show(self, counts: MetricsUpdate) -> None:
         """Show a host's update."""
@@ -90,9 +90,9 @@ class RemoteMetrics(HostPart):
             if channel is not None and not key[0].endswith(FROM_HOST):
                 self._earlier_items[key] = channel.items - self._counted_items.get(key, 0)
 
-    def lost(self) -> None:
+    def on_lost(self) -> None:
         """Keep the counts of a host that has ended; nothing is in progress in it."""
-        super().lost()
+        super().on_lost()
         self._host.gone()
         now = perf_counter()
         self._ahead = math.inf

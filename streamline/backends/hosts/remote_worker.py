@@ -78,10 +78,10 @@ class ResumePoint:
         self.arrived = arrived
         state = self.state()
         if self._last is not None:
-            self._decoder.restarted(self._last.get())
+            self._decoder.restart_at(self._last.get())
         return state
 
-    def opened(self, begin: Encoded) -> None:
+    def note_begin(self, begin: Encoded) -> None:
         """Take the state that it was opened at."""
         state = self._decoder.load_state(begin)
         if self._last is None:
@@ -266,7 +266,7 @@ class RemoteWorker(Feeder, Generic[T]):
             self.restart_policy.crashing_call = fault
         else:
             self.fail(fault)
-            self.gone()
+            self.close()
 
     @property
     def has_room(self) -> bool:
@@ -311,7 +311,7 @@ class RemoteWorker(Feeder, Generic[T]):
         """Whether it waits for an item of a live source."""
         return any(part.starved for part in self._parts)
 
-    def gone(self) -> None:
+    def close(self) -> None:
         """Note that its host has ended, and no other will run it."""
         self.link = None
         self._closing.done.set()
@@ -352,12 +352,12 @@ class RemoteWorker(Feeder, Generic[T]):
 
     # Messages from the host -------------------------------------------------------------------------------------------
 
-    def opened(self, message: WorkerOpened) -> None:
+    def on_opened(self, message: WorkerOpened) -> None:
         """Take the state that it was opened at."""
         self.heard_at = perf_counter()
         self.channel.capacity.limit_to(message.items)
         self._credit.items = self.channel.capacity.items
-        self._resume.opened(message.begin)
+        self._resume.note_begin(message.begin)
 
     def items(self, message: ItemsMessage, link: Link) -> None:
         """Post items from `link`, which may be closed by now."""
@@ -396,7 +396,7 @@ class RemoteWorker(Feeder, Generic[T]):
             if not self._closing.to_reopen:
                 self.close_to_reopen()
 
-    def ended(self, message: WorkerEnded) -> None:
+    def on_ended(self, message: WorkerEnded) -> None:
         """Finish or fail the channel."""
         if message.failure is not None:
             self.fail(decode_failure(message.failure))

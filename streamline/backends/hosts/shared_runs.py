@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import anyio
 from anyio.abc import TaskGroup
 
-from streamline.backends.hosts.host_server import Spec, first_message, loaded, serve
+from streamline.backends.hosts.host_server import Spec, first_message, load_spec, serve
 from streamline.backends.ipc.link import Link, LinkClosed
 from streamline.backends.ipc.messages import (
     CallProgress,
@@ -94,7 +94,7 @@ async def serve_link(link: SocketLink, payload: int, load: Callable[[int], Spec]
     plan = _plans.get(hello.share)
     if plan is not None:
         os.close(payload)
-    elif (spec := await loaded(link, payload, load)) is None:
+    elif (spec := await load_spec(link, payload, load)) is None:
         return
     elif hello.share:
         plan = _plans[hello.share] = SharedPlan(hello.share, spec)
@@ -156,7 +156,7 @@ class SharedRun:
             ItemsMessage: self._of_worker,
             ProgressMessage: self._of_worker,
             WorkerEnded: self._of_worker,
-            WorkerClosed: self._closed,
+            WorkerClosed: self._on_closed,
             SkippedItem: lambda message: self._of_shard(message.key[0], message),
             Beginning: lambda message: self._of_shard(message.shard, message),
             PauseStatus: self._pause_status,
@@ -259,7 +259,7 @@ class SharedRun:
 
     # What the run says ------------------------------------------------------------------------------------------------
 
-    def said(self, message: Any) -> None:
+    def deliver(self, message: Any) -> None:
         """Pass a message of the run on to the peers that it is for. In its event loop's thread, but for some kinds."""
         self._handlers[type(message)](message)
 
@@ -271,11 +271,11 @@ class SharedRun:
         if (worker := self.workers.get(message.worker)) is not None:  # else it was over, and another is in its place
             worker.put(self._once(message))
 
-    def _closed(self, message: WorkerClosed) -> None:
+    def _on_closed(self, message: WorkerClosed) -> None:
         worker = self.workers.get(message.worker)
         if worker is not None and not worker.over:
             del self.workers[message.worker]
-            worker.closed()
+            worker.on_closed()
 
     def _pause_status(self, message: PauseStatus) -> None:
         if message.number == self._pauses and self._holding:
@@ -483,10 +483,10 @@ class _SharedWorker:
             self._run.post(CloseWorker(self.number))
         return kept
 
-    def closed(self) -> None:
+    def on_closed(self) -> None:
         """Note that it is closed, with all that it had opened."""
         for peer, share in self.peers.items():
-            peer.left(share.number)
+            peer.on_left(share.number)
 
     def _deliver(self, peer: RunPeer, share: _Share) -> None:
         """Send a peer what it has room for."""
@@ -544,7 +544,7 @@ class _SharedWorker:
                 for peer, before in credits.items():
                     share = self.peers.get(peer)
                     if share is not None and share.behind and share.credits == before and self.leave(peer):
-                        peer.left(share.number)
+                        peer.on_left(share.number)
         self._watched = False
 
 
@@ -625,10 +625,10 @@ class RunPeer:
                 worker.join(self, message)
                 self._workers[message.worker] = worker
                 return
-        run = next((run for run in runs if run.frees(message.shard)), None) or self._begun()
+        run = next((run for run in runs if run.frees(message.shard)), None) or self._new_run()
         self._workers[message.worker] = run.open(self, message)
 
-    def _begun(self) -> SharedRun:
+    def _new_run(self) -> SharedRun:
         assert self._hello is not None
         assert self._group is not None
         run = SharedRun(self._plan, self._hello, one_machine=self.link.one_machine)
@@ -647,9 +647,9 @@ class RunPeer:
     def _close(self, message: CloseWorker) -> None:
         worker = self._workers.get(message.worker)
         if worker is None or worker.leave(self):  # the former: it was detached just now
-            self.left(message.worker)
+            self.on_left(message.worker)
 
-    def left(self, number: int) -> None:
+    def on_left(self, number: int) -> None:
         """Tell it that a worker of its is closed; if it didn't ask for that, it opens it anew."""
         self._workers.pop(number, None)
         self.link.send(WorkerClosed(number))
@@ -710,7 +710,7 @@ class _RunLink(Link):
         raise AssertionError("a live source is read by one rank, and shared with none")
 
     def send(self, message: Message) -> None:
-        self._run.said(message)
+        self._run.deliver(message)
 
     def push(self) -> None:
         self._run.push()

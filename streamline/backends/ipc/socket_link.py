@@ -464,7 +464,7 @@ class SocketLink(Link):
             lay_out(*pickled, memoryview(inline))
             self._queue.post(head(message, count, sizes) + inline)
             return
-        if dropped := self._pool.dropped():
+        if dropped := self._pool.take_dropped():
             self._queue.post(head(pickle.dumps(_Between({}, dropped), 5)))
         lay_out(*pickled, slab.memory)
         new = slab.descriptor if slab.number == ONCE else None  # others are announced
@@ -475,7 +475,7 @@ class SocketLink(Link):
         if self._queue.over:
             slab.descriptor.close()
         else:
-            between = _Between({}, self._pool.dropped())
+            between = _Between({}, self._pool.take_dropped())
             self._queue.post(head(pickle.dumps(between, 5), 0, (), slab.number, slab.size, 1), slab.descriptor)
 
     def send_threadsafe(self, message: Message) -> None:
@@ -537,7 +537,7 @@ class SocketLink(Link):
                 if not nbytes:
                     self._read_closed = "the other end hung up"
                     break
-                for frame in self._frames.filled(nbytes):
+                for frame in self._frames.take(nbytes):
                     self._take(frame, messages)
         except BlockingIOError:
             return messages  # that was all
