@@ -241,7 +241,7 @@ class _GuestSession:
         self._connection = ControlConnection(sock)
         self._name = f"streamline guest {hello.pid}"
         self._places: dict[int, _ReachedHost] = {}
-        self._relays: dict[int, Relay] = {}
+        self._replies: dict[int, Callable[[bytes], object]] = {}  # by the link that the question came from
         disowned_in_copies(self)
 
     def disown(self) -> None:
@@ -256,7 +256,7 @@ class _GuestSession:
             while True:
                 message = self._connection.receive()
                 if isinstance(message, _HostQuestion):
-                    self._relays[message.link].reply(message.body)
+                    self._replies[message.link](message.body)
                     continue
                 answer = partial(self._answer, message, self._connection.taken_descriptors())
                 start_thread(threading.Thread(target=answer, name=self._name, daemon=True))
@@ -275,13 +275,16 @@ class _GuestSession:
         result = None if place is None else getattr(self._owner, request.what)(place.process)
         self._connection.send(_OwnerAnswer(request.number, result))
 
+    def _ask(self, link: int, question: bytes, reply: Callable[[bytes], object]) -> None:
+        self._replies[link] = reply
+        self._connection.send(_HostQuestion(link, question))
+
     def _reach(self, request: _GuestRequest, descriptor: int) -> None:
         link, owner, connection = request.link, self._owner, self._connection
         host, nbytes, env = request.arguments
         payload = owner.sharing.wrap_payload(Shipped(descriptor, nbytes))
-        relay = Relay(lambda question: connection.send(_HostQuestion(link, question)), payload.close)
-        self._relays[link] = relay
         try:
+            relay = Relay(partial(self._ask, link), payload.close)
             sock, place = anyio.run(owner.reach, host, payload, relay, env)
         except _OwnerGone:
             connection.hang_up()
