@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import anyio
 
 from streamline.backends.hosts.hang_detection import HangDetector
-from streamline.backends.hosts.host import Host
+from streamline.backends.hosts.host import Host, HostSlot
 from streamline.backends.hosts.parts import (
     ErrorsOfHost,
     HostPart,
-    HostSlot,
     KnobsOfHost,
     PermitsOfHost,
     RemotePause,
@@ -159,7 +158,7 @@ class HostConnection:
         session = tasks.session
         meters, meter = session.meters, self._slot.meter
         meters.hosts.append(meter)
-        self._pause = RemotePause(tasks.gate, self._slot, meters, self._handle, self._fail_all)
+        self._pause = RemotePause(tasks.gate, lambda: self.host.name, meters, meter, self._handle, self._fail_all)
         self._parts: list[HostPart] = [
             RemoteMetrics(meters, meter),
             self._pause,

@@ -6,18 +6,17 @@ import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import anyio
 
-from streamline.backends.hosts.parts import Handlers, HostPart, HostSlot
+from streamline.backends.hosts.host import HostSlot
+from streamline.backends.hosts.parts import Handlers, HostPart
 from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.ipc.messages import StacksRequest, TaskStacks
+from streamline.core.flow import Site
 from streamline.core.tasks import Tasks
 from streamline.errors import printable
-
-if TYPE_CHECKING:
-    from streamline.backends.hosts.remote_worker import RemoteWorker
 
 logger = logging.getLogger("streamline.hosts")
 
@@ -26,6 +25,20 @@ CHECKS = 4
 
 ANSWER_S = 0.2
 """Seconds for a host's event loop to list its waiting tasks; after that, only its threads are shown."""
+
+
+class WatchedWorker(Protocol):
+    """The part of a `RemoteWorker` that is used here."""
+
+    number: int
+    site: Site
+    heard_at: float
+
+    @property
+    def starved(self) -> bool: ...
+
+    @property
+    def position(self) -> str: ...
 
 
 class HangDetector(HostPart):
@@ -40,7 +53,7 @@ class HangDetector(HostPart):
         slot: HostSlot,
         crash_tracking: CrashTracking,
         tasks: Tasks,
-        workers: Callable[[], Iterable[RemoteWorker[object]]],
+        workers: Callable[[], Iterable[WatchedWorker]],
     ) -> None:
         self._slot = slot
         self._crash_tracking = crash_tracking
@@ -75,7 +88,7 @@ class HangDetector(HostPart):
                     self._slot.stuck_s = spent
                     self._slot.host.kill(self.link)
 
-    def _stuck_s(self, worker: RemoteWorker[object]) -> float:
+    def _stuck_s(self, worker: WatchedWorker) -> float:
         """Return the seconds that the consumer has waited for a worker that gave nothing; 0: it doesn't."""
         session = self._tasks.session
         waiting_since, awaited = session.meters.consumer.waiting_since, session.awaited
@@ -85,7 +98,7 @@ class HangDetector(HostPart):
             return 0.0
         return perf_counter() - max(waiting_since, worker.heard_at)
 
-    async def _report(self, worker: RemoteWorker[object], spent: float) -> None:
+    async def _report(self, worker: WatchedWorker, spent: float) -> None:
         stacks = await self._stacks()
         at = worker.position
         logger.warning(

@@ -29,12 +29,11 @@ from streamline.backends.ipc.messages import (
     SkippedItem,
     WorkerClosed,
 )
-from streamline.core.counters import HostMeter
 from streamline.core.duplicate_check import Beginning
 
 if TYPE_CHECKING:
-    from streamline.backends.hosts.host import Host
     from streamline.backends.ipc.link import Link
+    from streamline.core.counters import HostMeter
     from streamline.core.gate import Gate
     from streamline.core.knobs import KnobValues
     from streamline.core.meters import Meters
@@ -43,34 +42,6 @@ if TYPE_CHECKING:
 
 Handlers: TypeAlias = Mapping[type, Callable[[Any], None]]
 """By the type of the message."""
-
-
-class HostSlot:
-    """One of a run's hosts, or what has taken its place.
-
-    Attributes:
-      first: the host that the run began with.
-      host: the one that its workers run in now.
-      meter: counts what all of them do.
-      stuck_s: seconds that a worker had been stuck when the host was killed for it; None: it wasn't.
-    """
-
-    def __init__(self, host: Host) -> None:
-        self.first = self.host = host
-        self.stuck_s: float | None = None
-        self.meter = HostMeter(
-            host.number,
-            host.kind,
-            pid=lambda: self.host.pid,
-            resident=lambda: self.host.resident_bytes(),
-            stacks=lambda: self.host.stacks(),
-            node=lambda: self.host.node,
-            shared=host.shared,
-        )
-
-    def isolate(self) -> None:
-        """Go on with a host of this process alone, if that can be."""
-        self.host = self.host.isolated()
 
 
 class HostPart:
@@ -239,14 +210,16 @@ class RemotePause(HostPart):
     def __init__(
         self,
         gate: Gate,
-        slot: HostSlot,
+        host_name: Callable[[], str],
         meters: Meters,
+        meter: HostMeter,
         handle: Callable[[Link, Message], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._gate = gate
-        self._slot = slot
+        self._host_name = host_name
         self._meters = meters
+        self._meter = meter
         self._handle = handle
         self._failed = failed
         self._participant = gate.remote_participant("")
@@ -283,7 +256,7 @@ class RemotePause(HostPart):
         if message.number != self._number or not self._gate.holding:
             return  # of a pause that is over
         if message.names:
-            self._reported = tuple(f"{name} in {self._slot.host.name}" for name in message.names)
+            self._reported = tuple(f"{name} in {self._host_name()}" for name in message.names)
         else:
             self._set_resting()
 
@@ -291,9 +264,9 @@ class RemotePause(HostPart):
         """Return what the host has reported, else what seems to be at work in it."""
         if self._reported:
             return self._reported
-        meters = [meter for meter in list(self._meters.stages.values()) if meter.host is self._slot.meter]
+        meters = [meter for meter in list(self._meters.stages.values()) if meter.host is self._meter]
         busy = [f"{meter} of shard {meter.shard}" for meter in meters if meter.since is not None]
-        host = self._slot.host.name
+        host = self._host_name()
         return tuple(f"{name} in {host}" for name in busy) or (host,)
 
     def _pause(self) -> None:

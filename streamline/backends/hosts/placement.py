@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heapify, heapreplace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import anyio
 
-from streamline.backends.hosts.host import Host
-from streamline.backends.hosts.remote_worker import RemoteWorker
 from streamline.backends.hosts.restarts import CrashReport, CrashTracking
 from streamline.core.gate import resting
-from streamline.core.tasks import Job, Tasks
+
+if TYPE_CHECKING:
+    from streamline.backends.hosts.host import Host
+    from streamline.backends.hosts.remote_worker import RemoteWorker
+    from streamline.core.tasks import Job, Tasks
 
 
 class Elasticity(NamedTuple):
@@ -54,7 +56,7 @@ class FixedPlacement:
     elastic = False
 
     def __init__(self, crash_tracking: CrashTracking) -> None:
-        self.crash_report = CrashReport[RemoteWorker[Any]](crash_tracking)
+        self.crash_report: CrashReport[RemoteWorker[Any]] = CrashReport(crash_tracking)
 
     @property
     def needed(self) -> bool:

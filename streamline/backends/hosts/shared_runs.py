@@ -235,7 +235,7 @@ class SharedRun:
     # Pauses -----------------------------------------------------------------------------------------------------------
 
     def pause(self, peer: RunPeer) -> bool:
-        """Pause for a peer; return whether `PauseStatus` follows: not if this goes on, for the sake of others."""
+        """Pause for a peer; return whether `PauseStatus` follows: the run goes on until all of its peers pause."""
         self._paused.add(peer)
         self._hold_if_all_pause()
         return self._holding
