@@ -247,7 +247,7 @@ class PlayedWorker:
         self._placement = placement
 
     def close_to_reopen(self) -> None:
-        self._placement.released(self)  # type: ignore[arg-type]
+        self._placement.rehome(self)  # type: ignore[arg-type]
 
 
 async def placement(of: Sizes) -> None:
@@ -262,7 +262,7 @@ async def placement(of: Sizes) -> None:
     for number in range(of.workers):
         worker: Any = PlayedWorker(number, placed)
         placed.add(worker)
-        placed.released(worker)
+        placed.rehome(worker)
     for host in hosts[:least]:
         placed.host_ready(host)
     begun = time.perf_counter()

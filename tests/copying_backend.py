@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import anyio
 
 from streamline.backends.base import Workers
+from streamline.backends.hosts.connection import Hosting
 from streamline.backends.hosts.host import Host, HostExit
 from streamline.backends.hosts.host_server import Spec, serve
 from streamline.backends.hosts.placement import Elasticity
@@ -228,5 +229,5 @@ class Copying:
         elasticity = None if self.least is None else Elasticity(self.least, self.timeout_s, _missing)
         self.runs.append(deaths)
         hosts = [_TaskHost(number, site.tasks, deaths) for number in range(min(self.n, workers))]
-        tracking = CrashTracking(max_restarts=self.max_restarts)
-        return HostedWorkers(plan, site, hosts, spec, workers, tracking, own=True, elasticity=elasticity)
+        hosting = Hosting(spec, CrashTracking(max_restarts=self.max_restarts), own=True)
+        return HostedWorkers(plan, site, hosts, workers, hosting, elasticity=elasticity)

@@ -118,13 +118,13 @@ class ProcessHost(SocketHost[HostProcess]):
 
     def start(self) -> None:
         with self._lock:
-            self._started()
+            self._running_process()
 
     async def reach(
         self, payload: Shipped, answer: Callable[[Any], Any] | Relay | None, env: ProcessEnv
     ) -> tuple[socket.socket, HostProcess]:
         with self._lock:
-            process = self._started()
+            process = self._running_process()
             sock = process.link(payload, answer, env)
             self._used = True
             return sock, process
@@ -132,7 +132,7 @@ class ProcessHost(SocketHost[HostProcess]):
     def link_over(self, sock: socket.socket) -> Link:
         return SocketLink(sock)
 
-    def _started(self) -> HostProcess:
+    def _running_process(self) -> HostProcess:
         """Return the process, started if there is none; under the lock."""
         if self.closed:
             raise ClosedError(f"process {self.number} was closed with its pool")

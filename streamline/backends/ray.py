@@ -79,7 +79,7 @@ class Ray(AgentsBackend):
     @property
     def sharing_kind(self) -> str:
         asked = self.num_cpus, self.resources, self.scheduling_strategy, self.runtime_env
-        return f"{super().sharing_kind}, {_described(asked)}"
+        return f"{super().sharing_kind}, {_describe(asked)}"
 
     def check(self, plan: Plan) -> None:
         super().check(plan)
@@ -135,15 +135,15 @@ class Ray(AgentsBackend):
         )
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     """Return what an option says, in the same words in all processes: objects of Ray's say nothing of themselves."""
     if isinstance(value, Mapping):
-        return f"{{{', '.join(sorted(f'{name!r}: {_described(one)}' for name, one in value.items()))}}}"
+        return f"{{{', '.join(sorted(f'{name!r}: {_describe(one)}' for name, one in value.items()))}}}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_described, value))}]"
+        return f"[{', '.join(map(_describe, value))}]"
     if hasattr(value, "__dict__"):
         said = {"id": value.id} if hasattr(value, "id") else vars(value)  # a placement group also has a cache
-        return f"{type(value).__name__}{_described(said)}"
+        return f"{type(value).__name__}{_describe(said)}"
     return repr(value)
 
 
@@ -261,7 +261,7 @@ class _AskedActor:
                 if self._replaces:
                     start_thread(threading.Thread(target=self._check_own_node, name="streamline Ray node", daemon=True))
         except Exception as error:  # Ray has errors of many kinds, where a cluster has just gone
-            self.failure = HostGone(f"Ray can't be asked for an actor: {_told(error)}")
+            self.failure = HostGone(f"Ray can't be asked for an actor: {_text_of(error)}")
         if self.failure is not None:
             resolve(placed, self.failure)
 
@@ -283,7 +283,7 @@ class _AskedActor:
     def _ended(self, served: Future[object]) -> None:
         error = served.exception()
         _, name = self.node
-        why = f"a Ray actor{name and f' on {name}'} has ended: {_told(error)}"
+        why = f"a Ray actor{name and f' on {name}'} has ended: {_text_of(error)}"
         advice = _advice(error)
         self.fit = advice is None
         passes = not _is_final(error) and (self._replaces or self._goes_on_without)  # other nodes can run it
@@ -321,7 +321,7 @@ def _advice(error: BaseException | None) -> str | None:
     return next((advice for kind, advice in known.items() if isinstance(error, kind)), None)
 
 
-def _told(error: BaseException | None) -> str:
+def _text_of(error: BaseException | None) -> str:
     """Return what an error says, without the traceback that Ray writes into it."""
     cause = getattr(error, "cause", None)
     lines = [line.strip() for line in str(cause or error).splitlines() if line.strip()]
@@ -409,7 +409,7 @@ def _connect(ray: Any) -> None:
         ray.init()
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         at = f" at RAY_ADDRESS={where}" if where else ""
-        raise HostError(f"ray.init() can't connect to a cluster{at}: {_told(error)}. {_token()}") from error
+        raise HostError(f"ray.init() can't connect to a cluster{at}: {_text_of(error)}. {_token()}") from error
     logger.info("ray.init() has connected this process to %s", ray.get_runtime_context().gcs_address)
 
 

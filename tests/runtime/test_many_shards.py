@@ -123,7 +123,7 @@ def test_a_host_opens_a_few_workers_at_a_time(monkeypatch: pytest.MonkeyPatch) -
 
     def opened(worker: RemoteWorker[Any], link: Link) -> None:
         assert isinstance(worker.connection, HostConnection)
-        opening.append(len(worker.connection._opening))
+        opening.append(len(worker.connection._workers.opening))
         actual(worker, link)
 
     monkeypatch.setattr(RemoteWorker, "open", opened)

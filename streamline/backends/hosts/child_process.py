@@ -83,108 +83,121 @@ EXIT_S = 5.0
 """Seconds for a process to exit after SIGKILL; one that is stuck in a driver may never."""
 
 
+class _End:
+    """The end of a child. Thread-safe.
+
+    Attributes:
+      come: set when it has exited, and its output is relayed.
+      crash: what the interpreter wrote when it crashed.
+      links: shut down at the end: a fork of the child may hold their other ends.
+    """
+
+    def __init__(self) -> None:
+        self.come = threading.Event()
+        self.crash = ""
+        self.links: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._calls: list[Callable[[], object]] = []
+
+    def then(self, call: Callable[[], object]) -> None:
+        """Call `call` in the thread that learns of the end; at once, if it has come."""
+        with self._lock:
+            if not self.come.is_set():
+                self._calls.append(call)
+                return
+        call()
+
+    def reach(self) -> None:
+        """The end has come."""
+        self.hang_up()
+        with self._lock:
+            self.come.set()
+            calls = list(self._calls)
+        for call in calls:
+            call()
+
+    def hang_up(self) -> None:
+        for sock in list(self.links):
+            with contextlib.suppress(OSError):  # closed already
+                sock.shutdown(socket.SHUT_RDWR)
+
+
 class _Child:
     """A child, and the thread that relays its output, which refers to this and not to the `HostProcess`."""
 
     def __init__(self, number: int, env: Mapping[str, str], entry_point: str, output: Frames | None) -> None:
         self._owner = os.getpid()
-        self.gone = threading.Event()
-        self.crash = ""
-        self._lock = threading.Lock()
-        self._calls: list[Callable[[], object]] = []
-        self.watched: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self.end = _End()
         with ExitStack() as theirs, ExitStack() as ours:
             self.control, child_control = _pair(ours, theirs)
             self.stdio, child_stdio = _pair(ours, theirs)
-            child_lifeline, self._lifeline = map(FileIO, os.pipe(), ("rb", "wb"))
+            child_lifeline, lifeline = map(FileIO, os.pipe(), ("rb", "wb"))
             theirs.enter_context(child_lifeline)
-            ours.enter_context(self._lifeline)
-            stacks = ours.enter_context(FileIO(memory_file(f"streamline stacks {number}"), "r+"))
-            self.stacks = stacks.fileno()
+            ours.enter_context(lifeline)
+            self.stacks = ours.enter_context(FileIO(memory_file(f"streamline stacks {number}"), "r+"))
             self.output = HostOutput(f"[process {number}] ", lambda _, reply: self.stdio.send(reply))
-            self._frames = output or self.output.frame
-            fds = (child_control.fileno(), child_stdio.fileno(), child_lifeline.fileno(), self.stacks)
+            self._frame = output or self.output.frame
+            fds = (child_control.fileno(), child_stdio.fileno(), child_lifeline.fileno(), self.stacks.fileno())
             self.popen = start(number, env, entry_point, fds)
             ours.callback(_reap, self.popen)
-            self._pidfd = _pidfd(self.popen.pid)
-            self._ours: list[socket.socket | FileIO] = [self.control.sock, self.stdio.sock, self._lifeline, stacks]
-            if self._pidfd is not None:
-                self._ours.append(ours.enter_context(FileIO(self._pidfd)))
-            self._listener = threading.Thread(target=self._listen, name=f"streamline process {number}", daemon=True)
+            self._files: list[socket.socket | FileIO] = [self.control.sock, self.stdio.sock, lifeline, self.stacks]
+            if (pidfd := _pidfd(self.popen.pid)) is not None:
+                self._files.append(ours.enter_context(FileIO(pidfd)))
+            listen = partial(self._listen, pidfd)
+            self._listener = threading.Thread(target=listen, name=f"streamline process {number}", daemon=True)
             start_thread(self._listener)
             ours.pop_all()
         disowned_in_copies(self)
 
-    def on_exit(self, call: Callable[[], object]) -> None:
-        with self._lock:
-            if not self.gone.is_set():
-                self._calls.append(call)
-                return
-        call()
-
-    def written(self, begin: int) -> str:
+    def read_stacks(self, begin: int) -> str:
         """Return what the child has written to its file of stacks from `begin` on."""
-        size = os.fstat(self.stacks).st_size
-        return os.pread(self.stacks, size - begin, begin).decode("utf-8", "replace")
+        size = os.fstat(self.stacks.fileno()).st_size
+        return os.pread(self.stacks.fileno(), size - begin, begin).decode("utf-8", "replace")
 
     def abandon(self) -> None:
         """Kill the child and close everything; in a fork of this process, do nothing."""
         if os.getpid() == self._owner:
-            self.end()
+            self.close()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Kill the child if it still runs, and close everything. Idempotent."""
-        if not self.gone.is_set():
+        if not self.end.come.is_set():
             self.popen.kill()
-            self.gone.wait(EXIT_S)
+            self.end.come.wait(EXIT_S)
         if threading.current_thread() is not self._listener:
             self._listener.join(EXIT_S)
-        for each in self._ours:
-            each.close()
+        self.disown()
 
     def disown(self) -> None:
-        """Close what a fork of this process inherited: the lifeline must have one holder."""
-        for sock in (self.control.sock, self.stdio.sock):
-            sock.close()
-        self._lifeline.close()
+        """Close this process's ends; in a fork of it, too: the lifeline must have one holder."""
+        for each in self._files:
+            each.close()
 
-    def _listen(self) -> None:
-        """Relay the child's output until it has exited, then call the `on_exit` callbacks."""
+    def _listen(self, pidfd: int | None) -> None:
         try:
-            self._relay()
+            self._relay(pidfd)
             self.popen.wait()
             self.output.end()
-            _, fatal, text = self.written(0).rpartition("Fatal Python error")
-            self.crash = fatal + text if fatal else ""  # else stacks that were asked for
+            _, fatal, text = self.read_stacks(0).rpartition("Fatal Python error")
+            self.end.crash = fatal + text if fatal else ""  # else stacks that were asked for
         finally:
-            self.hang_up()
-            with self._lock:
-                self.gone.set()
-                calls = list(self._calls)
-            for call in calls:
-                call()
+            self.end.reach()
 
-    def _relay(self) -> None:
+    def _relay(self, pidfd: int | None) -> None:
         """Return when the process has exited and its output is read; without a pidfd, when its output ends."""
         poll = select.poll()
         poll.register(self.stdio.sock, select.POLLIN)
-        if self._pidfd is not None:
-            poll.register(self._pidfd, select.POLLIN)
+        if pidfd is not None:
+            poll.register(pidfd, select.POLLIN)
         while True:
             if self.stdio.sock.fileno() not in [fd for fd, _ in poll.poll()]:
                 return
             try:
-                self._frames(*self.stdio.receive())
+                self._frame(*self.stdio.receive())
             except EOFError:
-                if self._pidfd is None:
+                if pidfd is None:
                     return
                 poll.unregister(self.stdio.sock)
-
-    def hang_up(self) -> None:
-        """Close the links of an exited process: a fork of it may hold their other ends."""
-        for sock in list(self.watched):
-            with contextlib.suppress(OSError):  # closed already
-                sock.shutdown(socket.SHUT_RDWR)
 
 
 def _pair(ours: ExitStack, theirs: ExitStack) -> tuple[ControlConnection, socket.socket]:
@@ -292,9 +305,9 @@ class HostProcess:
             watched.close()
             why = "it was closed" if child.control.sock.fileno() < 0 else f"{error.strerror or error}"
             raise HostError(f"process {self.number} can't be handed another stream: {why}") from error
-        child.watched.add(watched)
-        if child.gone.is_set():
-            child.hang_up()
+        child.end.links.add(watched)
+        if child.end.come.is_set():
+            child.end.hang_up()
 
     def reply(self, _: int, reply: bytes) -> None:
         """Send the reply to a question that went to `output`."""
@@ -319,11 +332,11 @@ class HostProcess:
     @property
     def crash(self) -> str:
         """What the interpreter wrote when it crashed, such as the stacks of a segmentation fault."""
-        return self._child.crash
+        return self._child.end.crash
 
     def on_exit(self, call: Callable[[], object]) -> None:
         """Call `call` when the process has exited, in another thread; at once if it has already."""
-        self._child.on_exit(call)
+        self._child.end.then(call)
 
     def kill(self) -> None:
         """Send SIGKILL."""
@@ -331,7 +344,7 @@ class HostProcess:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has exited and its output is relayed; return whether it has."""
-        return self._child.gone.wait(timeout)
+        return self._child.end.come.wait(timeout)
 
     def leave(self) -> None:
         """Ask it to exit once its runs have ended, without waiting. Idempotent."""
@@ -341,7 +354,7 @@ class HostProcess:
         """Ask it to exit, and kill it after `timeout` seconds. Idempotent."""
         self.leave()
         self.wait(timeout)
-        self._child.end()
+        self._child.close()
 
     def stacks(self) -> str:
         """Return the Python stacks of all its threads, also while C code holds the interpreter's lock.
@@ -349,16 +362,16 @@ class HostProcess:
         Empty if it has exited, is stopped, or is still starting.
         """
         child = self._child
-        begin = os.fstat(child.stacks).st_size
+        begin = os.fstat(child.stacks.fileno()).st_size
         if child.popen.poll() is not None:
             return ""
         child.popen.send_signal(STACKS_SIGNAL)
         deadline = time.monotonic() + STACKS_S
         text, pause_s = "", 0.001
-        while not _complete(text) and time.monotonic() < deadline and not child.gone.is_set():
+        while not _complete(text) and time.monotonic() < deadline and not child.end.come.is_set():
             time.sleep(pause_s)  # a write to a file can't be waited for
             pause_s *= 2
-            text = child.written(begin)
+            text = child.read_stacks(begin)
         return text
 
     def resident_bytes(self) -> int:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import anyio
 
-from streamline.backends.hosts.host import Host
+from streamline.backends.hosts.host import HostSlot
+from streamline.backends.hosts.parts import Handlers, HostPart
 from streamline.backends.hosts.restarts import CrashTracking
-from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import StacksRequest, TaskStacks
+from streamline.core.flow import Site
 from streamline.core.tasks import Tasks
 from streamline.errors import printable
-
-if TYPE_CHECKING:
-    from streamline.backends.hosts.remote_worker import RemoteWorker
 
 logger = logging.getLogger("streamline.hosts")
 
@@ -29,41 +27,50 @@ ANSWER_S = 0.2
 """Seconds for a host's event loop to list its waiting tasks; after that, only its threads are shown."""
 
 
-class HangDetector:
+class WatchedWorker(Protocol):
+    """The part of a `RemoteWorker` that is used here."""
+
+    number: int
+    site: Site
+    heard_at: float
+
+    @property
+    def starved(self) -> bool: ...
+
+    @property
+    def position(self) -> str: ...
+
+
+class HangDetector(HostPart):
     """Checks the open `workers` of one host periodically, if `worker_timeout` is set.
 
     Only the time counts in which the consumer waits for that worker; a worker of a live source that has consumed all
     that came is not stuck. Each is reported once until it gives something again.
-
-    Attributes:
-      host: another one where it was replaced.
-      link: to the host; None: not connected.
-      ended_for_s: seconds that a worker had been stuck when the host was killed for it; None: it wasn't.
     """
 
     def __init__(
         self,
-        host: Host,
+        slot: HostSlot,
         crash_tracking: CrashTracking,
         tasks: Tasks,
-        workers: Callable[[], Collection[RemoteWorker[object]]],
+        workers: Callable[[], Iterable[WatchedWorker]],
     ) -> None:
-        self.link: Link | None = None
-        self.ended_for_s: float | None = None
-        self.host = host
+        self._slot = slot
         self._crash_tracking = crash_tracking
         self._tasks = tasks
         self._workers = workers
         self._replied = anyio.Event()
         self._stacks_reply = ""
 
-    def start(self) -> None:
-        """Start checking."""
-        if (timeout_s := self._crash_tracking.worker_timeout) is not None:
-            self._tasks.start(partial(self._check_workers, timeout_s), f"watch over {self.host.name}", lambda: None)
+    def handlers(self) -> Handlers:
+        return {TaskStacks: self._on_stacks}
 
-    def on_stacks(self, message: TaskStacks) -> None:
-        """Take the host's answer: what its tasks wait for."""
+    def begin(self) -> None:
+        if (timeout_s := self._crash_tracking.worker_timeout) is not None:
+            name = f"watch over {self._slot.host.name}"
+            self._tasks.start(partial(self._check_workers, timeout_s), name, lambda: None)
+
+    def _on_stacks(self, message: TaskStacks) -> None:
         self._stacks_reply = message.stacks
         self._replied.set()
 
@@ -78,10 +85,10 @@ class HangDetector:
                 reported[worker.number] = worker.heard_at
                 await self._report(worker, spent)
                 if self._crash_tracking.replace_stuck and self.link is not None:
-                    self.ended_for_s = spent
-                    self.host.kill(self.link)
+                    self._slot.stuck_s = spent
+                    self._slot.host.kill(self.link)
 
-    def _stuck_s(self, worker: RemoteWorker[object]) -> float:
+    def _stuck_s(self, worker: WatchedWorker) -> float:
         """Return the seconds that the consumer has waited for a worker that gave nothing; 0: it doesn't."""
         session = self._tasks.session
         waiting_since, awaited = session.meters.consumer.waiting_since, session.awaited
@@ -91,14 +98,14 @@ class HangDetector:
             return 0.0
         return perf_counter() - max(waiting_since, worker.heard_at)
 
-    async def _report(self, worker: RemoteWorker[object], spent: float) -> None:
+    async def _report(self, worker: WatchedWorker, spent: float) -> None:
         stacks = await self._stacks()
         at = worker.position
         logger.warning(
             "the worker of shard %d (%s) has given nothing for %.3g s, while the consumer waits%s. "
             "What runs there:\n%s",
             worker.site.shard,
-            self.host.name,
+            self._slot.host.name,
             spent,
             printable(f"; it stands after {at}") if at else "",
             stacks,
@@ -111,4 +118,6 @@ class HangDetector:
             self.link.send(StacksRequest())
             with anyio.move_on_after(ANSWER_S):
                 await self._replied.wait()
-        return await self._tasks.threads.run(self.host.stacks) + (self._stacks_reply and f"\n{self._stacks_reply}")
+        return await self._tasks.threads.run(self._slot.host.stacks) + (
+            self._stacks_reply and f"\n{self._stacks_reply}"
+        )

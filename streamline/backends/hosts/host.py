@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 from streamline.backends.hosts.process_main import ProcessEnv, process_env
 from streamline.backends.hosts.stdio_relay import Relay
 from streamline.backends.ipc.link import Link
-from streamline.core.counters import HostKind
+from streamline.core.counters import HostKind, HostMeter
 
 
 class HostExit(NamedTuple):
@@ -104,6 +104,34 @@ class Host(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the host and wait for it. Idempotent. Blocks."""
+
+
+class HostSlot:
+    """One of a run's hosts, or what has taken its place.
+
+    Attributes:
+      first: the host that the run began with.
+      host: the one that its workers run in now.
+      meter: counts what all of them do.
+      stuck_s: seconds that a worker had been stuck when the host was killed for it; None: it wasn't.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.first = self.host = host
+        self.stuck_s: float | None = None
+        self.meter = HostMeter(
+            host.number,
+            host.kind,
+            pid=lambda: self.host.pid,
+            resident=lambda: self.host.resident_bytes(),
+            stacks=lambda: self.host.stacks(),
+            node=lambda: self.host.node,
+            shared=host.shared,
+        )
+
+    def isolate(self) -> None:
+        """Go on with a host of this process alone, if that can be."""
+        self.host = self.host.isolated()
 
 
 class Killable(Protocol):

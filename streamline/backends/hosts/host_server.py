@@ -143,7 +143,7 @@ async def serve_socket(sock: socket.socket, payload: int) -> None:
 
 async def serve_link(link: SocketLink, payload: int, load: Callable[[int], Spec] = load) -> None:
     """Serve a run over `link`."""
-    if await first_message(link, payload) is not None and (spec := await loaded(link, payload, load)) is not None:
+    if await first_message(link, payload) is not None and (spec := await load_spec(link, payload, load)) is not None:
         await serve(link, spec)
 
 
@@ -162,7 +162,7 @@ async def first_message(link: SocketLink, payload: int) -> Hello | None:
     return cast("Hello", hello)
 
 
-async def loaded(link: SocketLink, payload: int, load: Callable[[int], Spec]) -> Spec | None:
+async def load_spec(link: SocketLink, payload: int, load: Callable[[int], Spec]) -> Spec | None:
     """Return the plan and close its descriptor; None: it can't be loaded, which the consumer is told."""
     try:
         return load(payload)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from streamline.backends.ipc.exceptions import encode_failure
 from streamline.backends.ipc.link import InFlightBytes, Link
@@ -73,6 +73,31 @@ class CreditCapacity(Capacity):
         self._item_bytes = max(least, size / items)
 
 
+class OwnChannel(Generic[T]):
+    """The last channel of a worker's chain: its items count there until the consumer has consumed them.
+
+    Args:
+      earlier: items in flight from an earlier host, which have never been in it.
+    """
+
+    def __init__(self, inbox: Inbox[T], earlier: int) -> None:
+        self._inbox = inbox
+        self._earlier = earlier
+        self._pulled = InFlightBytes()  # from it, and in flight
+
+    def note_pulled(self) -> None:
+        """Take note of what has been pulled since the last time."""
+        items, size = self._inbox.unreleased
+        self._pulled.add(items - self._pulled.items, size - self._pulled.size)
+
+    def free(self, items: int) -> None:
+        """Let it have room for items that were consumed."""
+        foreign = min(items, self._earlier)
+        self._earlier -= foreign
+        if items > foreign:
+            self._inbox.free(items - foreign, self._pulled.take(items - foreign))
+
+
 class ItemSender(Sink[T]):
     """What a driver sends a worker's items to.
 
@@ -97,9 +122,7 @@ class ItemSender(Sink[T]):
         self._states = states
         self._worker = worker
         self._over = False
-        self._kept: Inbox[T] | None = None
-        self._pulled = InFlightBytes()  # from `_kept`, and in flight
-        self._earlier = held  # items in flight from an earlier host
+        self._own: OwnChannel[T] | None = None
         self._progress_acked = True  # no progress is in flight
         self._progress: Chunk[T] | None = None  # waits for that; the next one replaces it
 
@@ -108,7 +131,7 @@ class ItemSender(Sink[T]):
 
         Returns the items that may be in flight.
         """
-        self._kept = inbox
+        self._own = OwnChannel(inbox, self.capacity.held)
         self.capacity.limit_to(inbox.keep())
         return self.capacity.items
 
@@ -131,9 +154,8 @@ class ItemSender(Sink[T]):
         self.capacity.note_pulled(count)
         held: list[Any] = chunk.take_items()
         chunk = Chunk(held, chunk.states, chunk.progress)  # of the caller's, nothing is left
-        if self._kept is not None:
-            items, size = self._kept.unreleased
-            self._pulled.add(items - self._pulled.items, size - self._pulled.size)
+        if self._own is not None:
+            self._own.note_pulled()
         while start < count:
             part = chunk.part(start, count - start) if start else chunk
             part, packed, failure = self._pack_part(part)
@@ -166,15 +188,9 @@ class ItemSender(Sink[T]):
             self._progress_acked = True
             self._send_progress()
             return
-        if self._kept is not None:
-            self._free(self._kept, items)
+        if self._own is not None:
+            self._own.free(items)
         self.freed(items, size)
-
-    def _free(self, inbox: Inbox[T], items: int) -> None:
-        foreign = min(items, self._earlier)
-        self._earlier -= foreign
-        if items > foreign:
-            inbox.free(items - foreign, self._pulled.take(items - foreign))
 
     def _end(self, failure: BaseException | None) -> None:
         if self._over:

@@ -119,7 +119,7 @@ def remove_dead_jobs() -> None:
     for directory in Path(tempfile.gettempdir()).glob(f"{_prefix()}*"):
         for lock in directory.glob(f"{_machine()}*.lock"):
             with suppress(OSError, HostError):  # it is in use, or unsafe
-                JobDirectory.found(lock).remove_if_dead(wait=False)
+                JobDirectory.of_lock(lock).remove_if_dead(wait=False)
         with suppress(OSError):  # something else is in it
             directory.rmdir()
 
@@ -137,7 +137,7 @@ class JobDirectory:
         self._set(directory, _machine() + hashlib.sha256(kind.encode()).hexdigest()[:5], given=given)
 
     @classmethod
-    def found(cls, lock: Path) -> JobDirectory:
+    def of_lock(cls, lock: Path) -> JobDirectory:
         """Return the one whose lock a file is."""
         job = cls.__new__(cls)
         job._set(lock.parent, lock.stem, given=False)
@@ -159,7 +159,7 @@ class JobDirectory:
         Raises:
           HostError: it is unsafe. BlockingIOError: another process has the lock, if this one doesn't wait.
         """
-        descriptor = self._locked(fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        descriptor = self._take_lock(fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             yield
         finally:
@@ -176,7 +176,7 @@ class JobDirectory:
         """Return the key of the process that listens; `HostError`: it can't be read, or isn't one."""
         return read_key(self._key)
 
-    def connected(self, *, wait: bool = True) -> socket.socket | None:
+    def connect(self, *, wait: bool = True) -> socket.socket | None:
         """Return a connection to the process that listens; None: none does. Under the lock.
 
         Raises:
@@ -208,15 +208,15 @@ class JobDirectory:
                 self.directory.rmdir()
 
     def remove_if_dead(self, *, wait: bool = True) -> None:
-        """Remove all, if no process listens; raises what `locked` and `connected` do."""
+        """Remove all, if no process listens; raises what `locked` and `connect` do."""
         with self.locked(wait=wait):
-            sock = self.connected(wait=wait)
+            sock = self.connect(wait=wait)
             if sock is None:
                 self.remove()
             else:
                 sock.close()
 
-    def _locked(self, operation: int) -> int:
+    def _take_lock(self, operation: int) -> int:
         while True:
             self._check_directory()
             try:

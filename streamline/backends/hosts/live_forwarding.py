@@ -13,9 +13,10 @@ from typing import Any
 
 import anyio
 
+from streamline.backends.hosts.parts import WorkerPart
 from streamline.backends.ipc.exceptions import encode_failure
 from streamline.backends.ipc.link import InFlightBytes, Link
-from streamline.backends.ipc.messages import LiveCredit, LiveEnd, LiveItems, PackingError
+from streamline.backends.ipc.messages import LiveCredit, LiveEnd, LiveItems, OpenWorker, PackingError
 from streamline.core.blame import cancellation_requested
 from streamline.core.capacity import LIST_ITEMS
 from streamline.core.channel import Inbox
@@ -28,42 +29,76 @@ TRIM_ITEMS = 1024
 """Kept items from which on the worker's state is checked."""
 
 
-class LiveForwarding:
-    """Forwards one worker's part of the feed, at most `capacity` items ahead of it.
+class KeptItems:
+    """Items of a feed that a worker's state doesn't cover yet.
+
+    Attributes:
+      items: from the one with index `first` on.
+      stop: the index after the last one.
+    """
+
+    def __init__(self) -> None:
+        self.items: deque[Any] = deque()
+        self.first = 0
+        self._trim_at = TRIM_ITEMS
+
+    @property
+    def stop(self) -> int:
+        return self.first + len(self.items)
+
+    def drop_until(self, index: int) -> None:
+        """Drop the items before this one."""
+        while self.first < index:
+            self.items.popleft()
+            self.first += 1
+
+    def trim(self, covered: Callable[[], int]) -> None:
+        """Drop items that the worker's state covers; amortised.
+
+        Args:
+          covered: returns how many those are, from the feed's first.
+        """
+        if len(self.items) >= self._trim_at:
+            self.drop_until(covered())
+            self._trim_at = max(TRIM_ITEMS, 2 * len(self.items))
+
+
+class LiveForwarding(WorkerPart):
+    """Forwards one worker's part of the feed, a bounded number of items ahead of it.
 
     Args:
       worker: its number on the link.
-      consumed: returns how many items the worker's state covers.
+      name: of the source.
     """
 
-    def __init__(self, worker: int, name: str, inbox: Inbox[Any], consumed: Callable[[], int], tasks: Tasks) -> None:
-        self.name = name
-        self.capacity = max(2, inbox.capacity)
+    handles = (LiveCredit,)
+
+    def __init__(self, worker: int, name: str, inbox: Inbox[Any], tasks: Tasks) -> None:
         self._worker = worker
+        self._name = name
         self._inbox = inbox
-        self._consumed_by_state = consumed
         self._tasks = tasks
+        self._capacity = max(2, inbox.capacity)
         self._link: Link | None = None
-        self._kept: deque[Any] = deque()
-        self._first = 0  # index of the first item kept
+        self._kept = KeptItems()
         self._consumed = 0  # items that the worker has consumed
-        self._released = 0  # items released to the feed
-        self._unreleased = InFlightBytes()  # not yet released to the feed
-        self._trim_at = TRIM_ITEMS
+        self._unreleased = InFlightBytes()  # read from the feed, and not yet released to it
         self._ended: tuple[BaseException | None] | None = None
         self._room: anyio.Event | None = None
         self._job: Job | None = None
 
-    def open(self, link: Link, state: Tree | None) -> None:
-        """Forward to the worker at the other end of `link`, opened at `state`."""
-        consumed = 0 if state is None else state[self.name]
+    def complete(self, message: OpenWorker) -> OpenWorker:
+        return message._replace(live_capacity=self._capacity)
+
+    def on_open(self, link: Link, state: Tree | None) -> None:
+        consumed, kept = self._covered(state), self._kept
         if self._link is None and self._job is None:
-            self._first = self._released = consumed
-        self._drop(consumed)
-        self._consumed = self._first
+            kept.first = consumed
+        kept.drop_until(consumed)
+        self._consumed = kept.first
         self._link = link
-        if self._kept:
-            self._send(list(self._kept), self._first)
+        if kept.items:
+            self._send(list(kept.items), kept.first)
         if self._ended is not None:
             self._send_end()
         if self._job is None:
@@ -74,45 +109,38 @@ class LiveForwarding:
 
     @property
     def starved(self) -> bool:
-        """Whether the worker has consumed all that came."""
         return self._inbox.starved
 
-    def lost(self) -> None:
-        """Stop sending: the worker's host has ended."""
+    def on_lost(self) -> None:
         self._link = None
 
-    def end(self) -> None:
-        """Stop: the worker reads no more."""
+    def on_end(self) -> None:
         if self._job is not None:
             self._job.cancel()
-        self._kept.clear()
+        self._kept.drop_until(self._kept.stop)
 
-    def on_credit(self, message: LiveCredit) -> None:
+    def handle(self, message: LiveCredit) -> None:
         """Release what the worker has consumed."""
         self._consumed += message.items
-        if (items := self._consumed - self._released) > 0:  # else an earlier host had consumed them already
-            self._released += items
+        released = self._kept.stop - self._unreleased.items
+        if (items := self._consumed - released) > 0:  # else an earlier host had consumed them already
             self._inbox.free(items, self._unreleased.take(items))
         if self._room is not None:
             self._room.set()
 
-    def trim(self) -> None:
-        """Drop items that the worker's state covers; amortised."""
-        if len(self._kept) < self._trim_at:
-            return
-        self._drop(self._consumed_by_state())
-        self._trim_at = max(TRIM_ITEMS, 2 * len(self._kept))
+    def on_items(self, items: int, state: Callable[[], Tree | None]) -> None:
+        self._kept.trim(lambda: self._covered(state()))
 
-    def _drop(self, consumed: int) -> None:
-        while self._first < consumed:
-            self._kept.popleft()
-            self._first += 1
+    def _covered(self, state: Tree | None) -> int:
+        """Return how many items of the feed a state of the worker covers."""
+        covered: int = 0 if state is None else state[self._name]
+        return covered
 
     async def _run(self) -> None:
         inbox = self._inbox
         try:
             while True:
-                while (room := self.capacity - (self._first + len(self._kept) - self._consumed)) < 1:
+                while (room := self._capacity - (self._kept.stop - self._consumed)) < 1:
                     self._room = anyio.Event()
                     await resting(self._room.wait())
                 await inbox.passage()
@@ -125,8 +153,8 @@ class LiveForwarding:
                 after = inbox.unreleased
                 if chunk.items:
                     self._unreleased.add(after[0] - before[0], after[1] - before[1])
-                first = self._first + len(self._kept)
-                self._kept.extend(chunk.items)
+                first = self._kept.stop
+                self._kept.items.extend(chunk.items)
                 self._send(chunk.items, first)
                 del chunk
         except BaseException as failure:
@@ -149,7 +177,7 @@ class LiveForwarding:
             if error.index:
                 self._send(items[: error.index], first)
             raise TransportError(
-                f"{self.name} gives an item that can't be pickled, so it can't reach the workers' processes: "
+                f"{self._name} gives an item that can't be pickled, so it can't reach the workers' processes: "
                 f"{error.kind} ({error.__cause__}). Let the stream give plain data, or run with Inline() or Threads()"
             ) from error.__cause__
         link.send(LiveItems(self._worker, packed, first))

@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heapify, heapreplace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import anyio
 
-from streamline.backends.hosts.host import Host
-from streamline.backends.hosts.remote_worker import RemoteWorker
 from streamline.backends.hosts.restarts import CrashReport, CrashTracking
 from streamline.core.gate import resting
-from streamline.core.tasks import Tasks
+
+if TYPE_CHECKING:
+    from streamline.backends.hosts.host import Host
+    from streamline.backends.hosts.remote_worker import RemoteWorker
+    from streamline.core.tasks import Job, Tasks
 
 
 class Elasticity(NamedTuple):
@@ -43,33 +45,63 @@ class Home(Protocol):
     def take(self, worker: RemoteWorker[Any]) -> None: ...
 
 
-class Placement:
-    """The hosts of a run that are there, and the workers of each.
+class FixedPlacement:
+    """One host, which keeps its workers: what takes its place opens them again.
 
     Attributes:
-      crash_report: of all hosts together, since suspects of a death move on.
+      elastic: hosts come and go; each says `HostReady`.
+      crash_report: finds whom a death counts against.
     """
+
+    elastic = False
+
+    def __init__(self, crash_tracking: CrashTracking) -> None:
+        self.crash_report: CrashReport[RemoteWorker[Any]] = CrashReport(crash_tracking)
+
+    @property
+    def needed(self) -> bool:
+        """Whether a worker waits for another host, or may yet."""
+        return False
+
+    def host_ready(self, home: Home) -> None:
+        """Note that a host is ready to run workers."""
+
+    def host_lost(self, home: Home) -> None:
+        """Note that a host isn't there any more. Idempotent; `rehome` follows for each of its workers."""
+
+    def rehome(self, worker: RemoteWorker[Any]) -> None:
+        """Take a worker that has no host, or none any more."""
+
+    def wake(self) -> None:
+        """Place workers anew."""
+
+    def fail(self, failure: BaseException) -> None:
+        """Fail all workers after what has arrived: no host can run this."""
+
+
+class Placement(FixedPlacement):
+    """The hosts of a run that are there, and the workers of each; the crash report is of all hosts together."""
+
+    elastic = True
 
     def __init__(
         self, elasticity: Elasticity, hosts: Sequence[Host], crash_tracking: CrashTracking, tasks: Tasks
     ) -> None:
-        self.crash_report = CrashReport[RemoteWorker[Any]](crash_tracking)
+        super().__init__(crash_tracking)
         self._elasticity = elasticity
         self._hosts = hosts
-        self._least = min(elasticity.least, len(hosts))
         self._tasks = tasks
-        self._gate = tasks.gate
         self._workers: list[RemoteWorker[Any]] = []
         self._there: list[Home] = []
         self._homes: dict[RemoteWorker[Any], Home] = {}  # where each is, or is moved to
         self._homeless: list[RemoteWorker[Any]] = []
         self._changed = anyio.Event()
-        self._begun = self._over = False
+        self._job: Job | None = None
+        self._over = False
         self._failure: BaseException | None = None
 
     @property
     def needed(self) -> bool:
-        """Whether a worker has something to do: there is none while the run is ending."""
         return not all(worker.finished for worker in self._workers)
 
     # What happens ---------------------------------------------------------------------------------------------------
@@ -84,26 +116,22 @@ class Placement:
         if self._failure is not None:
             worker.fail(self._failure)
         if self._failure is not None or self._over:
-            worker.gone()
+            worker.close()
             return
-        self.released(worker)
-        if not self._begun:
-            self._begun = True
+        self.rehome(worker)
+        if self._job is None:
             name = "placement of workers"
-            self._tasks.start(partial(self._gate.participate, name, self._serve), name, self._end)
+            self._job = self._tasks.start(partial(self._tasks.gate.participate, name, self._serve), name, self._end)
 
     def host_ready(self, home: Home) -> None:
-        """Note that a host is ready to run workers."""
         self._there.append(home)
         self.wake()
 
     def host_lost(self, home: Home) -> None:
-        """Note that a host isn't there any more. Idempotent; `released` follows for each of its workers."""
         if home in self._there:
             self._there.remove(home)
 
-    def released(self, worker: RemoteWorker[Any]) -> None:
-        """Take a worker that has no host, or none any more."""
+    def rehome(self, worker: RemoteWorker[Any]) -> None:
         worker.connection = self
         self._homes.pop(worker, None)
         self._homeless.append(worker)
@@ -118,23 +146,26 @@ class Placement:
         """Do nothing: a worker without a host has none that it could be stuck in."""
 
     def wake(self) -> None:
-        """Place workers anew."""
         self._changed.set()
 
     def fail(self, failure: BaseException) -> None:
-        """Fail all workers after what has arrived: no host can run this."""
         self._failure = failure
         self._homeless.clear()
         for worker in self._workers:
             worker.fail(failure)
-            worker.gone()
+            worker.close()
+
+    @property
+    def _least(self) -> int:
+        """How many hosts there must be."""
+        return min(self._elasticity.least, len(self._hosts))
 
     # What is decided ------------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
         try:
             while True:
-                await self._gate.passage()
+                await self._tasks.gate.passage()
                 self._changed = anyio.Event()
                 if self._short:
                     await self._wait_for_another()
@@ -161,7 +192,7 @@ class Placement:
                 await resting(self._changed.wait())
                 self._changed = anyio.Event()
         self.wake()
-        if patience.cancelled_caught and not self._gate.holding:
+        if patience.cancelled_caught and not self._tasks.gate.holding:
             raise self._elasticity.missing(self._hosts, len(self._there), self._least)
 
     def _settle(self) -> None:
@@ -202,4 +233,4 @@ class Placement:
     def _end(self) -> None:
         self._over = True
         for worker in self._homeless:
-            worker.gone()
+            worker.close()

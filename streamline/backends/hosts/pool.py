@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal, NoReturn
 
-from streamline.backends.hosts.connection import HostConnection
+from streamline.backends.hosts.connection import HostConnection, Hosting
 from streamline.backends.hosts.host import Host
 from streamline.backends.hosts.job import in_a_job
 from streamline.backends.hosts.placement import Elasticity, Placement
@@ -47,9 +47,8 @@ class HostedWorkers:
     """Opens workers, of which `workers` are open at a time, in at most as many hosts, which may end with the run.
 
     Args:
-      own: the hosts end with the run.
-      home: returns the number of a shard's host; None: worker w runs in host w mod n.
-      share: the digest of its plan, if its workers may be shared with other processes.
+      elasticity: where hosts come and go; None: they are fixed.
+      home: returns the number of a shard's fixed host; None: worker w runs in host w mod n.
     """
 
     def __init__(
@@ -57,21 +56,16 @@ class HostedWorkers:
         plan: Plan,
         site: Site,
         hosts: Sequence[Host],
-        payload: Any,
         workers: int,
-        crash_tracking: CrashTracking,
+        hosting: Hosting,
         *,
-        own: bool,
         elasticity: Elasticity | None = None,
         home: Callable[[int], int] | None = None,
-        share: bytes = b"",
     ) -> None:
         self._plan = plan
-        self._placement = None if elasticity is None else Placement(elasticity, hosts, crash_tracking, site.tasks)
-        self._connections = [
-            HostConnection(host, payload, site.tasks, crash_tracking, own=own, placement=self._placement, share=share)
-            for host in hosts
-        ]
+        tasks, tracking = site.tasks, hosting.crash_tracking
+        self._placement = None if elasticity is None else Placement(elasticity, hosts, tracking, tasks)
+        self._connections = [HostConnection(host, hosting, tasks, self._placement) for host in hosts]
         self._numbered = {connection.host.number: connection for connection in self._connections}
         self._home = home
         self._ranks = site.num_shards
@@ -83,7 +77,7 @@ class HostedWorkers:
         plan = self._plan
         worker = RemoteWorker[Any](self._opened, plan, site, state, self._size, feed)
         self._opened += 1
-        runs = self._fixed(site.shard) if self._placement is None else self._placement
+        runs = self._fixed_host(site.shard) if self._placement is None else self._placement
         runs.add(worker)
 
         def start() -> None:
@@ -94,7 +88,7 @@ class HostedWorkers:
         filled_by = (plan.worker[-1] if plan.worker else plan.source).name
         return worker.connect(start, filled_by)
 
-    def _fixed(self, shard: int) -> HostConnection:
+    def _fixed_host(self, shard: int) -> HostConnection:
         if self._home is None:
             return self._connections[shard // self._ranks % len(self._connections)]
         return self._numbered[self._home(shard)]
@@ -154,7 +148,7 @@ class HostingBackend(ABC):
     def payload(self, plan: Plan, session: Session, hosts: int) -> Any:
         """Return what each of `hosts` hosts gets of a run."""
 
-    def carried(self, shipped: Shipped) -> Any:
+    def wrap_payload(self, shipped: Shipped) -> Any:
         """Return what hosts get of a plan that another process has shipped, to run it for that."""
         return shipped
 
@@ -198,9 +192,9 @@ class HostingBackend(ABC):
                 *(self.short,) * 2,
             )
         hosts = [self.run_host(number) for number in self.numbers(plan, site, workers)]
-        return self.assigned(plan, site, workers, hosts, own=True)
+        return self.assign(plan, site, workers, hosts, own=True)
 
-    def assigned(self, plan: Plan, site: Site, workers: int, hosts: Sequence[Host], *, own: bool) -> HostedWorkers:
+    def assign(self, plan: Plan, site: Site, workers: int, hosts: Sequence[Host], *, own: bool) -> HostedWorkers:
         """Return the workers of a run, assigned to hosts, which begin to start."""
         try:
             for host in hosts:
@@ -212,18 +206,8 @@ class HostingBackend(ABC):
             raise
         share = digest(payload) if self.shared is not None and may_share_workers(plan, site) else b""
         home = None if self.shared is None else self.home
-        return HostedWorkers(
-            plan,
-            site,
-            hosts,
-            payload,
-            workers,
-            self.crash_tracking,
-            own=own,
-            elasticity=self.elasticity,
-            home=home,
-            share=share,
-        )
+        hosting = Hosting(payload, self.crash_tracking, own, share)
+        return HostedWorkers(plan, site, hosts, workers, hosting, elasticity=self.elasticity, home=home)
 
     def check(self, plan: Plan) -> None:
         """Refuse a plan of one worker, without `.shard`, for several hosts: `PlanError`."""
@@ -370,7 +354,7 @@ class HostPool:
             host.close()
         if hints:
             hosting.hint(plan, site, workers)
-        return hosting.assigned(plan, site, workers, hosts, own=False)
+        return hosting.assign(plan, site, workers, hosts, own=False)
 
     def _run_over(self, run: object) -> None:
         """Note that a run uses its hosts no more. Idempotent."""

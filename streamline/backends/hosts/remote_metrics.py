@@ -16,8 +16,9 @@ from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
+from streamline.backends.hosts.parts import Handlers, HostPart
 from streamline.backends.ipc.link import Link
-from streamline.backends.ipc.messages import MetricsUpdate, Span
+from streamline.backends.ipc.messages import Hello, MetricsUpdate, Span
 from streamline.core.counters import FROM_HOST, ChannelMeter, Doing, HostMeter, StageCounts, StageMeter
 from streamline.core.meters import Meters, Traffic
 from streamline.core.tasks import Session
@@ -28,7 +29,7 @@ Key = tuple[str, int]
 M = TypeVar("M", StageMeter, ChannelMeter)
 
 
-class RemoteMetrics:
+class RemoteMetrics(HostPart):
     """Meters of the consumer that show what one host counts."""
 
     def __init__(self, meters: Meters, host: HostMeter) -> None:
@@ -41,6 +42,13 @@ class RemoteMetrics:
         self._counted_items: dict[Key, int] = {}
         self._earlier_traffic: dict[str, tuple[int, ...]] = {}
         self._ahead = math.inf  # of the host's clock, with the least time on the way that was seen
+
+    def handlers(self) -> Handlers:
+        return {MetricsUpdate: self.show}
+
+    def join(self, link: Link, hello: Hello) -> Hello:
+        self._host.alive = True
+        return super().join(link, hello)
 
     def show(self, counts: MetricsUpdate) -> None:
         """Show a host's update."""
@@ -70,7 +78,7 @@ class RemoteMetrics:
             if meter is not None and meter.observer is not None:
                 meter.observer(meter, doing, began, ended)
 
-    def took(self, shard: int) -> None:
+    def take_over(self, shard: int) -> None:
         """Go on from what other hosts have counted of a worker, which this one runs now, and may have run before."""
         now, meters = perf_counter(), self._meters
         for key in [(name, shard) for name in meters.names]:
@@ -82,8 +90,10 @@ class RemoteMetrics:
             if channel is not None and not key[0].endswith(FROM_HOST):
                 self._earlier_items[key] = channel.items - self._counted_items.get(key, 0)
 
-    def lost(self) -> None:
+    def on_lost(self) -> None:
         """Keep the counts of a host that has ended; nothing is in progress in it."""
+        super().on_lost()
+        self._host.gone()
         now = perf_counter()
         self._ahead = math.inf
         self._counted.clear()

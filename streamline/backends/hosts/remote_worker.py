@@ -6,22 +6,26 @@ host dies, the worker is opened again after the last item that arrived.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
 
 from streamline.backends.hosts.live_forwarding import LiveForwarding
+from streamline.backends.hosts.parts import WorkerPart
 from streamline.backends.hosts.restarts import RestartPolicy
 from streamline.backends.ipc.exceptions import decode_failure
 from streamline.backends.ipc.link import InFlightBytes, Link
 from streamline.backends.ipc.messages import (
+    CallProgress,
     CloseWorker,
     CrashingCall,
     Credit,
+    Encoded,
     FlushAt,
     ItemsMessage,
+    LiveCredit,
     OpenWorker,
     ProgressMessage,
     WorkerEnded,
@@ -54,6 +58,109 @@ class WorkerConnection(Protocol[T]):
     def end_host(self) -> None: ...
 
 
+class ResumePoint:
+    """Where a worker is opened: at its first state, or after the last item that has arrived.
+
+    Attributes:
+      begin: the state before its first item.
+      arrived: items that had arrived when it was opened last.
+    """
+
+    def __init__(self, plan: Plan, site: Site, state: Tree | None) -> None:
+        self.begin = BeginState(plan, site, state)
+        self.arrived = 0
+        self._first = state
+        self._decoder = ColumnDecoder(plan.worker_logs)
+        self._last: Reference | None = None  # the last item that has arrived
+
+    def reopen(self, arrived: int) -> Tree | None:
+        """Return the state to open it at, after so many items; what arrives from now on begins there."""
+        self.arrived = arrived
+        state = self.state()
+        if self._last is not None:
+            self._decoder.restart_at(self._last.get())
+        return state
+
+    def note_begin(self, begin: Encoded) -> None:
+        """Take the state that it was opened at."""
+        state = self._decoder.load_state(begin)
+        if self._last is None:
+            self.begin.actual = state
+
+    def decode(self, items: Sequence[T], states: Encoded) -> Chunk[T]:
+        """Return items, or progress, with their states."""
+        columns, after = self._decoder.load(states, len(items))
+        return Chunk(items, columns, after)
+
+    def pass_to(self, chunk: Chunk[Any]) -> None:
+        """Continue after a chunk."""
+        self._last = chunk.end_reference
+
+    def state(self) -> Tree | None:
+        """Return the state after the last item that has arrived; None: the worker's first one, of a new run."""
+        return self._first if self._last is None else self._last.get().json()
+
+    def __str__(self) -> str:
+        return "" if self._last is None else printable(self._last.get().where())
+
+
+class HostCredit:
+    """What a worker's host may send: at most `items` in flight, of `size` bytes.
+
+    Attributes:
+      in_flight: arrived, and not consumed.
+    """
+
+    def __init__(self, items: int, size: int) -> None:
+        self.items = items
+        self.size = size
+        self.in_flight = InFlightBytes()
+        self._due_items = self._due_bytes = 0  # consumed, and not yet credited
+
+    def restart(self) -> None:
+        """Owe nothing: another host gets what is in flight with `OpenWorker`."""
+        self._due_items = self._due_bytes = 0
+
+    def consume(self, held: int) -> tuple[int, int]:
+        """Count items as consumed, so that `held` are left; return the credit to give, in items and bytes.
+
+        Not for every list: 0 where there will soon be more.
+        """
+        consumed = self.in_flight.items - held
+        self._due_items += consumed
+        self._due_bytes += self.in_flight.take(consumed)
+        items, size = self._due_items, self._due_bytes
+        if held and items < self.items // 4 and size < self.size // 4:
+            return 0, 0
+        self._due_items = self._due_bytes = 0
+        return items, size
+
+    def has_room(self, held: int) -> bool:
+        """Whether the host may send something; once full, it waits until a quarter is free."""
+        return held <= self.items * 3 // 4 and self.in_flight.size <= self.size * 3 // 4
+
+
+class Closing:
+    """How far the end of a worker in its host has come.
+
+    Attributes:
+      to_reopen: it is being closed in order to be opened again.
+      deadline: by when user code must end, as `perf_counter`; None: it needn't, the worker goes on.
+      done: set when it has ended, with all that it opened.
+    """
+
+    def __init__(self) -> None:
+        self.to_reopen = False
+        self.deadline: float | None = None
+        self.done = anyio.Event()
+
+    async def wait(self) -> None:
+        """Wait until it is done, but no longer than until the deadline. Shielded."""
+        assert self.deadline is not None
+        with anyio.move_on_after(self.deadline - perf_counter(), shield=True):
+            await self.done.wait()
+
+
 class RemoteWorker(Feeder, Generic[T]):
     """One worker in a host, with this number on the link, opened at `state` or at the start.
 
@@ -64,7 +171,6 @@ class RemoteWorker(Feeder, Generic[T]):
     Attributes:
       connection: which has it.
       link: to its host; None: it has no host at the moment.
-      closed: set when it has ended in the host, with all that it opened.
       heard_at: `perf_counter` of its last message; before the first one, when that is due.
     """
 
@@ -75,29 +181,17 @@ class RemoteWorker(Feeder, Generic[T]):
         self.site = site
         self.connection: WorkerConnection[T] | None = None
         self.link: Link | None = None
-        self.closed = anyio.Event()
-        self.restart_policy = RestartPolicy()
         self.heard_at = 0.0
-        self._state = state
-        self._size = size
-        self._capacity = plan.worker_capacity(site.num_shards)
-        self._begin = BeginState(plan, site, state)
-        self._states = ColumnDecoder(plan.worker_logs)
-        self._last: Reference | None = None  # the last item that has arrived
-        self.forwarding = (
-            None if feed is None else LiveForwarding(number, plan.source.name, feed, self._consumed, site.tasks)
-        )
-        self.channel = Channel[T](self._begin, Capacity(self._capacity), self)
+        self.restart_policy = RestartPolicy()
+        self._parts: list[WorkerPart] = [self.restart_policy]
+        if feed is not None:
+            self._parts.append(LiveForwarding(number, plan.source.name, feed, site.tasks))
+        self._resume = ResumePoint(plan, site, state)
+        self.channel = Channel[T](self._resume.begin, Capacity(plan.worker_capacity(site.num_shards)), self)
         self.channel.join(site.tasks.session)
-        self._capacity = self.channel.capacity.items
+        self._credit = HostCredit(self.channel.capacity.items, size)
+        self._closing = Closing()
         self._start: Callable[[], None] = lambda: None
-        self._in_flight = InFlightBytes()  # arrived, not consumed
-        self._credit = 0  # items consumed, and not yet credited
-        self._credit_bytes = 0
-        self._opened_after = 0  # items
-        self._leaving = False
-        self._close_deadline = 0.0  # by when user code must end
-        self._closing = False  # in order to be opened again
 
     def connect(self, start: Callable[[], None], filled_by: str) -> Inbox[T]:
         """Return the inbox, which gets the items of the stage `filled_by`; its first pull calls `start`."""
@@ -120,60 +214,51 @@ class RemoteWorker(Feeder, Generic[T]):
 
     def open(self, link: Link) -> None:
         """Open it at the other end of `link`, after the last item that has arrived."""
-        state = self._state
-        if self._last is not None:
-            last = self._last.get()
-            state = last.json()
-            self._states.restarted(last)
+        state = self._resume.reopen(self.channel.sent)
+        site, credit = self.site, self._credit
         self.link = link
-        self._credit = self._credit_bytes = 0  # this host gets what is in flight with `OpenWorker`
+        credit.restart()
         self.heard_at = perf_counter() + START_S
-        self.restart_policy.calls.clear()
-        self._opened_after = self.channel.sent
-        site = self.site
-        link.send(
-            OpenWorker(
-                self.number,
-                site.shard,
-                site.num_shards,
-                site.epoch,
-                dict(site.skipped),
-                state,
-                items=self._capacity,
-                size=self._size,
-                in_flight=self._in_flight.items,
-                in_flight_bytes=self._in_flight.size,
-                live_capacity=0 if self.forwarding is None else self.forwarding.capacity,
-                track_calls=self.restart_policy.track_calls,
-                crashing_call=self.restart_policy.crashing_call,
-                flush_points=self._flush_points,
-            )
+        message = OpenWorker(
+            self.number,
+            site.shard,
+            site.num_shards,
+            site.epoch,
+            dict(site.skipped),
+            state,
+            items=credit.items,
+            size=credit.size,
+            in_flight=credit.in_flight.items,
+            in_flight_bytes=credit.in_flight.size,
+            flush_points=self._flush_points,
         )
-        if self.forwarding is not None:
-            self.forwarding.open(link, state)
+        for part in self._parts:
+            message = part.complete(message)
+        link.send(message)
+        for part in self._parts:
+            part.on_open(link, state)
 
     @property
     def finished(self) -> bool:
         """Whether it has finished or is being closed."""
-        return self.channel.finished or self._leaving
+        return self.channel.finished or self._closing.deadline is not None
 
     def cancel(self) -> None:
         """Ask it to end, without waiting."""
-        if not self._leaving:
-            self._leaving = True
-            self._close_deadline = perf_counter() + CLOSE_S
-            self._end_forwarding()
+        if self._closing.deadline is None:
+            self._closing.deadline = perf_counter() + CLOSE_S
+            self._end_parts()
             if self.link is None:
-                self.closed.set()
+                self._closing.done.set()
             else:
                 self.link.send(CloseWorker(self.number))
 
     def on_host_lost(self) -> None:
         """Note that its host has ended."""
         self.link = None
-        self._closing = False
-        if self.forwarding is not None:
-            self.forwarding.lost()
+        self._closing.to_reopen = False
+        for part in self._parts:
+            part.on_lost()
 
     def apply_verdict(self, fault: CrashingCall | WorkerDied) -> None:
         """Go on without the call that crashes its hosts, or fail."""
@@ -181,25 +266,25 @@ class RemoteWorker(Feeder, Generic[T]):
             self.restart_policy.crashing_call = fault
         else:
             self.fail(fault)
-            self.gone()
+            self.close()
 
     @property
     def has_room(self) -> bool:
-        """Whether it has room to send; once full, it waits until a quarter is free."""
-        return self.channel.capacity.held <= self._capacity * 3 // 4 and self._in_flight.size <= self._size * 3 // 4
+        """Whether it has room to send."""
+        return self._credit.has_room(self.held)
 
     @property
     def movable(self) -> bool:
         """Whether it runs in a host, and isn't on its way to another."""
-        return self.link is not None and not self._closing and not self.finished
+        return self.link is not None and not self._closing.to_reopen and not self.finished
 
     def close_to_reopen(self) -> None:
         """Close it in its host, in order to open it again, there or elsewhere, once what it has sent has arrived."""
         assert self.link is not None
-        self._closing = True
+        self._closing.to_reopen = True
         self.link.send(CloseWorker(self.number))
-        if self.forwarding is not None:
-            self.forwarding.lost()
+        for part in self._parts:
+            part.on_lost()
 
     @property
     def to_reopen(self) -> bool:
@@ -208,9 +293,8 @@ class RemoteWorker(Feeder, Generic[T]):
 
     def reopening(self) -> bool:
         """Return `to_reopen`, once."""
-        reopening = self.to_reopen
-        self._closing = False
-        return reopening
+        self._closing.to_reopen = False
+        return self.to_reopen
 
     @property
     def held(self) -> int:
@@ -220,55 +304,47 @@ class RemoteWorker(Feeder, Generic[T]):
     @property
     def position(self) -> str:
         """Its position in the source, for a person."""
-        return "" if self._last is None else printable(self._last.get().where())
+        return str(self._resume)
 
     @property
     def starved(self) -> bool:
         """Whether it waits for an item of a live source."""
-        return self.forwarding is not None and self.forwarding.starved
+        return any(part.starved for part in self._parts)
 
-    def gone(self) -> None:
+    def close(self) -> None:
         """Note that its host has ended, and no other will run it."""
         self.link = None
-        self.closed.set()
+        self._closing.done.set()
 
     def fail(self, failure: BaseException) -> None:
         """Fail the channel after what has arrived."""
         if not self.channel.finished:
             self.channel.fail(failure)
-        self._end_forwarding()
+        self._end_parts()
 
-    def _end_forwarding(self) -> None:
-        if self.forwarding is not None:
-            self.forwarding.end()
+    def _end_parts(self) -> None:
+        for part in self._parts:
+            part.on_end()
 
     async def stop(self) -> None:
         """Close it in its host and wait; if user code doesn't end, kill the host."""
         self.cancel()
-        with anyio.move_on_after(self._close_deadline - perf_counter(), shield=True):
-            await self.closed.wait()
-        if not self.closed.is_set() and self.connection is not None:
+        await self._closing.wait()
+        if not self._closing.done.is_set() and self.connection is not None:
             self.connection.end_host()
             with anyio.CancelScope(shield=True):
-                await self.closed.wait()
+                await self._closing.done.wait()
 
     def on_freed(self) -> None:
-        """Give credit for what was consumed; not for every list."""
-        freed = self._in_flight.items - self.channel.capacity.held
-        self._credit += freed
-        self._credit_bytes += self._in_flight.take(freed)
-        items, size = self._credit, self._credit_bytes
-        if not items or (self.channel.capacity.held and items < self._capacity // 4 and size < self._size // 4):
-            return
-        self._credit = self._credit_bytes = 0
-        if self.link is not None and not self.finished:
+        items, size = self._credit.consume(self.held)
+        if items and self.link is not None and not self.finished:
             self.link.send(Credit(self.number, items, size))
 
     @property
     def _flush_points(self) -> FlushPoints | None:
         """Where the host's lists may end, as it counts items."""
         points = self.channel.flush_points
-        return None if points is None else points._replace(first=points.first - self._opened_after)
+        return None if points is None else points._replace(first=points.first - self._resume.arrived)
 
     def on_flush_points(self) -> None:
         if self.link is not None and not self.finished and (points := self._flush_points) is not None:
@@ -276,14 +352,12 @@ class RemoteWorker(Feeder, Generic[T]):
 
     # Messages from the host -------------------------------------------------------------------------------------------
 
-    def opened(self, message: WorkerOpened) -> None:
+    def on_opened(self, message: WorkerOpened) -> None:
         """Take the state that it was opened at."""
         self.heard_at = perf_counter()
         self.channel.capacity.limit_to(message.items)
-        self._capacity = self.channel.capacity.items
-        begin = self._states.load_state(message.begin)
-        if self._last is None:
-            self._begin.actual = begin
+        self._credit.items = self.channel.capacity.items
+        self._resume.note_begin(message.begin)
 
     def items(self, message: ItemsMessage, link: Link) -> None:
         """Post items from `link`, which may be closed by now."""
@@ -295,48 +369,46 @@ class RemoteWorker(Feeder, Generic[T]):
         except BaseException as failure:
             self.fail(self._unreadable(failure))
             return
-        states, after = self._states.load(message.states, len(items))
-        self._in_flight.add(len(items), packed.nbytes)
+        chunk = self._resume.decode(items, message.states)
+        self._credit.in_flight.add(len(items), packed.nbytes)
         self.channel.reserve(len(items))
-        self._arrived(Chunk(items, states, after))
+        self._post(chunk)
         self._stop_tracking()
 
     def progress(self, message: ProgressMessage, link: Link) -> None:
         """Post progress from `link`."""
         if self.finished:
             return
-        states, after = self._states.load(message.states, 0)
-        self._arrived(Chunk((), states, after))
+        self._post(self._resume.decode((), message.states))
         link.send(Credit(self.number, 0, 0))
 
-    def _arrived(self, chunk: Chunk[T]) -> None:
-        self.restart_policy.on_items(len(chunk.items))
+    def _post(self, chunk: Chunk[T]) -> None:
+        count = len(chunk.items)
         self.heard_at = perf_counter()
-        self._last = chunk.end_reference
+        self._resume.pass_to(chunk)
         self.channel.post(chunk)
-        if self.forwarding is not None:
-            self.forwarding.trim()
+        for part in self._parts:
+            part.on_items(count, self._resume.state)
 
     def _stop_tracking(self) -> None:
         if self.restart_policy.track_calls and self.restart_policy.stable and self.link is not None:
             self.restart_policy.track_calls = False
-            if not self._closing:
+            if not self._closing.to_reopen:
                 self.close_to_reopen()
 
-    def ended(self, message: WorkerEnded) -> None:
+    def on_ended(self, message: WorkerEnded) -> None:
         """Finish or fail the channel."""
         if message.failure is not None:
             self.fail(decode_failure(message.failure))
         elif not self.channel.finished:
             self.channel.finish()
-        self._end_forwarding()
+        self._end_parts()
 
-    def _consumed(self) -> int:
-        """Return how many items of its feed its state covers."""
-        assert self.forwarding is not None
-        tree = self._state if self._last is None else self._last.get().json()
-        consumed: int = 0 if tree is None else tree[self.forwarding.name]
-        return consumed
+    def handle(self, message: CallProgress | LiveCredit) -> None:
+        """Take a message of a feature of this worker."""
+        for part in self._parts:
+            if isinstance(message, part.handles):
+                part.handle(message)
 
     def _unreadable(self, failure: BaseException) -> BaseException:
         error = TransportError(

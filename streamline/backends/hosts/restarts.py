@@ -29,11 +29,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+from streamline.backends.hosts.parts import WorkerPart
 from streamline.backends.ipc.link import Link
-from streamline.backends.ipc.messages import CallProgress, CrashingCall
+from streamline.backends.ipc.messages import CallProgress, CrashingCall, OpenWorker
 from streamline.core.flow import Site
 from streamline.core.options import is_async
 from streamline.core.replay import Adapter
+from streamline.core.state import Tree
 from streamline.core.tasks import Tasks
 from streamline.errors import WorkerDied
 from streamline.plan.plan import Plan
@@ -172,7 +174,7 @@ class CrashTracking:
     replace_stuck: bool = False
 
 
-class RestartPolicy:
+class RestartPolicy(WorkerPart):
     """The deaths of one worker's hosts.
 
     Attributes:
@@ -182,6 +184,8 @@ class RestartPolicy:
       crashing_call: the call that its hosts have died of; None: none is known.
     """
 
+    handles = (CallProgress,)
+
     def __init__(self) -> None:
         self.count = 0
         self.track_calls = False
@@ -189,23 +193,28 @@ class RestartPolicy:
         self.crashing_call: CrashingCall | None = None
         self._delivered = TRACKED_ITEMS  # items since the last death
 
-    def on_items(self, items: int) -> None:
-        """Count items; 0: progress."""
+    def complete(self, message: OpenWorker) -> OpenWorker:
+        return message._replace(track_calls=self.track_calls, crashing_call=self.crashing_call)
+
+    def on_open(self, link: Link, state: Tree | None) -> None:
+        self.calls.clear()
+
+    def on_items(self, items: int, state: Callable[[], Tree | None]) -> None:
         self.count, self.crashing_call = 0, None
         self._delivered += items
 
-    @property
-    def stable(self) -> bool:
-        """Whether it has given enough since the last death."""
-        return self._delivered >= TRACKED_ITEMS
-
-    def calling(self, message: CallProgress) -> None:
+    def handle(self, message: CallProgress) -> None:
         """Note the start or end of a call."""
         call = message.stage, message.number
         if message.over:
             self.calls.discard(call)
         else:
             self.calls.add(call)
+
+    @property
+    def stable(self) -> bool:
+        """Whether it has given enough since the last death."""
+        return self._delivered >= TRACKED_ITEMS
 
     def count_death(self, most: int, *, track_calls: bool) -> bool:
         """Count a death, and perhaps track calls from now on; return whether it was the last of `most`."""

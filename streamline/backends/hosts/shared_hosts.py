@@ -64,7 +64,7 @@ class Sharing(Protocol):
 
     def host(self, number: int, *, shared: bool = False) -> Host: ...
 
-    def carried(self, shipped: Shipped) -> Any:
+    def wrap_payload(self, shipped: Shipped) -> Any:
         """Return what hosts get of a plan that was shipped."""
 
 
@@ -135,7 +135,7 @@ class HostOwner:
         self._lock = threading.RLock()
         self._hosts: dict[int, SocketHost[Any]] = {}
         self._closed = False
-        self._listener = Listener(os.fspath(job.socket), job.new_key(), self._came)
+        self._listener = Listener(os.fspath(job.socket), job.new_key(), self._on_guest)
         self._cleanup = Cleanup(self, _remove, job, os.getpid())  # a guest may leave as this process exits
         disowned_in_copies(self)
 
@@ -206,7 +206,7 @@ class HostOwner:
             host.close()
         return True
 
-    def _came(self, sock: socket.socket, hello: PeerHello, _: str) -> None:
+    def _on_guest(self, sock: socket.socket, hello: PeerHello, _: str) -> None:
         """Take a guest whose handshake is done."""
         session = _GuestSession(self, sock, hello)
         with self._lock:
@@ -219,7 +219,7 @@ class HostOwner:
         logger.debug("process %d shares the hosts of this one", hello.pid)
         session.start()
 
-    def left(self, session: _GuestSession) -> None:
+    def on_left(self, session: _GuestSession) -> None:
         """Note that a guest has left."""
         with self._lock:
             self.guests.discard(session)
@@ -241,7 +241,7 @@ class _GuestSession:
         self._connection = ControlConnection(sock)
         self._name = f"streamline guest {hello.pid}"
         self._places: dict[int, _ReachedHost] = {}
-        self._relays: dict[int, Relay] = {}
+        self._replies: dict[int, Callable[[bytes], object]] = {}  # by the link that the question came from
         disowned_in_copies(self)
 
     def disown(self) -> None:
@@ -256,7 +256,7 @@ class _GuestSession:
             while True:
                 message = self._connection.receive()
                 if isinstance(message, _HostQuestion):
-                    self._relays[message.link].reply(message.body)
+                    self._replies[message.link](message.body)
                     continue
                 answer = partial(self._answer, message, self._connection.taken_descriptors())
                 start_thread(threading.Thread(target=answer, name=self._name, daemon=True))
@@ -265,7 +265,7 @@ class _GuestSession:
         finally:
             self._connection.hang_up()
             self._connection.close()
-            self._owner.left(self)
+            self._owner.on_left(self)
 
     def _answer(self, request: _GuestRequest, descriptors: Sequence[int]) -> None:
         if request.what == "reach":
@@ -275,13 +275,16 @@ class _GuestSession:
         result = None if place is None else getattr(self._owner, request.what)(place.process)
         self._connection.send(_OwnerAnswer(request.number, result))
 
+    def _ask(self, link: int, question: bytes, reply: Callable[[bytes], object]) -> None:
+        self._replies[link] = reply
+        self._connection.send(_HostQuestion(link, question))
+
     def _reach(self, request: _GuestRequest, descriptor: int) -> None:
         link, owner, connection = request.link, self._owner, self._connection
         host, nbytes, env = request.arguments
-        payload = owner.sharing.carried(Shipped(descriptor, nbytes))
-        relay = Relay(lambda question: connection.send(_HostQuestion(link, question)), payload.close)
-        self._relays[link] = relay
+        payload = owner.sharing.wrap_payload(Shipped(descriptor, nbytes))
         try:
+            relay = Relay(partial(self._ask, link), payload.close)
             sock, place = anyio.run(owner.reach, host, payload, relay, env)
         except _OwnerGone:
             connection.hang_up()
@@ -422,7 +425,7 @@ class _JobHosts:
                 if isinstance(self._role, HostGuest):
                     self._role.close()
                 try:
-                    self._role = self._joined()
+                    self._role = self._new_role()
                 except UnreachableError as error:  # it has just ended, or it is stopped
                     if time.monotonic() > deadline:
                         raise
@@ -447,10 +450,10 @@ class _JobHosts:
                 self._job.remove_if_dead()
             self._role = None  # not before: what Ctrl-C cuts off, the next close does
 
-    def _joined(self) -> HostOwner | HostGuest:
+    def _new_role(self) -> HostOwner | HostGuest:
         job = self._job
         with job.locked():
-            sock = job.connected()
+            sock = job.connect()
             if sock is None:
                 remove_dead_jobs()
                 return HostOwner(self._sharing, job, self.release)

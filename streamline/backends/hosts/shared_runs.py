@@ -27,12 +27,12 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import anyio
 from anyio.abc import TaskGroup
 
-from streamline.backends.hosts.host_server import Spec, first_message, loaded, serve
+from streamline.backends.hosts.host_server import Spec, first_message, load_spec, serve
 from streamline.backends.ipc.link import Link, LinkClosed
 from streamline.backends.ipc.messages import (
     CallProgress,
@@ -63,6 +63,9 @@ from streamline.backends.ipc.pickling import Pickling, load
 from streamline.backends.ipc.socket_link import Outgoing, SharedItems, SocketLink, outgoing
 from streamline.core.duplicate_check import Beginning
 
+if TYPE_CHECKING:
+    from streamline.backends.network.connections import Introduction
+
 STALL_S = 10.0
 """Seconds for which a peer may consume nothing while another one waits for it. In a training of several ranks that
 share their data, none gets ahead by more than a step; much longer steps than this are not seen."""
@@ -77,6 +80,13 @@ async def serve_socket(sock: socket.socket, payload: int) -> None:
     await serve_link(SocketLink(sock), payload)
 
 
+async def serve_network(sock: socket.socket, payload: int, introduction: Introduction | None = None) -> None:
+    """Likewise, for consumers on another machine, as `streamline.backends.remote.network_link.serve_network` does."""
+    from streamline.backends.remote.network_link import load_here, network_link  # hosts on one machine don't need it
+
+    await serve_link(await network_link(sock, introduction), payload, load_here)
+
+
 async def serve_link(link: SocketLink, payload: int, load: Callable[[int], Spec] = load) -> None:
     """Serve a run over `link`, as a peer of others if it says so."""
     if (hello := await first_message(link, payload)) is None:
@@ -84,7 +94,7 @@ async def serve_link(link: SocketLink, payload: int, load: Callable[[int], Spec]
     plan = _plans.get(hello.share)
     if plan is not None:
         os.close(payload)
-    elif (spec := await loaded(link, payload, load)) is None:
+    elif (spec := await load_spec(link, payload, load)) is None:
         return
     elif hello.share:
         plan = _plans[hello.share] = SharedPlan(hello.share, spec)
@@ -134,10 +144,9 @@ class SharedRun:
         self.workers: dict[int, _SharedWorker] = {}
         self.ended = anyio.Event()
         self.ending = False
-        self.one_machine = one_machine
         self.group: TaskGroup | None = None
         self._plan = plan
-        self._link = _RunLink(self)
+        self._link = _RunLink(self, one_machine=one_machine)
         self._numbers = count()
         self._paused: set[RunPeer] = set()
         self._pauses = 0
@@ -147,7 +156,7 @@ class SharedRun:
             ItemsMessage: self._of_worker,
             ProgressMessage: self._of_worker,
             WorkerEnded: self._of_worker,
-            WorkerClosed: self._closed,
+            WorkerClosed: self._on_closed,
             SkippedItem: lambda message: self._of_shard(message.key[0], message),
             Beginning: lambda message: self._of_shard(message.shard, message),
             PauseStatus: self._pause_status,
@@ -226,7 +235,7 @@ class SharedRun:
     # Pauses -----------------------------------------------------------------------------------------------------------
 
     def pause(self, peer: RunPeer) -> bool:
-        """Pause for a peer; return whether `PauseStatus` follows: not if this goes on, for the sake of others."""
+        """Pause for a peer; return whether `PauseStatus` follows: the run goes on until all of its peers pause."""
         self._paused.add(peer)
         self._hold_if_all_pause()
         return self._holding
@@ -250,7 +259,7 @@ class SharedRun:
 
     # What the run says ------------------------------------------------------------------------------------------------
 
-    def said(self, message: Any) -> None:
+    def deliver(self, message: Any) -> None:
         """Pass a message of the run on to the peers that it is for. In its event loop's thread, but for some kinds."""
         self._handlers[type(message)](message)
 
@@ -262,11 +271,11 @@ class SharedRun:
         if (worker := self.workers.get(message.worker)) is not None:  # else it was over, and another is in its place
             worker.put(self._once(message))
 
-    def _closed(self, message: WorkerClosed) -> None:
+    def _on_closed(self, message: WorkerClosed) -> None:
         worker = self.workers.get(message.worker)
         if worker is not None and not worker.over:
             del self.workers[message.worker]
-            worker.closed()
+            worker.on_closed()
 
     def _pause_status(self, message: PauseStatus) -> None:
         if message.number == self._pauses and self._holding:
@@ -288,7 +297,7 @@ class SharedRun:
             return message  # type: ignore[no-any-return]
         assert isinstance(message.packed, Outgoing)
         return message._replace(
-            packed=SharedItems(message.packed, self._link.new_classes(), one_machine=self.one_machine)
+            packed=SharedItems(message.packed, self._link.new_classes(), one_machine=self._link.one_machine)
         )
 
     def _metrics(self, update: MetricsUpdate) -> None:
@@ -333,8 +342,47 @@ class _Share:
         self.out_bytes = self.behind_bytes = message.in_flight_bytes
 
 
+class _MessageLog:
+    """What a worker has given: entries from the one with index `first` on; all of them, as long as it is `whole`.
+
+    Attributes:
+      items, size: given in all.
+      progress: how many messages of progress were given.
+      ended: the worker has finished, or failed.
+    """
+
+    def __init__(self, *, whole: bool) -> None:
+        self.whole = whole
+        self.items = self.size = self.progress = 0
+        self.ended = False
+        self.first = 0
+        self._entries: deque[_KeptMessage] = deque()
+
+    def add(self, message: Any) -> _KeptMessage:
+        """Return the new entry."""
+        packed = message.packed if isinstance(message, ItemsMessage) else None
+        entry = _KeptMessage(message, *(0, 0) if packed is None else (packed.count, packed.nbytes))
+        self.progress += isinstance(message, ProgressMessage)
+        self.ended = self.ended or isinstance(message, WorkerEnded)
+        self.items += entry.items
+        self.size += entry.size
+        self._entries.append(entry)
+        return entry
+
+    def entry(self, index: int) -> _KeptMessage | None:
+        """Return an entry; None: it isn't there yet."""
+        at = index - self.first
+        return self._entries[at] if at < len(self._entries) else None
+
+    def drop_until(self, index: int) -> None:
+        """Drop the entries before this one."""
+        while self.first < index:
+            self._entries.popleft()
+            self.first += 1
+
+
 class _SharedWorker:
-    """A worker, and its peers.
+    """A worker, with this number in its run, and its peers.
 
     Attributes:
       closing: it is being closed, for its last peer.
@@ -342,26 +390,29 @@ class _SharedWorker:
     """
 
     def __init__(self, run: SharedRun, number: int, opened: OpenWorker) -> None:
-        self.number = number
-        self.shard = opened.shard
         self.peers: dict[RunPeer, _Share] = {}
         self.closing = self.over = False
         self._run = run
-        self._opened = opened
+        self._opened = opened._replace(worker=number)
         self._capacity = opened.items
-        self._entries: deque[_KeptMessage] = deque()
-        self._first = 0  # index of the first entry that is kept
-        self._whole = not opened.track_calls and opened.crashing_call is None  # all entries are kept
-        self._given = self._given_bytes = 0
+        self._log = _MessageLog(whole=not opened.track_calls and opened.crashing_call is None)
         self._held, self._held_bytes = opened.in_flight, opened.in_flight_bytes  # as the sender counts
-        self._progress = self._acked = 0
-        self._watched = self._ended = False
+        self._acked = 0  # messages of progress
+        self._watched = False
+
+    @property
+    def number(self) -> int:
+        return self._opened.worker
+
+    @property
+    def shard(self) -> int:
+        return self._opened.shard
 
     def fits(self, peer: RunPeer, message: OpenWorker) -> bool:
         """Whether a peer that opens this gets just what the worker has given, and will give."""
         mine = self._opened
         return (
-            self._whole
+            self._log.whole
             and not self.closing
             and peer not in self.peers  # which reads it twice, apart
             and not message.track_calls
@@ -373,30 +424,20 @@ class _SharedWorker:
     def join(self, peer: RunPeer, message: OpenWorker) -> None:
         """Let a peer have all that the worker gives."""
         share = self.peers[peer] = _Share(message)
-        share.behind += self._given
-        share.behind_bytes += self._given_bytes
+        share.behind += self._log.items
+        share.behind_bytes += self._log.size
         self._deliver(peer, share)
         self._balance()
 
     def put(self, message: Any) -> None:
         """Send the peers a message of the worker, as far as they have room."""
-        items, size = 0, 0
-        if isinstance(message, ItemsMessage):
-            items, size = message.packed.count, message.packed.nbytes
-        elif isinstance(message, WorkerOpened):
+        log = self._log
+        if isinstance(message, WorkerOpened):
             self._capacity = message.items
-        elif isinstance(message, ProgressMessage):
-            self._progress += 1
-        elif isinstance(message, WorkerEnded):
-            self._ended = True
-        self._entries.append(_KeptMessage(message, items, size))
-        self._given += items
-        self._given_bytes += size
+        _, items, size = log.add(message)
         self._held += items
         self._held_bytes += size
-        self._whole = (
-            self._whole and self._given_bytes <= self._opened.size and self._given <= KEPT_TIMES * self._capacity
-        )
+        log.whole = log.whole and log.size <= self._opened.size and log.items <= KEPT_TIMES * self._capacity
         for peer, share in self.peers.items():
             share.behind += items
             share.behind_bytes += size
@@ -430,7 +471,7 @@ class _SharedWorker:
 
     def leave(self, peer: RunPeer) -> bool:
         """Let a peer go; return whether it has gone. The last one goes when the worker is closed."""
-        kept = self._ended and self._whole
+        kept = self._log.ended and self._log.whole
         if len(self.peers) > 1 or kept:
             del self.peers[peer]
         if self.peers and (kept or peer not in self.peers):
@@ -442,15 +483,15 @@ class _SharedWorker:
             self._run.post(CloseWorker(self.number))
         return kept
 
-    def closed(self) -> None:
+    def on_closed(self) -> None:
         """Note that it is closed, with all that it had opened."""
         for peer, share in self.peers.items():
-            peer.left(share.number)
+            peer.on_left(share.number)
 
     def _deliver(self, peer: RunPeer, share: _Share) -> None:
         """Send a peer what it has room for."""
-        while share.at < self._first + len(self._entries):
-            message, items, size = self._entries[share.at - self._first]
+        while (entry := self._log.entry(share.at)) is not None:
+            message, items, size = entry
             full = share.out + items > self._capacity or share.out_bytes + size > self._opened.size
             if items and share.out and full:
                 return
@@ -470,17 +511,15 @@ class _SharedWorker:
         self._watch()
 
     def _ack(self) -> None:
-        if self._acked < self._progress <= min(share.acked for share in self.peers.values()):
-            self._acked = self._progress
+        given = self._log.progress
+        if self._acked < given <= min(share.acked for share in self.peers.values()):
+            self._acked = given
             self._run.post(Credit(self.number, 0, 0))
 
     def _trim(self) -> None:
         """Drop what all peers were sent, unless later ones may come."""
-        if not self._whole:
-            sent = min(share.at for share in self.peers.values())
-            while self._first < sent:
-                self._entries.popleft()
-                self._first += 1
+        if not self._log.whole:
+            self._log.drop_until(min(share.at for share in self.peers.values()))
 
     # Peers that lag ---------------------------------------------------------------------------------------------------
 
@@ -488,7 +527,7 @@ class _SharedWorker:
     def _waited_for(self) -> bool:
         """Whether a peer has nothing left, while others have, and what they have is all there will be for now."""
         hungry = any(not share.behind and self._run.waits(peer) for peer, share in self.peers.items())
-        return hungry and not self._ended and any(share.behind for share in self.peers.values())
+        return hungry and not self._log.ended and any(share.behind for share in self.peers.values())
 
     def _watch(self) -> None:
         if not self._watched and self._waited_for and self._run.group is not None:
@@ -499,13 +538,13 @@ class _SharedWorker:
         """Detach peers that consume nothing for too long, as long as another one waits."""
         while self._waited_for:
             credits = {peer: share.credits for peer, share in self.peers.items() if share.behind}
-            given = self._given
+            given = self._log.items
             await anyio.sleep(STALL_S)
-            if self._waited_for and self._given == given:
+            if self._waited_for and self._log.items == given:
                 for peer, before in credits.items():
                     share = self.peers.get(peer)
                     if share is not None and share.behind and share.credits == before and self.leave(peer):
-                        peer.left(share.number)
+                        peer.on_left(share.number)
         self._watched = False
 
 
@@ -586,10 +625,10 @@ class RunPeer:
                 worker.join(self, message)
                 self._workers[message.worker] = worker
                 return
-        run = next((run for run in runs if run.frees(message.shard)), None) or self._begun()
+        run = next((run for run in runs if run.frees(message.shard)), None) or self._new_run()
         self._workers[message.worker] = run.open(self, message)
 
-    def _begun(self) -> SharedRun:
+    def _new_run(self) -> SharedRun:
         assert self._hello is not None
         assert self._group is not None
         run = SharedRun(self._plan, self._hello, one_machine=self.link.one_machine)
@@ -608,9 +647,9 @@ class RunPeer:
     def _close(self, message: CloseWorker) -> None:
         worker = self._workers.get(message.worker)
         if worker is None or worker.leave(self):  # the former: it was detached just now
-            self.left(message.worker)
+            self.on_left(message.worker)
 
-    def left(self, number: int) -> None:
+    def on_left(self, number: int) -> None:
         """Tell it that a worker of its is closed; if it didn't ask for that, it opens it anew."""
         self._workers.pop(number, None)
         self.link.send(WorkerClosed(number))
@@ -648,8 +687,8 @@ class _RunLink(Link):
 
     copies: ClassVar[bool] = True
 
-    def __init__(self, run: SharedRun) -> None:
-        self.one_machine = run.one_machine
+    def __init__(self, run: SharedRun, *, one_machine: bool) -> None:
+        self.one_machine = one_machine
         self._run = run
         self._pickling = Pickling()
         self._messages: list[Message] = []
@@ -671,7 +710,7 @@ class _RunLink(Link):
         raise AssertionError("a live source is read by one rank, and shared with none")
 
     def send(self, message: Message) -> None:
-        self._run.said(message)
+        self._run.deliver(message)
 
     def push(self) -> None:
         self._run.push()

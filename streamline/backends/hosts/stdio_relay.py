@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.core.forks import disowned_in_copies
@@ -145,21 +145,16 @@ def _picklable(value: object) -> object:
 
 
 # In the parent --------------------------------------------------------------------------------------------------------
-class Relay:
+class Relay(NamedTuple):
     """Passes the questions of one run on, as they are, to the process that it belongs to.
 
-    Args:
-      ask: called with each question; must not wait for its reply.
-      over: called when the run has ended, or the host.
-
     Attributes:
-      reply: takes the reply to a question.
+      ask: called with each question, and what takes the reply; must not wait for it.
+      over: called when the run has ended, or the host.
     """
 
-    def __init__(self, ask: Callable[[bytes], object], over: Callable[[], object]) -> None:
-        self.ask = ask
-        self.over = over
-        self.reply: Callable[[bytes], object] = lambda _: None
+    ask: Callable[[bytes, Callable[[bytes], object]], object]
+    over: Callable[[], object]
 
 
 class HostOutput:
@@ -179,8 +174,6 @@ class HostOutput:
     def answer(self, link: int, by: Answer | Relay) -> None:
         """Answer the questions of the run with this link."""
         self._answers[link] = by
-        if isinstance(by, Relay):
-            by.reply = partial(self._reply, link)
 
     def frame(self, kind: int, link: int, body: bytes) -> None:
         """Print it, log it or answer it."""
@@ -191,7 +184,7 @@ class HostOutput:
         elif kind == OVER:
             self._over(link)
         elif isinstance(by := self._answers.get(link), Relay):
-            by.ask(body)
+            by.ask(body, partial(self._reply, link))
         else:
             self._reply(link, reply_to(by, body))
 

@@ -17,18 +17,26 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
-from streamline.backends.ipc.link import Link
-from streamline.backends.ipc.messages import Encoded
 from streamline.core.error_policy import Failure
 from streamline.core.replay import CALL_ATTRIBUTE, FailedCall
 from streamline.core.text import REPR_BYTES, cut, said
 from streamline.core.tracebacks import ELSEWHERE, trace_of
 from streamline.errors import StageError, WorkerDied
 
+if TYPE_CHECKING:
+    from streamline.backends.ipc.messages import Encoded
 
-def encode_failure(link: Link, failure: BaseException) -> Encoded:
+
+class LinkEnd(Protocol):
+    """The part of a `Link` that is used here."""
+
+    copies: ClassVar[bool]
+    host: str
+
+
+def encode_failure(link: LinkEnd, failure: BaseException) -> Encoded:
     """Return a failure for a message: bytes where the link copies, else itself."""
     if not link.copies:
         return failure
@@ -40,7 +48,7 @@ def decode_failure(encoded: Encoded) -> BaseException:
     return unpickle_exception(encoded) if isinstance(encoded, bytes) else encoded
 
 
-def encode_skipped(link: Link, failure: Failure) -> Encoded:
+def encode_skipped(link: LinkEnd, failure: Failure) -> Encoded:
     """Return the record of a skipped item for a message."""
     return pickle_skipped(failure, link.host) if link.copies else failure
 

@@ -99,7 +99,7 @@ def padded(pieces: Sequence[bytes], buffers: Sequence[memoryview]) -> Iterator[m
 
 
 class Frames:
-    """Parses frames: read into `spaces()`, then take the frames that `filled()` yields.
+    """Parses frames: read into `spaces()`, then take the frames that `take()` yields.
 
     Args:
       memory: returns so many bytes for a frame with buffers, uninitialised.
@@ -128,7 +128,7 @@ class Frames:
             self._start, self._end = 0, left
         return [self._buffer[self._end :]]
 
-    def filled(self, nbytes: int) -> Iterator[Frame]:
+    def take(self, nbytes: int) -> Iterator[Frame]:
         """Yield the frames that `nbytes` more bytes complete. Must be exhausted."""
         if self._large is not None:
             taken = min(nbytes, len(self._large) - self._received)

@@ -37,9 +37,9 @@ class Hello(NamedTuple):
     """
 
     host: str
-    meters: Any
-    observed: bool
-    ask: Any
+    meters: Any = None
+    observed: bool = False
+    ask: Any = None
     answer: bool = False
     share: bytes = b""
     widths: Mapping[str, int] | None = None

@@ -277,7 +277,7 @@ class SlabPool:
         """Of all slabs."""
         return self._held
 
-    def dropped(self) -> list[int]:
+    def take_dropped(self) -> list[int]:
         """Return the numbers of slabs dropped since the last call, for the other end to drop."""
         with self._lock:
             numbers, self._dropped = self._dropped, []

@@ -12,7 +12,7 @@ import pickle
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -218,6 +218,157 @@ class _Between(NamedTuple):
     dropped: Sequence[int]
 
 
+class SendQueue:
+    """What one end of a link writes: as much as the socket takes at once, in any thread; `flush` writes the rest.
+
+    Args:
+      on_over: called when the other end reads no more.
+
+    Attributes:
+      pieces: to be written, each with the descriptor that goes with its first byte.
+    """
+
+    def __init__(self, sock: SharedSocket, on_over: Callable[[], object]) -> None:
+        self.pieces: deque[tuple[memoryview, Descriptor | None]] = deque()
+        self._socket = sock
+        self._on_over = on_over
+        self._over = False
+        self._lock = threading.RLock()  # seldom contended
+        self._loop_thread: tuple[int, Callable[[Callable[[], None]], object]] | None = None  # its id, what calls in it
+        self._wrote: anyio.Event | None = None  # while a task waits at the socket, to write more
+        self._queued: anyio.Event | None = None  # while a task waits for something to write
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is written."""
+        return self._over or self._socket.closed
+
+    def post(self, frame: bytes, descriptor: Descriptor | None = None) -> None:
+        """Write a frame, and queue what the socket doesn't take. A descriptor goes with the first byte."""
+        with self._lock:
+            self.pieces.append((memoryview(frame), descriptor))
+            if len(self.pieces) == 1:
+                self.push()
+            if self.pieces:
+                self._wake_flush()
+
+    def post_pieces(
+        self, pieces: Sequence[memoryview], keep: Callable[[Sequence[memoryview]], Iterable[memoryview]]
+    ) -> None:
+        """Likewise, of a frame whose pieces may change when this has returned: `keep` copies what is queued."""
+        with self._lock:
+            if rest := pieces if self.pieces else self._write_pieces(pieces):
+                self.pieces.extend((piece, None) for piece in keep(rest))
+                self._wake_flush()
+
+    def push(self) -> None:
+        """Write what the socket takes."""
+        with self._lock:
+            try:
+                with self._socket:
+                    while self.pieces:
+                        self._drop_written(self._write_first())
+            except BlockingIOError:
+                return
+            except (Gone, OSError):
+                self.stop()
+
+    async def flush(self) -> None:
+        """Write what is queued, until the link closes."""
+        self._loop_thread = threading.get_ident(), threadsafe_call()
+        while not self.over:
+            with self._lock:  # another thread may be sending
+                self._queued = queued = None if self.pieces else anyio.Event()
+            if queued is None:
+                await self._write_more()
+            else:
+                await queued.wait()
+
+    async def drain(self) -> None:
+        """Wait until all is written, or the other end is gone."""
+        while self.pieces and not self.over:
+            await self._write_more()
+
+    def stop(self) -> None:
+        """Drop what is queued, and write nothing more."""
+        with self._lock:
+            self._over = True
+            for _, descriptor in self.pieces:
+                if descriptor is not None:
+                    descriptor.close()
+            self.pieces.clear()
+            self._on_over()
+            self._wake_flush()
+
+    async def _write_more(self) -> None:
+        """Wait until the socket takes more, and write it, or until another task has."""
+        if self._wrote is not None:
+            await self._wrote.wait()
+            return
+        self._wrote = anyio.Event()
+        try:
+            with self._socket as sock:
+                await anyio.wait_writable(sock)
+            self.push()
+        except (Gone, OSError, anyio.ClosedResourceError):
+            self.stop()
+        finally:
+            self._wrote.set()
+            self._wrote = None
+
+    def _wake_flush(self) -> None:
+        """Wake the task that waits for something to write."""
+        queued, self._queued = self._queued, None
+        if queued is None:
+            return
+        if self._loop_thread is None or self._loop_thread[0] == threading.get_ident():
+            queued.set()
+        else:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop_thread[1](queued.set)
+
+    def _write_first(self) -> int:
+        """Write the first pieces; those with a descriptor alone."""
+        first, descriptor = self.pieces[0]
+        if descriptor is not None and descriptor.fd is not None:
+            return self._socket.write([first], descriptor.fd)
+        if len(self.pieces) == 1:
+            return self._socket.write([first])
+        bare = takewhile(lambda piece: piece[1] is None, islice(self.pieces, AT_ONCE))
+        return self._socket.write([piece for piece, _ in bare])
+
+    def _drop_written(self, nbytes: int) -> None:
+        while self.pieces:
+            piece, descriptor = self.pieces[0]
+            if nbytes and descriptor is not None:
+                descriptor.close()
+            if nbytes < len(piece):
+                self.pieces[0] = piece[nbytes:], None if nbytes else descriptor
+                return
+            nbytes -= len(piece)
+            self.pieces.popleft()
+
+    def _write_pieces(self, pieces: Sequence[memoryview]) -> Sequence[memoryview]:
+        """Write what the socket takes; return what is left."""
+        at = 0
+        try:
+            with self._socket:
+                while at < len(pieces):
+                    nbytes = self._socket.write(pieces[at : at + AT_ONCE])
+                    while at < len(pieces) and nbytes >= len(pieces[at]):
+                        nbytes -= len(pieces[at])
+                        at += 1
+                    if nbytes:
+                        pieces = [pieces[at][nbytes:], *pieces[at + 1 :]]
+                        at = 0
+        except BlockingIOError:
+            return pieces[at:]
+        except (Gone, OSError):
+            self.stop()
+            return ()
+        return ()
+
+
 class SocketLink(Link):
     """One end of a link between two processes, over a connected stream socket of the AF_UNIX family.
 
@@ -236,12 +387,7 @@ class SocketLink(Link):
         self._socket = SharedSocket(sock, self._stop)
         self._pickling = Pickling()
         self.place = self._pool = SlabPool(pool_bytes, self._announce)
-        self._unsent: deque[tuple[memoryview, Descriptor | None]] = deque()
-        self._sending = threading.RLock()  # for `send_threadsafe`; seldom contended
-        self._loop_thread: tuple[int, Callable[[Callable[[], None]], object]] | None = None  # its id, what calls in it
-        self._wrote: anyio.Event | None = None  # while a task waits at the socket, to write more
-        self._queued: anyio.Event | None = None  # while a task waits for something to write
-        self._write_closed = False  # the other end reads no more
+        self._queue = SendQueue(self._socket, self._pool.close)
         self._read_closed: str | None = None  # it will say no more, and why
         self._reading = ReadWatcher(self._socket, self._read)
         self._arrived: list[Message] = []
@@ -250,7 +396,7 @@ class SocketLink(Link):
         self._leases: dict[int, SlabLease] = {}
 
     def __repr__(self) -> str:
-        state = "closed" if self._socket.closed else f"{len(self._unsent)} unsent"
+        state = "closed" if self._socket.closed else f"{len(self._queue.pieces)} unsent"
         return f"<SocketLink {state}, {self._pool.nbytes} bytes shared>"
 
     # Items
@@ -272,11 +418,11 @@ class SocketLink(Link):
     # Sending
 
     def send(self, message: Message) -> None:
-        if self._write_closed or self._socket.closed:
+        if self._queue.over:
             return
         packed = getattr(message, "packed", None)
         if packed is None:
-            self._post(head(pickle.dumps(message, 5)))
+            self._queue.post(head(pickle.dumps(message, 5)))
             return
         rest: Any = message
         if isinstance(packed, SharedItems):
@@ -299,16 +445,16 @@ class SocketLink(Link):
     def _define(self, classes: Mapping[str, bytes]) -> None:
         """Send definitions of classes that what follows refers to."""
         if classes:
-            self._post(head(pickle.dumps(_Between(classes, ()), 5)))
+            self._queue.post(head(pickle.dumps(_Between(classes, ()), 5)))
 
     def _send_shared(self, message: bytes, shared: SharedItems) -> None:
         slab = shared.slab
         if slab is None:
-            self._post(head(message, shared.count, shared.sizes) + bytes(shared.memory))
+            self._queue.post(head(message, shared.count, shared.sizes) + bytes(shared.memory))
         else:
             assert slab.descriptor.fd is not None  # each link sends one of its own
             frame = head(message, shared.count, shared.sizes, SHARED, slab.size, 1)
-            self._post(frame, Descriptor(os.dup(slab.descriptor.fd)))
+            self._queue.post(frame, Descriptor(os.dup(slab.descriptor.fd)))
 
     def _send_items(self, message: bytes, count: int, sizes: list[int], pickled: PickledItems) -> None:
         whole = offsets(sizes)[-1]
@@ -316,122 +462,35 @@ class SocketLink(Link):
         if slab is None:
             inline = bytearray(whole)
             lay_out(*pickled, memoryview(inline))
-            self._post(head(message, count, sizes) + inline)
+            self._queue.post(head(message, count, sizes) + inline)
             return
-        if dropped := self._pool.dropped():
-            self._post(head(pickle.dumps(_Between({}, dropped), 5)))
+        if dropped := self._pool.take_dropped():
+            self._queue.post(head(pickle.dumps(_Between({}, dropped), 5)))
         lay_out(*pickled, slab.memory)
         new = slab.descriptor if slab.number == ONCE else None  # others are announced
-        self._post(head(message, count, sizes, slab.number, slab.size, new is not None), new)
+        self._queue.post(head(message, count, sizes, slab.number, slab.size, new is not None), new)
 
     def _announce(self, slab: Slab) -> None:
         """Send a new slab's descriptor; from any thread."""
-        if self._write_closed or self._socket.closed:
+        if self._queue.over:
             slab.descriptor.close()
         else:
-            between = _Between({}, self._pool.dropped())
-            self._post(head(pickle.dumps(between, 5), 0, (), slab.number, slab.size, 1), slab.descriptor)
+            between = _Between({}, self._pool.take_dropped())
+            self._queue.post(head(pickle.dumps(between, 5), 0, (), slab.number, slab.size, 1), slab.descriptor)
 
     def send_threadsafe(self, message: Message) -> None:
-        if not (self._write_closed or self._socket.closed):
-            self._post(head(pickle.dumps(message, 5)))
+        if not self._queue.over:
+            self._queue.post(head(pickle.dumps(message, 5)))
 
     def push(self) -> None:
-        if self._unsent:
-            self._write()
+        if self._queue.pieces:
+            self._queue.push()
 
     async def flush(self) -> None:
-        self._loop_thread = threading.get_ident(), threadsafe_call()
-        while not (self._write_closed or self._socket.closed):
-            with self._sending:  # another thread may be sending
-                self._queued = queued = None if self._unsent else anyio.Event()
-            if queued is None:
-                await self._write_more()
-            else:
-                await queued.wait()
+        await self._queue.flush()
 
     async def drain(self) -> None:
-        while self._unsent and not (self._write_closed or self._socket.closed):
-            await self._write_more()
-
-    async def _write_more(self) -> None:
-        """Wait until the socket takes more, and write it, or until another task has."""
-        if self._wrote is not None:
-            await self._wrote.wait()
-            return
-        self._wrote = anyio.Event()
-        try:
-            with self._socket as sock:
-                await anyio.wait_writable(sock)
-            self._write()
-        except (Gone, OSError, anyio.ClosedResourceError):
-            self._stop_sending()
-        finally:
-            self._wrote.set()
-            self._wrote = None
-
-    def _post(self, frame: bytes, descriptor: Descriptor | None = None) -> None:
-        """Write a frame, and queue what the socket doesn't take. A descriptor goes with the first byte."""
-        with self._sending:
-            self._unsent.append((memoryview(frame), descriptor))
-            if len(self._unsent) == 1:
-                self._write()
-            if self._unsent:
-                self._wake_flush()
-
-    def _write(self) -> None:
-        """Write what the socket takes."""
-        with self._sending:
-            try:
-                with self._socket:
-                    while self._unsent:
-                        self._written(self._send_first())
-            except BlockingIOError:
-                return
-            except (Gone, OSError):
-                self._stop_sending()
-
-    def _wake_flush(self) -> None:
-        """Wake the task that waits for something to write."""
-        queued, self._queued = self._queued, None
-        if queued is None:
-            return
-        if self._loop_thread is None or self._loop_thread[0] == threading.get_ident():
-            queued.set()
-        else:
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop_thread[1](queued.set)
-
-    def _send_first(self) -> int:
-        """Write the first pieces; those with a descriptor alone."""
-        first, descriptor = self._unsent[0]
-        if descriptor is not None and descriptor.fd is not None:
-            return self._socket.write([first], descriptor.fd)
-        if len(self._unsent) == 1:
-            return self._socket.write([first])
-        bare = takewhile(lambda piece: piece[1] is None, islice(self._unsent, AT_ONCE))
-        return self._socket.write([piece for piece, _ in bare])
-
-    def _written(self, nbytes: int) -> None:
-        while self._unsent:
-            piece, descriptor = self._unsent[0]
-            if nbytes and descriptor is not None:
-                descriptor.close()
-            if nbytes < len(piece):
-                self._unsent[0] = piece[nbytes:], None if nbytes else descriptor
-                return
-            nbytes -= len(piece)
-            self._unsent.popleft()
-
-    def _stop_sending(self) -> None:
-        with self._sending:
-            self._write_closed = True
-            for _, descriptor in self._unsent:
-                if descriptor is not None:
-                    descriptor.close()
-            self._unsent.clear()
-            self._pool.close()
-            self._wake_flush()
+        await self._queue.drain()
 
     # Receiving
 
@@ -478,7 +537,7 @@ class SocketLink(Link):
                 if not nbytes:
                     self._read_closed = "the other end hung up"
                     break
-                for frame in self._frames.filled(nbytes):
+                for frame in self._frames.take(nbytes):
                     self._take(frame, messages)
         except BlockingIOError:
             return messages  # that was all
@@ -542,5 +601,5 @@ class SocketLink(Link):
         self._reading.end()
 
     def _stop(self) -> None:
-        self._stop_sending()
+        self._queue.stop()
         self._stop_receiving()

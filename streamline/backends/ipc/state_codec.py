@@ -61,7 +61,7 @@ class ColumnDecoder:
             return self._at  # the same state, in the log up to there
         return cast(State, state)
 
-    def restarted(self, at: State) -> None:
+    def restart_at(self, at: State) -> None:
         """Expect a new `ColumnEncoder`: the worker is opened again at `at.json()`, the last state it returned."""
         self._at = at
         self._generation += 1

@@ -55,7 +55,7 @@ the default 10 s no attempt is lost."""
 
 ENTRY_POINT = "streamline.backends.remote.network_link:serve_network"
 
-SHARED_ENTRY_POINT = "streamline.backends.remote.shared_network:serve_network"
+SHARED_ENTRY_POINT = "streamline.backends.hosts.shared_runs:serve_network"
 
 
 class _Hosted:

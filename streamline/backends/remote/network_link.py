@@ -23,8 +23,7 @@ from streamline.backends.hosts.host_server import serve_link
 from streamline.backends.ipc.frames import LARGE, Frames, head, padded
 from streamline.backends.ipc.messages import Message
 from streamline.backends.ipc.pickling import PickledItems, load
-from streamline.backends.ipc.shared_socket import Gone
-from streamline.backends.ipc.socket_link import AT_ONCE, SharedItems, SocketLink
+from streamline.backends.ipc.socket_link import SharedItems, SocketLink
 from streamline.backends.network.connections import Introduction
 from streamline.backends.network.tls import TlsSocket
 from streamline.core.lazy_numpy import np
@@ -119,37 +118,10 @@ class NetworkLink(SocketLink):
         return messages
 
     def _send_items(self, message: bytes, count: int, sizes: list[int], pickled: PickledItems) -> None:
-        self._send_pieces([memoryview(head(message, count, sizes)), *padded(*pickled)])
+        self._queue.post_pieces([memoryview(head(message, count, sizes)), *padded(*pickled)], _lasting)
 
     def _send_shared(self, message: bytes, shared: SharedItems) -> None:
-        self._send_pieces([memoryview(head(message, shared.count, shared.sizes)), shared.memory])
-
-    def _send_pieces(self, pieces: Sequence[memoryview]) -> None:
-        with self._sending:
-            rest = pieces if self._unsent else self._write_pieces(pieces)
-            if rest:
-                self._unsent.extend((piece, None) for piece in _lasting(rest))
-                self._wake_flush()
-
-    def _write_pieces(self, pieces: Sequence[memoryview]) -> Sequence[memoryview]:
-        """Write what the socket takes; return what is left."""
-        at = 0
-        try:
-            with self._socket:
-                while at < len(pieces):
-                    nbytes = self._socket.write(pieces[at : at + AT_ONCE])
-                    while at < len(pieces) and nbytes >= len(pieces[at]):
-                        nbytes -= len(pieces[at])
-                        at += 1
-                    if nbytes:
-                        pieces = [pieces[at][nbytes:], *pieces[at + 1 :]]
-                        at = 0
-        except BlockingIOError:
-            return pieces[at:]
-        except (Gone, OSError):
-            self._stop_sending()
-            return ()
-        return ()
+        self._queue.post_pieces([memoryview(head(message, shared.count, shared.sizes)), shared.memory], _lasting)
 
 
 def _lasting(pieces: Sequence[memoryview]) -> Iterator[memoryview]:

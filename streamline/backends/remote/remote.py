@@ -101,11 +101,11 @@ class AgentsBackend(HostingBackend):
         return CrashTracking()
 
     def payload(self, plan: Plan, session: Session, hosts: int) -> CarriedPlan:
-        carried = self.carried(ship(Spec.of(plan, session), alike=self.shared is not None))
+        carried = self.wrap_payload(ship(Spec.of(plan, session), alike=self.shared is not None))
         session.at_close(carried.close)
         return carried
 
-    def carried(self, shipped: Shipped) -> CarriedPlan:
+    def wrap_payload(self, shipped: Shipped) -> CarriedPlan:
         return CarriedPlan(shipped)
 
     @abstractmethod

@@ -27,7 +27,7 @@ class Worker:
         return Site(cast(Any, None), self.shard, 4)
 
     def calls(self, number: int = 1) -> Worker:
-        self.restart_policy.calling(CallProgress(0, "load", number, over=False))
+        self.restart_policy.handle(CallProgress(0, "load", number, over=False))
         return self
 
 
@@ -44,7 +44,7 @@ def test_an_item_resets_the_count_of_deaths() -> None:
     report, worker = CrashReport[Worker](CrashTracking(max_restarts=2)), Worker()
     for _ in range(5):
         assert dies(report, worker) == []
-        worker.restart_policy.on_items(1)
+        worker.restart_policy.on_items(1, dict)
 
 
 def test_a_death_counts_against_who_is_in_a_call_else_against_who_has_room() -> None:
@@ -52,7 +52,7 @@ def test_a_death_counts_against_who_is_in_a_call_else_against_who_has_room() -> 
     calling, idle, full = Worker().calls(), Worker(), Worker(has_room=False)
     dies(report, calling, idle, full)
     assert [worker.restart_policy.count for worker in (calling, idle, full)] == [1, 0, 0]
-    calling.restart_policy.calling(CallProgress(0, "load", 1, over=True))
+    calling.restart_policy.handle(CallProgress(0, "load", 1, over=True))
     dies(report, calling, idle, full)
     assert [worker.restart_policy.count for worker in (calling, idle, full)] == [2, 1, 0]
 
@@ -62,7 +62,7 @@ def test_calls_are_tracked_after_two_deaths_in_quick_succession(given: int, trac
     report, worker = CrashReport[Worker](CrashTracking(max_restarts=9)), Worker()
     dies(report, worker)
     assert not worker.restart_policy.track_calls
-    worker.restart_policy.on_items(given)
+    worker.restart_policy.on_items(given, dict)
     dies(report, worker)
     assert worker.restart_policy.track_calls is track_calls
 
@@ -96,7 +96,7 @@ def test_several_that_would_be_counted_for_the_last_time_take_turns() -> None:
     assert dies(report, awaited, later, full) == []
     assert [worker.restart_policy.count for worker in (awaited, later, full)] == [1, 1, 0]
     assert report.turn is awaited
-    awaited.restart_policy.on_items(1)
+    awaited.restart_policy.on_items(1, dict)
     assert report.turn_over(awaited)
     awaited.has_room = False
     assert report.turn is later

@@ -153,9 +153,12 @@ def test_workers_that_are_no_longer_read_are_removed(dying: bool) -> None:
         async with sl.from_items(range(6)).shard(3).map(abs).merge().repeat(60).open(backend=backend) as stream:
             async for item in stream:
                 found.append(item)
-                assert sum(len(connection._workers) for connection in connections_of(stream)) <= 6
-                assert all(connection._wanted <= set(connection._workers) for connection in connections_of(stream))
-            assert all(not connection._workers for connection in connections_of(stream))
+                assert sum(len(connection._workers.known) for connection in connections_of(stream)) <= 6
+                assert all(
+                    connection._workers.wanted <= set(connection._workers.known)
+                    for connection in connections_of(stream)
+                )
+            assert all(not connection._workers.known for connection in connections_of(stream))
         assert found == list(range(6)) * 60
         assert backend.runs[0].happened >= 20 * dying
 

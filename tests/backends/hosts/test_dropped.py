@@ -156,18 +156,18 @@ def test_progress_does_not_pile_up_before_a_running_that_is_busy_elsewhere() -> 
 
 def test_items_of_a_feed_are_kept_until_a_state_covers_them(hosts: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, journal = [0], [0]
-    append, trim = MemoryJournal.append, LiveForwarding.trim
+    append, trim = MemoryJournal.append, LiveForwarding.on_items
 
     def appended(self: MemoryJournal, entry: Any) -> None:
         append(self, entry)
         journal.append(len(self))
 
-    def trimmed(self: LiveForwarding) -> None:
-        kept.append(len(self._kept))
-        trim(self)
+    def trimmed(self: LiveForwarding, items: int, state: Any) -> None:
+        kept.append(len(self._kept.items))
+        trim(self, items, state)
 
     monkeypatch.setattr(MemoryJournal, "append", appended)
-    monkeypatch.setattr(LiveForwarding, "trim", trimmed)
+    monkeypatch.setattr(LiveForwarding, "on_items", trimmed)
 
     pipe = sl.from_stream(Tape(LENGTH, pause=100)).shard(2).filter(lambda item: item == LENGTH - 2).merge()
 

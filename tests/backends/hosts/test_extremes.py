@@ -66,7 +66,7 @@ def test_no_more_bytes_wait_for_a_slow_consumer_than_may(
 
     def items_arrive(self: RemoteWorker[Any], *args: Any) -> None:
         take(self, *args)
-        most.append(self._in_flight.size)
+        most.append(self._credit.in_flight.size)
 
     monkeypatch.setattr(RemoteWorker, "items", items_arrive)
     with items(260, fn).open(backend=sl.Processes(1)) as stream:

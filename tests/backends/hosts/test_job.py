@@ -190,14 +190,14 @@ def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
 def test_a_stale_socket_is_no_process_that_listens(tmp_path: Path) -> None:
     made = job_at(tmp_path / "job")
     with made.locked():
-        assert made.connected() is None
+        assert made.connect() is None
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(os.fspath(made.socket))
             server.listen()
-            found = made.connected()
+            found = made.connect()
             assert found is not None
             found.close()
-        assert made.connected() is None
+        assert made.connect() is None
         assert made.socket.exists()
     made.remove_if_dead()
     assert not list(made.directory.iterdir())

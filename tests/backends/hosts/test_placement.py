@@ -205,7 +205,7 @@ class Alone:
     def fail(self, failure: BaseException) -> None:
         self.failure = failure
 
-    def gone(self) -> None:
+    def close(self) -> None:
         self.finished = True
 
 

@@ -235,7 +235,7 @@ def test_a_host_that_is_gone_is_at_nothing_and_what_it_did_stays() -> None:
     reporter.report()
     meters, mirror = mirrored()
     mirror.show(link.sent[0])
-    mirror.lost()
+    mirror.on_lost()
     shown, passed = meters.stages["decode", 3], meters.channels["decode", 3]
     assert shown.since is None
     assert (shown.items, passed.items, passed.depth, passed.peak) == (2, 7, 0, 6)
@@ -261,7 +261,7 @@ def test_counts_of_a_worker_that_moves_and_returns_add_up_once() -> None:
     shown = []
     for host, took, items in [(first, True, 10), (second, True, 3), (second, False, 4), (first, True, 15)]:
         if took:
-            host.took(3)
+            host.take_over(3)
         host.show(counted(items, float(items)))
         stage = meters.stages["decode", 3]
         shown.append((stage.items, stage.busy_s, meters.channels["decode", 3].items, str(stage.host)))
@@ -296,7 +296,7 @@ def test_times_of_another_machine_are_shown_by_this_ones_clock(monkeypatch: pyte
         assert shown is not None
         assert before <= shown <= here()
     assert all(before - 60 < began < ended < here() + 60 for began, ended in spans)
-    mirror.lost()
+    mirror.on_lost()
     mirror.show(link.sent[-1]._replace(clock=here() + 5))  # a host on a third machine
     assert meters.stages["decode", 3].since is not None
 
@@ -312,7 +312,7 @@ def test_what_hosts_have_asked_of_servers_adds_up_also_of_those_that_are_gone() 
     mirror.show(link.sent[0])
     mirror.show(link.sent[0])  # what was sent is a sum, not an addition
     assert stats_of(meters).reads == (ReadStats(name="read_lines", requests=5, retries=2, bytes=100, in_flight=3),)
-    mirror.lost()
+    mirror.on_lost()
     assert stats_of(meters).reads[0].in_flight == 0  # nobody waits for those answers any more
     mirror.show(MetricsUpdate((), traffics=(("read_lines", 1, 0, 7, 2, 1, 5, 2),)))  # of the next one
     mirror.show(MetricsUpdate((), traffics=(("read_lines", 2, 1, 9, 3, 1, 6, 1),)))

@@ -162,7 +162,7 @@ async def test_what_is_over_is_kept_for_those_that_come_later(table: Table) -> N
     table.worker.put(WorkerEnded(table.worker.number, None))
     table.take("first", 4)
     assert table.worker.leave(table.peers["first"])
-    table.run.said(WorkerClosed(table.worker.number))
+    table.run.deliver(WorkerClosed(table.worker.number))
     table.open("later")
     assert table.given()["later"] == 4
     assert isinstance(table.links["later"].sent[-1], WorkerEnded)

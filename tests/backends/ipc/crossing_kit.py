@@ -67,7 +67,7 @@ class Crossing(Flow[Any]):
                 break
             self._dumper.dump(chunk)
         await self._far.aclose()
-        self.columns.restarted(self._last)
+        self.columns.restart_at(self._last)
         self._begin(self._last.json())
         if self._dice.random() < 0.9:  # it may die again at once
             again = self.columns.load_state(self._dumper.dump_state(self._far.state))

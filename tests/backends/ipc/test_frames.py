@@ -43,7 +43,7 @@ def read(data: bytes, cuts: list[int]) -> list[Sent]:
             got += len(piece)
         assert got > 0
         data = data[got:]
-        for frame in frames.filled(got):
+        for frame in frames.take(got):
             starts = offsets(frame.sizes)
             parts = [bytes(frame.parts[at : at + size]) for at, size in zip(starts, frame.sizes, strict=False)]
             found.append((bytes(frame.message), frame.items, parts))
@@ -66,7 +66,7 @@ def test_what_a_frame_holds_is_writable_and_its_own() -> None:
     frames = Frames()
     data: Any = written([(b"m", 1, [b"abc"])]) * 2
     frames.spaces()[0][: len(data)] = data
-    first, second = frames.filled(len(data))
+    first, second = frames.take(len(data))
     first.parts[:3] = b"xyz"
     assert bytes(second.parts[:3]) == b"abc"
 

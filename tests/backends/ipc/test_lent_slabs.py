@@ -229,7 +229,7 @@ def sent(link: SocketLink, item: Any, worker: int = 1) -> None:
 
 async def test_a_slab_may_be_dropped_before_its_descriptor_is_sent() -> None:
     near, far = pair()
-    while not near._unsent:  # the socket is full
+    while not near._queue.pieces:  # the socket is full
         sent(near, bytes(20_000))
     made = 0
     for nbytes in (40_000, 60_000, 80_000, 100_000, 120_000):  # not sent, and too small for the next ones

@@ -152,10 +152,10 @@ def test_free_slabs_make_room_for_other_sizes() -> None:
     views.clear()
     large = taken(pool, 4 * SMALLEST)
     assert pool.nbytes <= 64 * SMALLEST
-    gone = pool.dropped()
+    gone = pool.take_dropped()
     assert set(gone) <= {slab.number for slab in small}
     assert len(gone) >= large.size // SMALLEST
-    assert pool.dropped() == []
+    assert pool.take_dropped() == []
 
 
 def test_a_larger_one_that_is_free_will_do() -> None:

@@ -353,7 +353,7 @@ def test_a_sender_that_is_stuck_notices_that_the_other_end_is_gone(run: Run) -> 
                 await anyio.wait_all_tasks_blocked()
                 far.close()
             near.send(PauseHost(1))
-            assert not near._unsent
+            assert not near._queue.pieces
 
     run(test)
 
@@ -520,7 +520,7 @@ def test_push_and_send_threadsafe_write_from_another_thread_while_the_loop_block
     ours, theirs = socket.socketpair()
     near, far = SocketLink(ours), SocketLink(theirs)
     sent = 0
-    while not far._unsent:
+    while not far._queue.pieces:
         far.send(PauseHost(sent))
         sent += 1
     thread = threading.Thread(target=far.send_threadsafe, args=(PauseHost(sent),))

@@ -197,7 +197,7 @@ def test_choices_given_at_a_restart_count_until_they_are_made() -> None:
     columns, dumper = ColumnDecoder(True), ColumnEncoder(True)
     mark = columns.load_state(dumper.dump_state(state_of(Log(0, [], 0, "batch"), 0)))
     assert mark.json() == {"items": 0, "batch": {"replay": []}}
-    columns.restarted(mark)
+    columns.restart_at(mark)
     again, dumper = Log(0, [2, 1, 2], 3, "batch"), ColumnEncoder(True)
     assert columns.load_state(dumper.dump_state(state_of(again, 0))) is mark
     states, _ = columns.load(dumper.dump(Chunk([1], [state_of(again, 1)])), 1)
@@ -228,6 +228,6 @@ def test_a_restart_at_a_state_that_hides_choices_is_refused() -> None:
 
     columns = ColumnDecoder(True)
     state = columns.load_state(ColumnEncoder(True).dump_state(begin()))
-    columns.restarted(state)
+    columns.restart_at(state)
     with pytest.raises(ResumeError, match="'load'"):
         columns.load_state(ColumnEncoder(True).dump_state(begin()))

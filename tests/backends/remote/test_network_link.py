@@ -123,11 +123,11 @@ def test_what_nothing_can_change_waits_uncopied(waits: bool, make: Callable[[Any
         item = make(kept)
         expected = bytes(item)
         with linked() as (near, far):
-            while not far._unsent:  # the socket has room
+            while not far._queue.pieces:  # the socket has room
                 put(far, b"x" * (1 << 20))
-            blocked = len(far._unsent)
+            blocked = len(far._queue.pieces)
             far.send(ItemsMessage(3, far.pack([item]), b"states"))
-            waiting: list[Any] = [piece.obj for piece, _ in list(far._unsent)[blocked:] if len(piece) > 1 << 20]
+            waiting: list[Any] = [piece.obj for piece, _ in list(far._queue.pieces)[blocked:] if len(piece) > 1 << 20]
             assert [owner is item for owner in waiting] == [waits]
             del waiting, item
             kept[:] = 9
