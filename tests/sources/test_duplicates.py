@@ -21,11 +21,7 @@ from streamline.backends.base import Backend
 from streamline.core.duplicate_check import DISTINCT, FIRST_ITEMS, digest
 from streamline.errors import ClosedError, DuplicateWarning, PlanError
 from streamline.testing.checks import check_resume
-from tests.backends.hosts.conftest import pool
-from tests.copying_backend import Copying
 from tests.laws.profile import examples
-
-__all__ = ["pool"]
 
 Shares = Callable[[int, int], Sequence[Any]]
 """From shard and num_shards to the items that a function makes of it."""
@@ -61,17 +57,6 @@ def read(pipe: sl.Pipeline[Any], **options: Any) -> tuple[list[Any], list[str]]:
             items = list(stream)
     assert all(warning.category is DuplicateWarning for warning in caught)
     return items, [str(warning.message) for warning in caught]
-
-
-@pytest.fixture(params=["inline", "copying", "threads", "processes"])
-def backend(pool: Backend, request: pytest.FixtureRequest) -> Backend:
-    kinds: dict[str, Backend] = {
-        "inline": sl.Inline(),
-        "copying": Copying(2),
-        "threads": sl.Threads(2),
-        "processes": pool,
-    }
-    return kinds[request.param]
 
 
 # A source that splits itself ------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
+import pytest
+
 CHILD = """
 import asyncio, json, sys
 from pathlib import Path
@@ -66,6 +68,7 @@ def serve(listening: socket.socket, most: int) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_killed_again_and_again_every_event_comes_out_exactly_once(tmp_path: Path) -> None:
     script = tmp_path / "child.py"
     script.write_text(CHILD)
