@@ -51,6 +51,16 @@ def covering(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
     return found
 
 
+def long_but(quick: Iterable[S], values: Iterable[S]) -> list[Any]:
+    """Return values as parameters of a test, of which all but the quick ones are marked as long."""
+    kept = list(quick)
+
+    def marked(value: S) -> Any:
+        return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.long)
+
+    return [value if value in kept else marked(value) for value in values]
+
+
 def examples(count: int) -> Callable[[Any], Any]:
     """Return the settings of a property test of `count` examples: always the same, unless there are to be more.
 
