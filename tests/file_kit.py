@@ -86,7 +86,7 @@ def slices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(local, "BLOCK_BYTES", 4)
 
 
-@pytest.fixture(params=[None, 100, 701])
+@pytest.fixture(params=[None, 100])
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read in blocks of a few bytes, too."""
     if request.param:

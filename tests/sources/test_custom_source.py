@@ -67,16 +67,6 @@ def test_it_resumes_exactly(name: str) -> None:
     check_resume(SOURCES[name](), loop=LOOPS[len(name) % len(LOOPS)])
 
 
-@pytest.mark.parametrize("source", [rows, plain], ids=["async", "sync"])
-@pytest.mark.parametrize("shards", [1, 2, 3, 30])
-def test_all_shards_together_are_the_whole(source: Any, shards: int) -> None:
-    assert sorted(source(length=20).shard(shards)) == list(range(20))
-
-
-def test_without_a_shard_there_is_one() -> None:
-    assert list(rows(length=4)) == [0, 1, 2, 3]
-
-
 def test_each_pass_of_a_repeat_begins_with_a_fresh_state() -> None:
     assert list(rows(length=3).repeat(2)) == [0, 1, 2, 0, 1, 2]
     assert sorted(rows(length=3).repeat(2).shard(2)) == [0, 0, 1, 1, 2, 2]

@@ -166,10 +166,6 @@ async def test_one_huge_line_over_several_blocks(put: Any, read: Read) -> None:
     assert len(whole.states) == 3
 
 
-async def test_empty_files_have_no_items(put: Any, read: Read) -> None:
-    assert (await read(read_lines([put("a", b""), put("b", b"")]))).items == []
-
-
 @pytest.mark.parametrize("line", sampled(range(6), 5))
 async def test_a_line_that_is_not_utf8_fails_after_those_before(put: Any, read: Read, slices: None, line: int) -> None:
     texts = [b"eins", "zwö".encode(), b"", b"vier", b"f\xc3\xbcnf", b"sechs"]
@@ -208,37 +204,6 @@ async def test_a_line_that_is_too_long_fails_after_those_before(put: Any, read: 
     whole = await read(read_lines(path, max_line_bytes=4), mode="file")
     assert whole.items == ["ok"]
     assert str(whole.failure).startswith(f"{path} line 2 (byte 3): expected a line of at most 4 bytes")
-
-
-async def test_gzip_that_is_cut_at_any_byte_fails_after_its_lines(tmp_path: Path, read: Read) -> None:
-    text = "".join(f"line {number}\n" for number in range(40))
-    data, path = gzip.compress(text.encode()), tmp_path / "x.gz"
-    for cut in range(len(data)):
-        path.write_bytes(data[:cut])
-        whole = await read(read_lines(path))
-        assert isinstance(whole.failure, DataError)
-        assert str(whole.failure).startswith(f"{path}: the gzip data is truncated: it ends at compressed byte {cut}")
-        assert whole.items == text.splitlines()[: len(whole.items)]
-    assert len(whole.items) == 40  # only the checksum was missing
-    path.write_bytes(data)
-    assert (await read(read_lines(path), whole.end)).items == []
-
-
-@pytest.mark.parametrize("data", [b"plain\n", gzip.compress(b"a\n") + b"garbage"], ids=["plain", "garbage"])
-async def test_what_is_named_gzip_and_is_not_fails(tmp_path: Path, read: Read, data: bytes) -> None:
-    (tmp_path / "x.gz").write_bytes(data)
-    whole = await read(read_lines(tmp_path / "x.gz"))
-    assert isinstance(whole.failure, DataError)
-    assert "x.gz: " in str(whole.failure)
-    assert whole.items == (["a"] if data[0] == 0x1F else [])
-
-
-async def test_gzip_over_a_connection_that_breaks_goes_on(server: Any, read: Read) -> None:
-    text = "".join(f"line {number}\n" for number in range(40))
-    server.objects["x.gz"] = gzip.compress(text.encode())
-    for cut in range(0, len(server.objects["x.gz"]), 7):
-        server.script = [server.faulty(cut=cut)]
-        assert (await read(read_lines(server.url("x.gz")))).items == text.splitlines()
 
 
 async def test_a_server_that_gives_up_fails_after_what_has_come(server: Any, read: Read) -> None:

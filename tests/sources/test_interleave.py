@@ -78,16 +78,6 @@ def test_each_shard_takes_turns_over_its_own_files(files: Any) -> None:
         assert [item for item in found if int(item[0]) % 2 == shard] == part
 
 
-def test_one_file_at_a_time_is_as_ever(files: Any) -> None:
-    paths = files(SIZES)
-    assert list(sl.read_jsonl(paths).shard(1, interleave=1)) == list(sl.read_jsonl(paths))
-
-
-def test_many_items_come_in_long_lists(files: Any) -> None:
-    sizes = [3000, 2000, 2500, 10]
-    assert list(sl.read_jsonl(files(sizes)).shard(1, interleave=3)) == oracle(sizes, 3)
-
-
 # Where it stands ----------------------------------------------------------------------------------------------------
 
 
