@@ -213,15 +213,6 @@ def test_when_a_host_is_killed_all_ranks_go_on(job: StartJob, tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_when_the_owner_has_exited_another_rank_takes_over(job: StartJob, tmp_path: Path) -> None:
-    with job(tmp_path) as made:
-        owner, one = made.opened(2, "long")
-        assert owner.end() == 0
-        assert one.take(3_000) == list(range(SHARDS, SHARDS + 3_000))
-        end(made, one)
-
-
-@pytest.mark.long
 def test_a_stopped_rank_is_detached_and_goes_on_by_itself(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path, STALL_S="0.2") as made:
         one, two, three = made.opened(3, "long")
@@ -366,15 +357,6 @@ def test_without_a_job_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> Non
     with pipe.open(backend=backend) as one, pipe.open(backend=backend) as two:
         assert list(one) == list(two) == list(range(8))
         assert not {host.pid for host in one.stats().hosts} & {host.pid for host in two.stats().hosts}
-
-
-@pytest.mark.long
-def test_a_failure_comes_out_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STREAMLINE_JOB", os.fspath(tmp_path / "job"))
-    pipe = sl.from_items([1, 2, 0]).map(lambda number: 1 // number)
-    with pipe.open(backend=sl.Processes(1, shared="node")) as stream, pytest.raises(ZeroDivisionError):
-        list(stream)
-    assert not list((tmp_path / "job").iterdir())
 
 
 def test_an_unsafe_directory_is_refused_where_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
