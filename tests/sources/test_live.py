@@ -55,6 +55,8 @@ STAGES: dict[str, Any] = {
     "custom": lambda pipe: pipe.through(delayed),
     "prefetch": lambda pipe: pipe.prefetch(3),
 }
+
+
 def built(tape: Tape, before: list[str], kind: Any, after: list[str], shards: int) -> Pipe:
     pipe: Pipe = sl.from_stream(tape).shard(shards)
     for name in before:
