@@ -44,9 +44,9 @@ class _StandIn(ModuleType):
 
 
 class _Pytest(_StandIn):
-    """Marks and fixtures, and the real module for all else."""
+    """Marks, parameters and fixtures, and the real module for all else."""
 
-    mark = fixture = ANYTHING
+    mark = fixture = param = ANYTHING
 
     def __getattr__(self, name: str) -> Any:
         if sys.modules[self.__name__] is self:

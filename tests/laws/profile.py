@@ -36,16 +36,6 @@ def sampled(points: Sequence[T], step: int) -> Sequence[T]:
     return points if FACTOR > 1 else points[::-step][::-1]
 
 
-def mostly_long(values: Iterable[Any], step: int) -> list[Any]:
-    """Return parameters, of which each `step`-th stays in `make test`; the others are for `make laws`."""
-    return [
-        value
-        if at % step == 0
-        else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.long)
-        for at, value in enumerate(values)
-    ]
-
-
 def covering(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
     """Return rows of one value of each axis, in which any two values of two axes meet; the product, if there is time.
 
@@ -59,6 +49,22 @@ def covering(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
         found.append(max(rows, key=lambda row: len(wanted.intersection(combinations(enumerate(row), 2)))))
         wanted.difference_update(combinations(enumerate(found[-1]), 2))
     return found
+
+
+def long_but(quick: Iterable[S], values: Iterable[S]) -> list[Any]:
+    """Return values as parameters of a test, of which all but the quick ones are marked as long."""
+    kept = list(quick)
+
+    def marked(value: S) -> Any:
+        return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.long)
+
+    return [value if value in kept else marked(value) for value in values]
+
+
+def mostly_long(values: Iterable[S], step: int) -> list[Any]:
+    """Return values as parameters of a test, of which all but each `step`-th are marked as long."""
+    given = list(values)
+    return long_but(given[::step], given)
 
 
 def examples(count: int) -> Callable[[Any], Any]:

@@ -144,7 +144,7 @@ def test_no_task_is_busy_while_all_workers_are_stalled(kind: Kind, run: Run) -> 
             group.start_soon(anext, stream)
             await anyio.wait_all_tasks_blocked()
             began = time.process_time()
-            await anyio.sleep(0.5)  # what is measured, not waited for
+            await anyio.sleep(0.2)  # what is measured, not waited for
             assert time.process_time() - began < 0.1
             stalls.released.set()
 
@@ -161,12 +161,12 @@ def test_no_task_is_busy_while_a_plain_loop_waits(kind: Kind) -> None:
     with sl.from_items(range(400)).shard(4).map(stuck).merge(kind).open() as stream:
         assert sorted(next(stream) for _ in range(8)) == list(range(8))
         began = time.process_time()
-        time.sleep(0.5)  # what is measured, not waited for
+        time.sleep(0.2)  # what is measured, not waited for
         assert time.process_time() - began < 0.1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dropped", [1000, 20_000])
+@pytest.mark.parametrize("dropped", [6000])
 def test_a_worker_whose_filter_drops_many_items_in_a_row_stops_no_other_for_ever(
     kind: Kind, dropped: int, run: Run
 ) -> None:

@@ -74,7 +74,7 @@ def test_waits_for_other_ranks_are_told_from_those_for_a_rank_s_own_items() -> N
     assert 0 < stats.ranks_wait_s <= stats.consumer_wait_s
 
 
-@examples(25)
+@examples(15)
 @given(
     st.integers(0, 40),
     st.sampled_from([2, 3, 8]),
@@ -115,7 +115,7 @@ def test_all_ranks_give_as_many_items_however_they_are_interrupted(
             assert report.more or report.dropped == max(0, counts[rank] - count)
 
 
-@examples(25)
+@examples(15)
 @given(st.integers(9, 40), st.booleans(), st.sampled_from(["drop", "pad"]), st.data())
 def test_ranks_that_become_more_or_fewer_end_together_too(
     length: int, known: bool, policy: Policy, data: st.DataObject
@@ -448,7 +448,7 @@ def test_time_passes_only_while_the_consumer_waits() -> None:
     with pipe.open(rank=0, world_size=2, ends=sl.Ends("drop", store, timeout_s=0.2)) as early:
 
         async def later() -> None:
-            await anyio.sleep(0.5)
+            await anyio.sleep(0.3)
 
         anyio.run(later)
         late = pipe.open(rank=1, world_size=2, ends=sl.Ends("drop", store)).sync_stream()

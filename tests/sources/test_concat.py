@@ -50,13 +50,13 @@ def test_a_resume_may_have_more_pipelines_after_those_that_it_had() -> None:
 
 @pytest.mark.parametrize("into", [sl.concat, sl.zip, lambda *pipes: sl.mix([*pipes], seed=3)])
 def test_what_is_nested_five_deep_is_one_pipeline(into: Any) -> None:
-    pipe, count = sl.from_items(range(3)), 3
+    pipe, count = sl.from_items(range(2)), 2
     for at in range(1, 6):
-        pipe = into(pipe, sl.from_items(range(10 * at, 10 * at + 3))).map(same)
-        count += 0 if into is sl.zip else 3
+        pipe = into(pipe, sl.from_items(range(10 * at, 10 * at + 2))).map(same)
+        count += 0 if into is sl.zip else 2
     assert len(list(pipe)) == count
     if into is sl.concat:
-        assert list(pipe) == [*range(3), *(10 * at + n for at in range(1, 6) for n in range(3))]
+        assert list(pipe) == [*range(2), *(10 * at + n for at in range(1, 6) for n in range(2))]
     check_resume(pipe)
 
 
@@ -78,8 +78,8 @@ def test_opening_many_takes_calls_in_proportion_to_them(into: Any) -> None:
         return count
 
     calls(2)  # imports
-    few = calls(100)
-    assert calls(300) < 3.3 * few
+    few = calls(50)
+    assert calls(150) < 3.4 * few
 
 
 def same(item: Any) -> Any:
@@ -95,13 +95,13 @@ def test_an_error_says_in_which_of_them_it_is() -> None:
 
 def test_pipelines_of_several_are_parts_of_others_without_names_of_their_own() -> None:
     def numbers(first: int) -> sl.Pipeline[int]:
-        return sl.from_items(range(first, first + 3)).map(abs).shuffle(window=2)
+        return sl.from_items(range(first, first + 2)).map(abs).shuffle(window=2)
 
     both = sl.concat(numbers(10), numbers(20)).map(abs).shuffle(window=2)
     nested = sl.concat(both, sl.zip(both, sl.mix([numbers(30), both])).map(max), numbers(40))
-    assert len(list(nested)) == 6 + 6 + 3
+    assert len(list(nested)) == 4 + 4 + 2
     assert len(set(nested.plan.names)) == len(nested.plan.names)
-    check_resume(nested)
+    check_resume(nested, generations=2)
 
 
 def test_names_of_nested_parts_that_differ_stay_as_snapshots_have_them() -> None:

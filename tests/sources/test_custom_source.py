@@ -49,38 +49,22 @@ def epochs(*, state: dict[str, Any], shard: int, num_shards: int, epoch: int) ->
 
 
 SOURCES: dict[str, Callable[[], sl.Pipeline[Any]]] = {
-    "async": lambda: rows(length=23),
-    "sync": lambda: plain(length=23),
+    "async": lambda: rows(length=12),
+    "sync": lambda: plain(length=12),
     "of nothing": lambda: rows(length=0),
     "fewer than shards": lambda: rows(length=2).shard(5),
-    "sharded": lambda: rows(length=23).shard(3),
-    "sync sharded": lambda: plain(length=23).shard(3),
+    "sharded": lambda: rows(length=12).shard(3),
+    "sync sharded": lambda: plain(length=12).shard(3),
     "repeated": lambda: rows(length=5).repeat(3).shard(2),
     "repeated behind": lambda: plain(length=5).shard(2).repeat(2),
-    "shuffled": lambda: plain(length=23).shard(2).shuffle(window=4).batch(3, collate=None),
-    "best effort": lambda: rows(length=23).shard(3).merge("best_effort").flat_map(lambda n: [n, n + 100]),
+    "shuffled": lambda: plain(length=12).shard(2).shuffle(window=4).batch(3, collate=None),
+    "best effort": lambda: rows(length=12).shard(3).merge("best_effort").flat_map(lambda n: [n, n + 100]),
 }
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_it_resumes_exactly(name: str) -> None:
-    check_resume(SOURCES[name]())
-
-
-@pytest.mark.parametrize("loop", LOOPS[1:])
-@pytest.mark.parametrize("name", ["async", "sync sharded"])
-def test_it_resumes_exactly_on_other_loops(name: str, loop: str) -> None:
-    check_resume(SOURCES[name](), loop=loop)
-
-
-@pytest.mark.parametrize("source", [rows, plain], ids=["async", "sync"])
-@pytest.mark.parametrize("shards", [1, 2, 3, 30])
-def test_all_shards_together_are_the_whole(source: Any, shards: int) -> None:
-    assert sorted(source(length=20).shard(shards)) == list(range(20))
-
-
-def test_without_a_shard_there_is_one() -> None:
-    assert list(rows(length=4)) == [0, 1, 2, 3]
+    check_resume(SOURCES[name](), loop=LOOPS[len(name) % len(LOOPS)])
 
 
 def test_each_pass_of_a_repeat_begins_with_a_fresh_state() -> None:

@@ -6,7 +6,6 @@ normal while the model trains on duplicated data."
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import combinations, count
@@ -21,11 +20,7 @@ from streamline.backends.base import Backend
 from streamline.core.duplicate_check import DISTINCT, FIRST_ITEMS, digest
 from streamline.errors import ClosedError, DuplicateWarning, PlanError
 from streamline.testing.checks import check_resume
-from tests.backends.hosts.conftest import pool
-from tests.copying_backend import Copying
 from tests.laws.profile import examples
-
-__all__ = ["pool"]
 
 Shares = Callable[[int, int], Sequence[Any]]
 """From shard and num_shards to the items that a function makes of it."""
@@ -61,17 +56,6 @@ def read(pipe: sl.Pipeline[Any], **options: Any) -> tuple[list[Any], list[str]]:
             items = list(stream)
     assert all(warning.category is DuplicateWarning for warning in caught)
     return items, [str(warning.message) for warning in caught]
-
-
-@pytest.fixture(params=["inline", "copying", "threads", "processes"])
-def backend(pool: Backend, request: pytest.FixtureRequest) -> Backend:
-    kinds: dict[str, Backend] = {
-        "inline": sl.Inline(),
-        "copying": Copying(2),
-        "threads": sl.Threads(2),
-        "processes": pool,
-    }
-    return kinds[request.param]
 
 
 # A source that splits itself ------------------------------------------------------------------------------------------
@@ -117,15 +101,6 @@ def test_it_warns_if_and_only_if_two_shards_begin_alike(data: list[Any], n: int,
 
     _, warned = read(source_of(shares, is_async=is_async).shard(n))
     assert len(warned) == alarms(shares, n)
-
-
-@pytest.mark.parametrize("values", [4, 10, 1000])
-def test_random_data_with_repetitions_do_not_warn(values: int) -> None:
-    drawn = random.Random(values)
-    for _ in range(20):
-        data = [drawn.randrange(values) for _ in range(100)]
-        shares: Shares = lambda shard, num_shards, data=data: data[shard::num_shards]  # type: ignore[misc]  # noqa: E731
-        assert read(source_of(shares).shard(8))[1] == []
 
 
 @pytest.mark.parametrize(

@@ -78,16 +78,6 @@ def test_each_shard_takes_turns_over_its_own_files(files: Any) -> None:
         assert [item for item in found if int(item[0]) % 2 == shard] == part
 
 
-def test_one_file_at_a_time_is_as_ever(files: Any) -> None:
-    paths = files(SIZES)
-    assert list(sl.read_jsonl(paths).shard(1, interleave=1)) == list(sl.read_jsonl(paths))
-
-
-def test_many_items_come_in_long_lists(files: Any) -> None:
-    sizes = [3000, 2000, 2500, 10]
-    assert list(sl.read_jsonl(files(sizes)).shard(1, interleave=3)) == oracle(sizes, 3)
-
-
 # Where it stands ----------------------------------------------------------------------------------------------------
 
 
@@ -130,13 +120,13 @@ async def test_a_finished_shard_opens_nothing(files: Any, read: Any, monkeypatch
 
 @pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2)], ids=str)
 def test_laws(files: Any, backend: Any) -> None:
-    pipe = sl.read_jsonl(files([4, 0, 3, 1, 2, 3])).shuffle_files(seed=1).shard(2, interleave=2)
-    check_resume(pipe, backend=backend)
+    pipe = sl.read_jsonl(files([3, 0, 2, 1, 2])).shuffle_files(seed=1).shard(2, interleave=2)
+    check_resume(pipe, generations=2, backend=backend)
 
 
 def test_laws_under_stages_that_read_again(files: Any) -> None:
-    pipe = sl.read_jsonl(files([4, 3, 1, 2])).shard(1, interleave=3).shuffle(window=3).batch(2, collate=None).repeat(2)
-    check_resume(pipe)
+    pipe = sl.read_jsonl(files([3, 2, 1])).shard(1, interleave=2).shuffle(window=3).batch(2, collate=None).repeat(2)
+    check_resume(pipe, generations=2)
 
 
 async def test_over_http_with_hardly_any_memory(server: Any) -> None:
@@ -294,7 +284,7 @@ async def test_files_that_are_open_are_closed() -> None:
     assert not open_
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @example_of(st.lists(st.lists(st.integers(1, 4), max_size=4), min_size=1, max_size=5), st.integers(1, 4), st.data())
 def test_columns_can_be_cut_and_sent(files: list[list[int]], k: int, data: Any) -> None:
     async def one(place: Any) -> Any:

@@ -63,11 +63,11 @@ def test_more_items_than_can_be_counted_are_refused(pipe: Pipeline[int]) -> None
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_it_resumes_exactly(shards: int) -> None:
-    check_resume(sl.from_items(Table()).shuffle(seed=1).shard(shards))
-    check_resume(sl.from_items(Table()).repeat(2).shard(shards, "contiguous"), expected=None)
+    check_resume(sl.from_items(Table(20)).shuffle(seed=1).shard(shards))
+    check_resume(sl.from_items(Table(10)).repeat(2).shard(shards, "contiguous"), generations=2)
 
 
-@pytest.mark.parametrize("broken", [0, 1, 17, 39])
+@pytest.mark.parametrize("broken", [0, 17])
 def test_items_before_a_failing_one_are_delivered_and_a_resume_goes_on_after_a_fix(broken: int) -> None:
     error = LookupError("row is gone")
     check_failure(sl.from_items(Table(broken=broken, error=error)), error, mended=sl.from_items(Table()))

@@ -175,18 +175,13 @@ def pipeline(kind: Callable[[int], Any], length: int = 70) -> Pipeline[int]:
     return sl.from_iterable(lambda: kind(length))
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_it_resumes_exactly_on_every_loop(loop: str) -> None:
-    check_resume(pipeline(Dataset, 37), expected=range(37), loop=loop)
-
-
 @pytest.mark.parametrize(
     ("name", "length"),
-    [(name, length) for at, name in enumerate(KINDS) for length in ([17, 33] if at else [0, 1, 16, 17, 32, 33, 34])],
+    [(name, length) for at, name in enumerate(KINDS) for length in ([17] if at else [0, 1, 16, 17, 33])],
 )
 def test_it_resumes_exactly_at_every_length(name: str, length: int) -> None:
     """▲ At its end, torchdata's loader starts over: a state from there must never be loaded."""
-    check_resume(pipeline(KINDS[name], length), expected=range(length))
+    check_resume(pipeline(KINDS[name], length), expected=range(length), generations=2, loop=LOOPS[length % len(LOOPS)])
 
 
 COMPOSITIONS: dict[str, Callable[[Pipeline[int]], Pipeline[Any]]] = {
@@ -199,7 +194,7 @@ COMPOSITIONS: dict[str, Callable[[Pipeline[int]], Pipeline[Any]]] = {
 @pytest.mark.parametrize(("name", "composition"), in_turn(KINDS, [*COMPOSITIONS]))
 def test_it_resumes_exactly_in_compositions(name: str, composition: str) -> None:
     compose = COMPOSITIONS[composition]
-    check_resume(compose(pipeline(KINDS[name], 35)), expected=compose(sl.from_items(range(35))))
+    check_resume(compose(pipeline(KINDS[name], 35)), expected=compose(sl.from_items(range(35))), generations=2)
 
 
 @pytest.mark.parametrize("name", KINDS)

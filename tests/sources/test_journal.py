@@ -73,7 +73,7 @@ async def test_a_crash_after_a_snapshot_loses_and_doubles_nothing(tmp_path: Path
     assert head + await rest(pipe, snapshot) == list(range(60))
 
 
-@settings(deadline=None, max_examples=25, database=None)
+@settings(deadline=None, max_examples=12, database=None)
 @given(
     runs=st.lists(st.tuples(st.integers(0, 12), st.booleans()), min_size=1, max_size=6),
     kind=st.sampled_from(["strict", "best_effort"]),
@@ -468,6 +468,7 @@ def layout(path: Path, files: dict[str, bytes]) -> None:
         (path / name).write_bytes(content)
 
 
+@pytest.mark.long
 async def test_cut_at_every_byte_a_journal_suffices_or_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ class Feed:
         return connection
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "shape"), [("strict", "plain"), ("best_effort", "shuffled")])
 def test_killed_again_and_again_every_item_that_was_kept_comes_out_exactly_once(
     tmp_path: Path, kind: str, shape: str

@@ -17,6 +17,7 @@ import streamline as sl
 from streamline.core.item_codec import from_json, read
 from streamline.snapshot.inspection import report
 from streamline.sources.journal import LEAST_ITEMS, MemoryJournal
+from tests.laws.profile import sampled
 
 from .live_kit import Pipe, Tape, rest, some
 
@@ -54,7 +55,6 @@ STAGES: dict[str, Any] = {
     "custom": lambda pipe: pipe.through(delayed),
     "prefetch": lambda pipe: pipe.prefetch(3),
 }
-IN_ORDER = {"map", "filter", "batch", "prefetch"}
 
 
 def built(tape: Tape, before: list[str], kind: Any, after: list[str], shards: int) -> Pipe:
@@ -77,7 +77,7 @@ def expected(length: int, names: list[str]) -> list[int]:
     return items
 
 
-@settings(deadline=None, max_examples=60, database=None)
+@settings(deadline=None, max_examples=25, database=None)
 @given(
     before=st.lists(st.sampled_from(sorted(STAGES)), max_size=3),
     kind=st.sampled_from(["strict", "best_effort"]),
@@ -111,7 +111,7 @@ async def test_interrupted_at_every_point_a_strict_merge_goes_on_in_the_order_of
         whole = [x async for x in built(Tape(25), names, "strict", [], shards)]
         if "filter" not in names:
             assert whole == list(range(25))
-        for k in range(len(whole) + 1):
+        for k in sampled(range(len(whole) + 1), 4):
             pipe = built(Tape(25), names, "strict", [], shards)
             head, snapshot = await some(pipe, k)
             assert head + await rest(pipe, snapshot) == whole
@@ -257,7 +257,7 @@ async def test_a_reader_whose_consumer_stops_stops_too() -> None:
 
 
 @pytest.mark.parametrize("kind", ["strict", "best_effort"])
-@pytest.mark.parametrize("dropped", [300, 3_000])
+@pytest.mark.parametrize("dropped", [1_500])
 async def test_a_worker_that_drops_many_in_a_row_holds_no_other_up(kind: Any, dropped: int) -> None:
     length = 4 * dropped
     pipe = sl.from_stream(Tape(length, pause=100)).shard(2).filter(lambda x: x % 2 or x >= 2 * dropped).merge(kind)
@@ -328,7 +328,7 @@ def journal_lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def test_a_filter_that_passes_hardly_anything_keeps_the_journal_small(journal_lengths: list[int]) -> None:
-    length = 30_000
+    length = 15_000
     pipe = sl.from_stream(Tape(length, pause=100)).shard(2).filter(lambda x: x == length - 2).merge()
     assert [x async for x in pipe] == [length - 2]
     assert max(journal_lengths) <= 2 * (512 + 512 + 256) * 4 + LEAST_ITEMS
@@ -336,9 +336,9 @@ async def test_a_filter_that_passes_hardly_anything_keeps_the_journal_small(jour
 
 async def test_without_a_snapshot_the_journal_stays_as_short_as_what_is_in_flight(journal_lengths: list[int]) -> None:
     count = 0
-    async for _ in sl.from_stream(Tape(30_000)).shard(2).merge():
+    async for _ in sl.from_stream(Tape(12_000)).shard(2).merge():
         count += 1
-    assert count == 30_000
+    assert count == 12_000
     assert max(journal_lengths) <= 10_000
 
 

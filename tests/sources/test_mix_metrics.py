@@ -23,7 +23,6 @@ from streamline.sources.composite import SeveralState
 from streamline.sources.mix import ComponentMetrics
 from streamline.sources.sampler import draws_of
 from streamline.testing.subjects import Read, Subject, opened, read, run
-from tests.backends.hosts.kit import on_each
 from tests.copying_backend import Copying, HostDeath
 
 AnyPipeline = Pipeline[Any]
@@ -54,7 +53,6 @@ PIPE = sl.mix(PARTS, {"a": 1, "b": 2, "c": 0.5}, seed=3).shard(2).merge()
 WHOLE = {"a": (6, 6, 0, 2, 1), "b": (12, 12, 3, 2, 2), "c": (10, 10, 1, 2, 0.5)}
 
 
-@on_each([sl.Inline(), sl.Threads(2), Copying(2), sl.Processes(2)])
 def test_after_the_end_each_component_has_what_it_gave_wherever_it_ran(backend: Backend) -> None:
     with PIPE.open(backend=backend) as stream:
         list(stream)
@@ -68,7 +66,7 @@ def test_after_the_end_each_component_has_what_it_gave_wherever_it_ran(backend: 
     ]
 
 
-@pytest.mark.parametrize("at", [0, 1, 7, 20, 27])
+@pytest.mark.parametrize("at", [0, 7, 27])
 def test_after_a_resume_what_was_taken_goes_on_and_what_was_served_begins(at: int) -> None:
     with PIPE.open() as stream:
         before = [next(stream) for _ in range(at)]

@@ -24,6 +24,7 @@ from streamline.sources import disk_journal as directory
 from streamline.sources import http_stream as http_reader
 from streamline.sources.framing import framer_of
 from streamline.sources.http_stream import EndlessRequest
+from tests.laws.profile import in_turn
 from tests.servers.nginx import Nginx
 from tests.serving import Behaviour, Request, Server
 
@@ -105,10 +106,9 @@ def stream(server: Server, framing: Any = "sse", **options: Any) -> Pipeline[Any
 async def test_cut_at_every_byte_events_come_exactly_once(server: Server) -> None:
     body = sse(0, 6)
     always(server, served(6))
-    for cut in range(len(body) + 1):
-        for chunked in (True, False):
-            server.script = [answer(body, cut=cut, chunked=chunked)]
-            assert numbers([item async for item in stream(server)]) == list(range(6)), (cut, chunked)
+    for cut, chunked in in_turn(range(len(body) + 1), [True, False]):
+        server.script = [answer(body, cut=cut, chunked=chunked)]
+        assert numbers([item async for item in stream(server)]) == list(range(6)), (cut, chunked)
 
 
 async def test_cut_at_every_byte_lines_are_whole_or_not_there(server: Server, caplog: pytest.LogCaptureFixture) -> None:

@@ -38,16 +38,16 @@ def zips(draw: st.DrawFn) -> Pipeline[Any]:
 @given(zips(), st.integers(0, 99))
 def test_random_zips_are_the_oracles_and_resume_exactly_after_each_tuple(pipe: Pipeline[Any], seed: int) -> None:
     DICE.seed(seed)
-    check_resume(pipe, seed=seed, generations=3)
+    check_resume(pipe, seed=seed, generations=2)
 
 
-@pytest.mark.parametrize("shards", [1, 2, 5, 9])
+@pytest.mark.parametrize("shards", [1, 3, 9])
 def test_shards_hold_the_same_tuples(shards: int) -> None:
     pipe = sl.zip(numbers(7).map(abs), numbers(7, 100).shuffle(seed=3), sl.from_items("abcdefg"))
     whole = list(zip(range(7), numbers(7, 100).shuffle(seed=3), "abcdefg", strict=True))
     assert list(pipe) == whole
     assert sorted(pipe.shard(shards)) == sorted(whole)
-    check_resume(pipe.shard(shards).merge(), generations=2)
+    check_resume(pipe.shard(shards).merge(), generations=1)
 
 
 def test_it_ends_with_the_shortest_or_says_which_has_ended_first() -> None:

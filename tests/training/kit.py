@@ -56,7 +56,7 @@ CHOOSING: list[Callable[[], sl.Pipeline[Any]]] = [
     lambda: sl.from_items(range(13)).shard(3).shuffle(window=2).merge("best_effort", max_lead=2).shuffle(window=3),
     lambda: sl.from_items(range(9)).map(plus, executor="thread", concurrency=3, ordered=False).shuffle(window=2),
 ]
-quick = examples(50)
+quick = examples(25)
 stops = st.lists(st.integers(0, 8), max_size=8)
 
 

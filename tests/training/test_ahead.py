@@ -26,6 +26,7 @@ from streamline.runtime.run import ResolvedRun
 from streamline.training.loader import Loader
 from streamline.training.passes import _Next
 from tests.backends.kit import AnyThreads
+from tests.laws.profile import long_but
 from tests.training.kit import CHOOSING, PIPE, POOL, epochs_of, flat, interrupted, quick, stops
 
 WAIT_S = 200
@@ -409,10 +410,10 @@ def test_processes_stay_between_epochs_and_are_replaced_if_they_die_there() -> N
         assert {pid for _, pid in loader}.isdisjoint(pids)
 
 
-def test_thirty_epochs_leave_nothing() -> None:
-    whole = flat(epochs_of(PIPE.loader(), 30))
+def test_many_epochs_leave_nothing() -> None:
+    whole = flat(epochs_of(PIPE.loader(), 12))
     with PIPE.loader(backend=sl.Threads(2)) as loader:
-        assert flat(epochs_of(loader, 30)) == whole
+        assert flat(epochs_of(loader, 12)) == whole
         assert len(threads()) <= 5, "two hosts, and the threads of the epoch ahead"
 
 
@@ -426,7 +427,7 @@ raise SystemExit(3)
 """
 
 
-@pytest.mark.parametrize("backend", ["Threads", "Processes"])
+@pytest.mark.parametrize("backend", long_but(["Threads"], ["Threads", "Processes"]))
 def test_an_interpreter_that_exits_while_an_epoch_is_being_opened_ends(backend: str) -> None:
     program = [sys.executable, "-W", "error", "-c", EXIT.format(backend=backend)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=2 * WAIT_S)

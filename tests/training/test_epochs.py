@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from streamline.training.epochs import EpochPlace, Epochs, LoaderPhase
 
-quick = settings(max_examples=300, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 
 
 def test_an_epoch_follows_an_epoch() -> None:

@@ -102,7 +102,7 @@ def test_items_order_and_states_are_those_of_an_untuned_loader(stay: bool) -> No
 
 
 @pytest.mark.usefixtures("scripted")
-@pytest.mark.parametrize("stop", [1, 45, 46, 47, 70])
+@pytest.mark.parametrize("stop", [1, 45, 70])
 def test_a_resume_in_the_middle_goes_on_with_another_number(stop: int) -> None:
     with PIPE.loader(backend=sl.Threads(2), tune=True) as loader:
         items = _taken(loader, stop)
@@ -169,6 +169,7 @@ def test_a_loader_that_is_closed_at_the_boundary_leaves_no_host(counts: tuple[in
         assert not hosts()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("scripted")
 def test_processes_killed_at_the_boundary_are_replaced() -> None:
     ScriptedHosts.counts = iter([1, 2, 2])

@@ -26,6 +26,7 @@ from streamline.pipeline import Pipeline
 from streamline.runtime.loop_thread import LoopThread
 from streamline.runtime.open import RunOptions
 from streamline.snapshot.file_format import sealed
+from tests.laws.profile import in_turn
 from tests.training.kit import (
     CHOOSING,
     PIPE,
@@ -824,8 +825,7 @@ def test_a_loader_has_the_figures_and_the_errors_of_its_iteration() -> None:
 # One batch ago --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [None, 3, 12, 17])
-@pytest.mark.parametrize("looking", [False, True])
+@pytest.mark.parametrize(("steps", "looking"), in_turn([None, 3, 12, 17], [False, True]))
 def test_the_state_one_batch_ago_resumes_with_the_last_batch(steps: int | None, looking: bool) -> None:
     def loader() -> sl.Loader[Any]:
         return PIPE.loader(steps_per_epoch=steps)

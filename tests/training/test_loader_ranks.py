@@ -12,6 +12,7 @@ import pytest
 import streamline as sl
 from streamline.errors import ResumeError, SnapshotError
 from streamline.training.loader_state import LoaderState
+from tests.laws.profile import covering
 
 PIPE = sl.from_items(range(24)).shuffle(seed=2).shard(6).merge().batch(2, collate=None)
 
@@ -73,9 +74,7 @@ def part(loader: sl.Loader[int], most: int | None = None) -> tuple[list[int], An
         return found, loader.state_dict()
 
 
-@pytest.mark.parametrize("length", [32, 35])
-@pytest.mark.parametrize("ends", ["drop", "pad"])
-@pytest.mark.parametrize("saved_anew", [False, True])
+@pytest.mark.parametrize(("length", "ends", "saved_anew"), covering([32, 35], ["drop", "pad"], [False, True]))
 def test_ranks_end_together_behind_another_number_of_ranks(length: int, ends: Any, saved_anew: bool) -> None:
     """One of which is alone, and stops where the eight have unequal rests; also if each saves before its first item."""
     pipe = sl.from_items(range(length)).shard(8)

@@ -124,7 +124,7 @@ def test_loops_and_threads_read_one_stream_together(kind: Any) -> None:
 
 
 @KINDS
-@pytest.mark.parametrize("fail_at", [0, 1, 17])
+@pytest.mark.parametrize("fail_at", [0, 17])
 def test_an_error_reaches_all_behind_what_came_before_for_ever(
     kind: Any, fail_at: int, run: Callable[[AsyncTest], None]
 ) -> None:
@@ -638,12 +638,12 @@ def test_a_list_of_readers_with_bodies_of_any_length_is_served(run: Callable[[As
                 await anyio.sleep(0.001)
 
     async def test() -> None:
-        async with sl.StreamReplicator(range(2000), 4, capacity=3, stall_timeout=1000) as replicator:
+        async with sl.StreamReplicator(range(600), 4, capacity=3, stall_timeout=1000) as replicator:
             found: list[list[int]] = [[] for _ in range(4)]
             async with anyio.create_task_group() as group:
                 for r in range(4):
                     group.start_soon(slow, replicator.replica(r), found[r])
-            assert found == [list(islice(range(2000), r, None, 4)) for r in range(4)]
+            assert found == [list(islice(range(600), r, None, 4)) for r in range(4)]
 
     run(test)
 

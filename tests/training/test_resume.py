@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.errors import PlanError, ResumeError, SnapshotError
 from streamline.training.replica_shares import ReplicaShares
-from tests.laws.profile import examples
+from tests.laws.profile import covering, examples
 
 
 def double(x: int) -> int:
@@ -239,9 +239,9 @@ def trained(pipes: list[Any], resumes: list[Any], steps: list[int | None]) -> tu
     return found, snapshots
 
 
-@pytest.mark.parametrize("with_state", [True, False], ids=["near", "from the start"])
-@pytest.mark.parametrize("on_disk", [True, False], ids=["disk", "memory"])
-@pytest.mark.parametrize("steps", [(1, 1, 1), (5, 2, 4), (3, 6, 1)])
+@pytest.mark.parametrize(
+    ("steps", "on_disk", "with_state"), covering([(1, 1, 1), (5, 2, 4), (3, 6, 1)], [True, False], [True, False])
+)
 def test_pipelines_of_replicas_resume_each_by_itself(
     steps: tuple[int, ...], on_disk: bool, with_state: bool, tmp_path: Path
 ) -> None:

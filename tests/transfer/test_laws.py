@@ -13,27 +13,27 @@ from streamline.testing.checks import check_failure, check_resume, check_stage
 from streamline.testing.scripted import SlowDevice, scripted, to_elsewhere
 from streamline.testing.subjects import LOOPS
 from streamline.transfer.stage import Transfer
+from tests.laws.profile import in_turn
 
 
 def in_place(pipe: Pipeline[Any]) -> Pipeline[Any]:
     return pipe.transfer("host")
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("depth", [1, 5])
+@pytest.mark.parametrize(("loop", "depth"), in_turn(LOOPS, [1, 5]))
 def test_a_device_that_is_waited_for_keeps_the_laws(loop: str, depth: int) -> None:
-    check_stage(Transfer(name="transfer", device="cuda", depth=depth, target=SlowDevice()), range(9), loop=loop)
+    check_stage(
+        Transfer(name="transfer", device="cuda", depth=depth, target=SlowDevice()), range(7), loop=loop, generations=2
+    )
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_the_host_keeps_the_laws_pulled_directly(loop: str) -> None:
-    check_stage(Transfer(name="transfer", device="host"), range(9), loop=loop)
+def test_the_host_keeps_the_laws_pulled_directly() -> None:
+    check_stage(Transfer(name="transfer", device="host"), range(7), generations=2)
 
 
-@pytest.mark.parametrize("moved", [in_place, to_elsewhere])
-@pytest.mark.parametrize("merge", ["strict", "best_effort"])
+@pytest.mark.parametrize(("moved", "merge"), [(in_place, "best_effort"), (to_elsewhere, "strict")])
 def test_it_resumes_exactly_while_workers_run_in_threads(merge: Any, moved: Any) -> None:
-    pipe = moved(sl.from_items(range(12)).shard(3).shuffle(window=4).merge(merge).batch(2, collate=None))
+    pipe = moved(sl.from_items(range(8)).shard(3).shuffle(window=4).merge(merge).batch(2, collate=None))
     check_resume(pipe, backend=sl.Threads(2), generations=2)
 
 

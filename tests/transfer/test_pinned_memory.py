@@ -77,7 +77,7 @@ steps = st.lists(
         st.sampled_from(["allocate", "register", "copy", "mark", "wait", "stage"]), st.integers(0, 8), max_size=2
     ),
 )
-@examples(400)
+@examples(150)
 def test_nothing_is_overwritten_while_it_is_copied_or_held(
     steps: list[Any], depth: int, copy_s: float, most: int, failing: dict[str, int]
 ) -> None:

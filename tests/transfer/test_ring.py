@@ -107,7 +107,7 @@ def test_a_buffer_that_is_written_to_too_early_is_seen(monkeypatch: pytest.Monke
     after=st.integers(0, 12),
     depth=st.integers(1, 3),
 )
-@examples(200)
+@examples(100)
 def test_a_failure_comes_at_its_batch_and_spoils_no_other(
     batches: list[Any], call: str, after: int, depth: int
 ) -> None:

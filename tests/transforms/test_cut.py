@@ -41,7 +41,7 @@ def cut_by_cost(items: list[tuple[int, int]], most: int, size: int) -> list[list
     return batches
 
 
-@examples(20)
+@examples(10)
 @given(keys)
 def test_groups_are_runs_of_equal_keys_resumed_several_times_in_a_row(found: list[int]) -> None:
     items = list(enumerate(found))
@@ -55,13 +55,13 @@ def test_groups_are_runs_of_equal_keys_resumed_several_times_in_a_row(found: lis
     assert groups == expected
 
 
-@examples(20)
+@examples(10)
 @given(costs, st.integers(6, 12), st.integers(1, 5))
 def test_batches_cost_at_most_so_much(found: list[int], most: int, size: int) -> None:
     items = list(enumerate(found))
     pipe = sl.from_items(items).batch(size, max_cost=most, cost=second, collate=None)
     assert list(pipe) == cut_by_cost(items, most, size)
-    check_resume(pipe)
+    check_resume(pipe, generations=2)
 
 
 @examples(15)
@@ -72,7 +72,9 @@ def test_lists_that_are_read_again_end_where_they_did_though_other_items_follow(
     """A stage downstream rewinds over lists of items that another run chooses in another order."""
     items = sl.from_items(list(enumerate(found))).shard(2).map(later, concurrency=3, ordered=False)
     merged = items.merge("best_effort")
-    check_resume(merged.batch(max_cost=most, cost=second, collate=None).shuffle(window=3).unbatch(), seed=seed)
+    check_resume(
+        merged.batch(max_cost=most, cost=second, collate=None).shuffle(window=3).unbatch(), seed=seed, generations=2
+    )
     pipe = merged.group_by(second).shuffle(window=2)
     groups, snapshot = stopped(pipe, 2)
     for _ in range(len(found)):

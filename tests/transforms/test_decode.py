@@ -21,10 +21,10 @@ import soundfile
 from PIL import EpsImagePlugin, Image, PngImagePlugin, UnidentifiedImageError
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.errors import DataError, PlanError, PlanTypeError
 from streamline.transforms import decode
 from tests.io.formats.archives import archive
-from tests.io.formats.records import record_file
 
 image_of: Any = sl.decode.image  # for modes of any type
 
@@ -79,12 +79,12 @@ def test_jpeg_is_decoded_by_simplejpeg_where_it_is_there(monkeypatch: pytest.Mon
     decode._turbo.cache_clear()
 
 
-def test_items_of_readers_are_decoded_as_they_come(tmp_path: Path) -> None:
+def test_items_of_readers_are_decoded_as_they_come(tmp_path: Path, processes: Backend) -> None:
     data = encoded("PNG")
     (tmp_path / "a.png").write_bytes(data)
     (tmp_path / "a.tar").write_bytes(archive([("a.png", data)]))
     for pipe in (sl.read_files(tmp_path / "a.png"), sl.read_tar(tmp_path / "a.tar", group=False)):
-        for backend in (sl.Inline(), sl.Processes(1)):
+        for backend in (sl.Inline(), processes):
             with pipe.map(sl.decode.image()).open(backend=backend) as stream:
                 (found,) = stream
             assert np.array_equal(found, PIXELS)
@@ -812,16 +812,6 @@ def test_what_is_no_example_is_said_to_be_none() -> None:
     with pytest.raises(ValueError, match=r"expected a tf\.train\.Example, got 9 bytes that are none"):
         sl.decode.example()(b"\xff" * 9)
     assert sl.decode.example()(b"") == {}
-
-
-def test_examples_of_files_resume(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(record_file(message(label=[number]) for number in range(9)))
-    pipe = sl.read_tfrecord(tmp_path / "a").map(sl.decode.example({"label": ()}))
-    with pipe.open(backend=sl.Processes(1)) as stream:
-        first = [next(stream) for _ in range(4)]
-        snapshot = stream.snapshot()
-    with pipe.open(resume=snapshot) as stream:
-        assert [int(item["label"]) for item in [*first, *stream]] == list(range(9))
 
 
 # By extension ---------------------------------------------------------------------------------------------------------

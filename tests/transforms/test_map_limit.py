@@ -25,6 +25,7 @@ from streamline.runtime.pause import QUIESCE_S
 from streamline.transforms import retry
 from tests.copying_backend import Copying
 from tests.kit import in_virtual_time
+from tests.laws.profile import covering
 
 LENGTH = 60
 
@@ -75,10 +76,8 @@ class Calls:
         return item
 
 
-@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
-@pytest.mark.parametrize("kind", ["tasks", "threads", "both"])
-@pytest.mark.parametrize("concurrency", [1, 7])
-def test_as_many_calls_as_the_limit_and_no_more(backend: Any, kind: str, concurrency: int) -> None:
+@pytest.mark.parametrize(("backend", "kind", "concurrency"), covering(BACKENDS, ["tasks", "threads", "both"], [1, 7]))
+def test_as_many_calls_as_the_limit_and_no_more(backend: str, kind: str, concurrency: int) -> None:
     """8 shards of two stages, of up to 16 calls each: `full` would never come if fewer ran."""
     calls, limit = Calls(full=concurrency), sl.Limit(concurrency)
     ways: dict[str, list[dict[str, Any]]] = {"tasks": [{"fn": calls.task}], "threads": [threaded(calls)]}
@@ -88,7 +87,7 @@ def test_as_many_calls_as_the_limit_and_no_more(backend: Any, kind: str, concurr
     pipe = pipe.map(**first, name="first", concurrency=16, limit=limit)
     pipe = pipe.map(**second, name="second", concurrency=16, ordered=False, limit=limit).merge()
     after = pipe.map(**first, name="after", concurrency=16, limit=limit)
-    with after.open(backend=backend) as stream:
+    with after.open(backend=BACKENDS[backend]) as stream:
         assert sorted(stream) == list(range(LENGTH))
     assert calls.most == concurrency
     assert calls.made == 3 * LENGTH
@@ -98,17 +97,15 @@ def threaded(calls: Calls) -> dict[str, Any]:
     return {"fn": calls.thread, "executor": "thread"}
 
 
-@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
-@pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("burst", [None, 1])
+@pytest.mark.parametrize(("backend", "ordered", "burst"), covering(BACKENDS, [True, False], [None, 1]))
 def test_threads_that_wait_for_both_permits_and_tokens_get_them(
-    backend: Any, ordered: bool, burst: int | None, caplog: pytest.LogCaptureFixture
+    backend: str, ordered: bool, burst: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A permit comes back in a callback of the event loop, where no task runs."""
     calls, limit = Calls(), sl.Limit(1, per_second=2000, burst=burst)
     pipe = sl.from_items(range(30)).shard(3)
     pipe = pipe.map(**threaded(calls), name="call", concurrency=8, ordered=ordered, limit=limit)
-    with pipe.open(backend=backend) as stream:
+    with pipe.open(backend=BACKENDS[backend]) as stream:
         assert sorted(stream) == list(range(30))
     assert calls.most == 1
     assert not caplog.records

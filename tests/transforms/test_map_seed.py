@@ -17,6 +17,7 @@ from streamline.core.process_random import LOOKED_AT_LISTS, Look
 from streamline.errors import PlanError
 from streamline.pipeline import Pipeline
 from streamline.transforms.map import Generators, Seeded
+from tests.laws.profile import in_turn
 
 Drawn = tuple[int, int]
 
@@ -58,8 +59,7 @@ def test_each_item_has_its_numbers_whatever_runs_it(run: str) -> None:
     assert sorted(numbers(RUNS[run](source()))) == sorted(numbers(RUNS["inline"](source())))
 
 
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("at", [0, 1, 17, 59, 60])
+@pytest.mark.parametrize(("run", "at"), in_turn(RUNS, [17, 1, 59, 0, 60]))
 def test_and_after_a_resume(run: str, at: int) -> None:
     pipe = RUNS[run](source())
     with pipe.open() as stream:

@@ -22,7 +22,6 @@ from tests.copying_backend import Copying, HostDeath
 KINDS = ("plain", "overlap", "spill", "block")
 WHERE: list[tuple[str, Backend]] = [
     *((kind, backend) for kind in KINDS for backend in (sl.Inline(), sl.Threads(2), Copying(2))),
-    ("overlap", sl.Processes(2)),
 ]
 
 

@@ -68,8 +68,8 @@ def test_flat_map_of_no_iterable_is_an_error() -> None:
         list(numbers(2).flat_map(lambda x: x, name="same"))  # type: ignore[arg-type, return-value]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 100])
-@pytest.mark.parametrize("length", [0, 1, 7, 8, 300])
+@pytest.mark.parametrize("size", [1, 3, 8, 100])
+@pytest.mark.parametrize("length", [0, 1, 8, 300])
 def test_batches_are_full_but_for_the_last(size: int, length: int) -> None:
     whole = [list(range(start, min(start + size, length))) for start in range(0, length, size)]
     assert list(numbers(length).batch(size, collate=None)) == whole

@@ -77,17 +77,8 @@ def new_echo(new_host: Callable[..., HostProcess], shipped: Shipped) -> Iterator
         echo.sock.close()
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Backend]:
-    """Two processes that are up before a test begins, so that they are no test's leak."""
-    with sl.Processes(2) as opened:
-        with sl.from_items(range(2)).shard(2).open(backend=opened) as stream:
-            list(stream)
-        yield opened
-
-
 @pytest.fixture(params=["copying", "threads", "processes"])
-def hosts(pool: Backend, request: pytest.FixtureRequest) -> Backend:
+def hosts(processes: Backend, request: pytest.FixtureRequest) -> Backend:
     """Two hosts of each kind."""
-    kinds: dict[str, Backend] = {"copying": Copying(2), "threads": sl.Threads(2), "processes": pool}
+    kinds: dict[str, Backend] = {"copying": Copying(2), "threads": sl.Threads(2), "processes": processes}
     return kinds[request.param]

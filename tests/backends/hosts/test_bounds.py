@@ -17,6 +17,7 @@ from streamline.backends.hosts import pool as hosted
 from streamline.plan.describe import at_the_border
 from tests.copying_backend import Copying
 from tests.kit import Pipe, later, stage
+from tests.laws.profile import in_turn
 
 MEMORY = Path("/dev/shm")
 SHARDS = 4
@@ -96,8 +97,11 @@ SHAPES: dict[str, Callable[[Pipe], Pipe]] = {
 }
 STOPS = (1, 60, 2_000)
 
+HOSTS = [(kind, shape) for shape, kind in in_turn(SHAPES, ["threads", "processes", "copying"])]
+"""Each shape in one kind of host; in all, if there is time."""
 
-@pytest.mark.parametrize("shape", SHAPES)
+
+@pytest.mark.parametrize(("hosts", "shape"), HOSTS, indirect=["hosts"])
 def test_a_consumer_that_stops_stops_the_sources(shape: str, hosts: Backend, asked: Path) -> None:
     source = Asked(asked)
     pipe = SHAPES[shape](sl.from_items(source).shard(SHARDS))
@@ -155,7 +159,7 @@ the shard is up to 8 times as long, and may begin and end with a large one.
 
 @pytest.mark.usefixtures("few_bytes")
 @pytest.mark.parametrize("sizes", SIZES)
-def test_bytes_on_their_way_are_bounded(sizes: str, pool: Backend, asked: Path) -> None:
+def test_bytes_on_their_way_are_bounded(sizes: str, processes: Backend, asked: Path) -> None:
     size, unforeseen = SIZES[sizes]
     source = Asked(asked, size, 8_000)
 
@@ -171,16 +175,16 @@ def test_bytes_on_their_way_are_bounded(sizes: str, pool: Backend, asked: Path) 
                     assert given - got <= 2 * BYTES + unforeseen, f"after {consumed} items"
         assert consumed == 8_000
 
-    for backend in (Copying(2), pool):
+    for backend in (Copying(2), processes):
         anyio.run(test, backend)
 
 
 @pytest.mark.usefixtures("few_bytes")
-def test_an_item_that_is_larger_than_all_that_may_be_on_its_way_comes_alone(pool: Backend, asked: Path) -> None:
+def test_an_item_that_is_larger_than_all_that_may_be_on_its_way_comes_alone(processes: Backend, asked: Path) -> None:
     source = Asked(asked, lambda index: 3 * BYTES, 40)
 
     async def test() -> None:
-        async with sl.from_items(source).shard(SHARDS).open(backend=pool) as stream:
+        async with sl.from_items(source).shard(SHARDS).open(backend=processes) as stream:
             consumed = 0
             async for item in stream:
                 assert len(item) == 3 * BYTES

@@ -33,6 +33,8 @@ KILLS = 2
 
 LENGTH = 2_000_000
 
+pytestmark = pytest.mark.long
+
 
 def dangerous(marks: str) -> Any:
     """Return a function that ends its process now and then; what it returns says nothing of that."""

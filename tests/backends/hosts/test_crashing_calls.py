@@ -30,6 +30,7 @@ from tests.backends.hosts.poisons import (
     kills_its_loop,
     stage,
 )
+from tests.laws.profile import long_but
 
 
 def items() -> sl.Pipeline[int]:
@@ -74,12 +75,12 @@ def of_workers(items: list[Any], *, sort: bool) -> list[list[Any]]:
     return [sorted(mine) for mine in workers] if sort else workers
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", long_but(["map"], CALLS))
 def test_a_poison_is_counted_and_passed(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = harmless(CALLS[name], monkeypatch)
-    borne = 3 if name == "map" else 2  # deaths, by default three: each costs a process
+    borne = 2  # deaths, by default three: each costs a process
     backend = sl.Processes(1, max_restarts=borne)
     with quiet(caplog), CALLS[name]().merge().open(backend=backend, on_error="skip") as stream:
         found = list(stream)
@@ -90,7 +91,7 @@ def test_a_poison_is_counted_and_passed(
     assert of_workers(found, sort=name == "unordered") == [innocent, poisoned]
 
 
-@pytest.mark.parametrize("name", [*STEPS, "map"])
+@pytest.mark.parametrize("name", long_but(["source"], [*STEPS, "map"]))
 def test_a_poison_raises_after_the_items_before_it(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_poison_raises_after_the_items_before_it(
             assert list(stream) == list(range(POISON, LENGTH))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fn", "exit_"), [(crashes, "signal 11 (SIGSEGV)"), (hangs_up, None)], ids=["crash", "hangs up"]
 )
@@ -135,6 +137,7 @@ def test_a_process_without_memory_raises_and_goes_on() -> None:
         assert isinstance(stream.errors.last[0].error, MemoryError)
 
 
+@pytest.mark.long
 def test_user_code_that_stops_the_event_loop_ends_its_process_and_no_more(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,7 +29,7 @@ from streamline.testing.subjects import settle
 from tests.copying_backend import Copying, HostDeath
 from tests.kit import Pipe, later
 from tests.laws.failing import failing_steps
-from tests.laws.profile import FACTOR, examples
+from tests.laws.profile import FACTOR, examples, long_but
 from tests.sources.live_kit import Tape
 
 pytestmark = pytest.mark.usefixtures("quietly")
@@ -124,7 +124,7 @@ def chooses(pipe: Pipe) -> bool:
     return plan.merge.chooses or any(stage.chooses for stage in plan.worker + plan.after)
 
 
-STEP = 5 if FACTOR == 1 else 1
+STEP = 7 if FACTOR == 1 else 1
 """A host dies at one message of so many; at which of them is another question for each pipeline."""
 
 
@@ -144,7 +144,7 @@ async def insist_undisturbed(make: Callable[[], Pipe], whole: Run, *cuts: HostDe
     return backend.runs[0].happened
 
 
-@pytest.mark.parametrize("name", PIPES)
+@pytest.mark.parametrize("name", long_but(["custom stage", "live, best effort", "skipped items"], PIPES))
 def test_a_host_may_die_at_every_message_and_nothing_is_lost_doubled_or_moved(name: str) -> None:
     make = PIPES[name]
 
@@ -173,6 +173,7 @@ cuts = st.builds(
 )
 
 
+@pytest.mark.long
 @examples(40)
 @given(compositions(more=failing_steps()), st.lists(cuts, min_size=1, max_size=5), st.integers(0, 1000))
 def test_any_pipeline_survives_any_deaths(composition: Composition, deaths: list[HostDeath], seed: int) -> None:

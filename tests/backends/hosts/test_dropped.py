@@ -23,6 +23,7 @@ from streamline.core.state import At
 from streamline.sources.journal import LEAST_ITEMS, MemoryJournal
 from tests.backends.hosts.disturbing import connections_of
 from tests.kit import Counting, Pipe, later
+from tests.laws.profile import in_turn
 from tests.sources.live_kit import Tape
 
 
@@ -87,7 +88,11 @@ SELECTIVE: dict[str, Callable[[Pipe, Hold], Pipe]] = {
 }
 
 
-@pytest.mark.parametrize("shape", SELECTIVE)
+@pytest.mark.parametrize(
+    ("hosts", "shape"),
+    [(kind, shape) for shape, kind in in_turn(SELECTIVE, ["threads", "copying", "processes"])],
+    indirect=["hosts"],
+)
 def test_a_snapshot_taken_while_the_consumer_waits_reads_almost_nothing_again(
     shape: str, hosts: Backend, tmp_path: Path
 ) -> None:
@@ -181,7 +186,7 @@ def test_items_of_a_feed_are_kept_until_a_state_covers_them(hosts: Backend, monk
     assert max(journal) <= 2 * (512 + 512 + 256) * 4 + LEAST_ITEMS
 
 
-@pytest.mark.parametrize("options", [{"max_ahead": 50}, {"max_ahead_bytes": 50 * 16}])
+@pytest.mark.parametrize("options", [{"max_ahead_bytes": 50 * 16}])
 def test_a_worker_that_starves_is_named_as_without_hosts(options: dict[str, Any], hosts: Backend) -> None:
     length = 4_100
 

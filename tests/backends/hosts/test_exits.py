@@ -18,12 +18,12 @@ import streamline as sl
 from streamline.backends.base import Backend
 from tests.backends.hosts.disturbing import children
 from tests.kit import LONGEST_S, Pipe
-from tests.laws.profile import in_turn, sampled
+from tests.laws.profile import in_turn, long_but, sampled
 
 Python = Callable[..., str]
 Start = Callable[..., "AbstractContextManager[Popen[str]]"]
 
-COUNT = 300
+COUNT = 120
 
 
 async def jitters(item: int) -> int:
@@ -57,7 +57,14 @@ async def whole(stream: sl.Stream[Any], ask: Callable[[sl.Stream[Any]], Any]) ->
             return found, timeouts
 
 
-@pytest.mark.parametrize(("shape", "loop"), in_turn(SHAPES, ["asyncio", "uvloop"]))
+KINDS_OF_HOSTS = ["copying", "threads", "processes"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "loop", "hosts"),
+    [(*pair, kind) for pair, kind in in_turn(in_turn(SHAPES, ["asyncio", "uvloop"]), KINDS_OF_HOSTS)],
+    indirect=["hosts"],
+)
 def test_a_pull_may_be_cancelled_at_any_moment(shape: str, loop: str, hosts: Backend) -> None:
     dice = random.Random(f"{shape} {loop}")
     asked = 0
@@ -104,10 +111,10 @@ class MineError(Exception):
     """A consumer's own."""
 
 
-@pytest.mark.parametrize("checkpoints", sampled([0, 1, 2, 3, 5, 8, 13, 21, 50], 2))
+@pytest.mark.parametrize("checkpoints", sampled([0, 1, 2, 3, 5, 8, 13, 21, 50], 3))
 def test_a_stream_may_be_left_at_any_moment_of_its_beginning(checkpoints: int, hosts: Backend) -> None:
     async def test() -> None:
-        for _ in range(5):
+        for _ in range(3):
             with anyio.CancelScope() as scope:
                 async with SHAPES["async map"]().open(backend=hosts) as stream, anyio.create_task_group() as group:
                     group.start_soon(anext, stream)
@@ -146,7 +153,7 @@ def test_two_streams_of_two_tasks_leave_each_other_alone(hosts: Backend) -> None
     async def beside(done: anyio.Event) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(disturb, done)
-            for _ in range(3):
+            for _ in range(2):
                 async with SHAPES["async map"]().open(backend=hosts) as stream:
                     assert [item async for item in stream] == list(range(COUNT))
             done.set()
@@ -154,7 +161,7 @@ def test_two_streams_of_two_tasks_leave_each_other_alone(hosts: Backend) -> None
     anyio.run(test)
 
 
-@pytest.mark.parametrize("way", ["break", "exception", "del"])
+@pytest.mark.parametrize("way", long_but(["del"], ["break", "exception", "del"]))
 def test_leaving_a_plain_loop_ends_its_own_processes(way: str) -> None:
     before = children()
     opened = items().map(jitters).open(backend=sl.Processes(2))
@@ -212,7 +219,9 @@ KINDS = ["Processes", "Threads"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "shapes"), [("Processes", ["running", "stuck", "slow"]), ("Threads", ["slow"])], ids=KINDS
+    ("kind", "shapes"),
+    [("Processes", ["stuck"]), pytest.param("Threads", ["running", "slow"], marks=pytest.mark.long)],
+    ids=KINDS,
 )
 def test_ctrl_c_in_a_plain_or_async_loop_is_an_interrupt_and_leaves_nothing(
     kind: str, shapes: list[str], start_python: Start
@@ -252,7 +261,9 @@ for shape in [*{shapes}, "async"]:
     assert (output, errors) == ("".join(f"{shape} True\n" for shape in [*shapes, "async"]), "")
 
 
-@pytest.mark.parametrize(("kind", "options"), [("Processes", ()), ("Threads", ("-X", "dev"))])
+@pytest.mark.parametrize(
+    ("kind", "options"), long_but([("Processes", ())], [("Processes", ()), ("Threads", ("-X", "dev"))])
+)
 def test_an_interpreter_that_exits_with_open_streams_prints_and_leaks_nothing(
     kind: str, options: tuple[str, ...], python: Python, tmp_path: Path
 ) -> None:
@@ -291,7 +302,7 @@ def alive(pid: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", long_but(["Threads"], KINDS))
 def test_an_interpreter_exits_under_a_worker_that_is_stuck_in_user_code(kind: str, python: Python) -> None:
     script = PRELUDE % ("slow", kind) + (
         """

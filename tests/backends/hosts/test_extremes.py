@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.backends.hosts.pool import BYTES_ON_THE_WAY
 from streamline.backends.hosts.remote_worker import RemoteWorker
 from streamline.errors import TransportError
@@ -26,18 +27,19 @@ def items(count: int, fn: Callable[[int], Any]) -> sl.Pipeline[Any]:
 
 
 @pytest.mark.parametrize("empty", [b"", np.zeros((0, 3)), None], ids=["bytes", "array", "None"])
-def test_items_of_nothing_arrive(empty: Any) -> None:
-    with items(1000, lambda _: empty).open(backend=sl.Processes(1)) as stream:
+def test_items_of_nothing_arrive(empty: Any, processes: Backend) -> None:
+    with items(1000, lambda _: empty).open(backend=processes) as stream:
         found = list(stream)
     assert len(found) == 1000
     assert all(type(item) is type(empty) and np.shape(item) == np.shape(empty) for item in found)
 
 
-def test_a_hundred_thousand_tiny_items_arrive() -> None:
-    with items(100_000, abs).open(backend=sl.Processes(1)) as stream:
-        assert list(stream) == list(range(100_000))
+def test_thousands_of_tiny_items_arrive(processes: Backend) -> None:
+    with items(20_000, abs).open(backend=processes) as stream:
+        assert list(stream) == list(range(20_000))
 
 
+@pytest.mark.long
 def test_an_item_that_is_larger_than_all_that_may_be_on_the_way_arrives() -> None:
     with leaves_nothing_shared():
         with items(3, of_size(BYTES_ON_THE_WAY + MB)).open(backend=sl.Processes(1)) as stream:
@@ -46,9 +48,10 @@ def test_an_item_that_is_larger_than_all_that_may_be_on_the_way_arrives() -> Non
         del item, stream
 
 
+@pytest.mark.long
 def test_a_consumer_that_keeps_everything_keeps_it_unchanged() -> None:
     with leaves_nothing_shared():
-        with items(400, of_size(MB)).open(backend=sl.Processes(1)) as stream:  # more than the memory that is shared
+        with items(300, of_size(MB)).open(backend=sl.Processes(1)) as stream:  # more than the memory that is shared
             kept = list(stream)
         assert all(item[0] == item[-1] == number % 251 for number, item in enumerate(kept))
         del kept, stream
@@ -58,7 +61,9 @@ def alternating(item: int) -> np.ndarray[Any, Any]:
     return np.zeros(16 if item < 200 else 4 * MB, np.uint8)
 
 
-@pytest.mark.parametrize("fn", [of_size(4 * MB), alternating], ids=["large", "tiny, then large"])
+@pytest.mark.parametrize(
+    "fn", [pytest.param(of_size(4 * MB), marks=pytest.mark.long), alternating], ids=["large", "tiny, then large"]
+)
 def test_no_more_bytes_wait_for_a_slow_consumer_than_may(
     fn: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,17 +99,17 @@ class Unreadable:
         return int, ("no number",)
 
 
-def test_an_item_that_cannot_be_pickled_is_named_after_those_before_it() -> None:
+def test_an_item_that_cannot_be_pickled_is_named_after_those_before_it(processes: Backend) -> None:
     found: list[int] = []
     pipe = items(20, lambda item: Unpicklable(item) if item == 7 else item)
-    with pipe.open(backend=sl.Processes(1)) as stream, pytest.raises(TransportError, match="Unpicklable") as caught:
+    with pipe.open(backend=processes) as stream, pytest.raises(TransportError, match="Unpicklable") as caught:
         found.extend(stream)
     assert found == list(range(7))
     assert "map(<lambda>)" in str(caught.value)
 
 
-def test_an_item_that_cannot_be_unpickled_raises() -> None:
+def test_an_item_that_cannot_be_unpickled_raises(processes: Backend) -> None:
     pipe, raising = items(20, lambda item: Unreadable() if item == 7 else item), pytest.raises(TransportError)
-    with pipe.open(backend=sl.Processes(1)) as stream, raising as caught:
+    with pipe.open(backend=processes) as stream, raising as caught:
         list(stream)
     assert "can't be made again" in str(caught.value)

@@ -18,6 +18,7 @@ import streamline as sl
 from streamline.errors import WorkerDied
 from tests.backends.hosts.disturbing import children, quiet
 from tests.kit import at_last
+from tests.laws.profile import long_but
 
 LENGTH, AT = 24, 13
 TIMEOUT_S = 0.5
@@ -64,7 +65,7 @@ HOW = {
 }
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", long_but(["holds_the_lock"], HOW))
 def test_a_stuck_worker_is_reported_once_with_its_stack_and_replaced(
     how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_stuck_worker_is_reported_once_with_its_stack_and_replaced(
     at_last(check)
 
 
+@pytest.mark.long
 def test_a_worker_that_is_stuck_again_and_again_raises(caplog: pytest.LogCaptureFixture) -> None:
     def stuck(item: int) -> int:
         if item == 1:
@@ -106,6 +108,7 @@ def go_on_when(reported: Callable[[], bool]) -> None:
         os.kill(child, signal.SIGCONT)
 
 
+@pytest.mark.long
 def test_a_worker_that_is_only_reported_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def check(times: int) -> None:
         caplog.clear()

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -20,6 +19,7 @@ import streamline.backends.hosts.connection
 import streamline.backends.hosts.remote_worker
 from streamline.backends.hosts.child_process import HostProcess
 from tests.backends.hosts.disturbing import children
+from tests.laws.profile import long_but
 
 LENGTH = 8
 
@@ -55,7 +55,6 @@ STRICT: dict[str, Callable[[], sl.Pipeline[Any]]] = {
 """Where the order is fixed."""
 
 FREE: dict[str, Callable[[], sl.Pipeline[Any]]] = {
-    "best effort": lambda: items().map(abs).merge("best_effort", max_skips_per_round=1),
     "unordered": lambda: (
         items().map(later, concurrency=2, ordered=False).merge().flat_map(twice).batch(3, collate=None)
     ),
@@ -79,19 +78,21 @@ def killed_at_each_step(pipe: sl.Pipeline[Any], n: int) -> list[Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", STRICT)
 def test_a_kill_after_every_item_keeps_the_order(name: str) -> None:
     make = STRICT[name]
     assert killed_at_each_step(make(), 2) == make().first(100)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FREE)
 def test_a_kill_after_every_item_loses_and_repeats_nothing(name: str) -> None:
     make = FREE[name]
     assert Counter(leaves(killed_at_each_step(make(), 2))) == Counter(leaves(make().first(100)))
 
 
-@pytest.mark.parametrize("at", range(0, LENGTH, 3))
+@pytest.mark.parametrize("at", long_but([3], [0, 3, 6]))
 def test_a_snapshot_is_taken_while_a_process_dies(at: int) -> None:
     pipe = items().shuffle(window=4).merge()
     whole = pipe.first(100)
@@ -107,26 +108,7 @@ def test_a_snapshot_is_taken_while_a_process_dies(at: int) -> None:
         assert found + list(stream) == whole
 
 
-def test_a_journal_on_disk_loses_nothing_when_processes_die(tmp_path: Path) -> None:
-    def pipe() -> sl.Pipeline[int]:
-        return sl.from_stream(tape, journal=tmp_path / "journal").shard(2).map(abs).merge()
-
-    found = []
-    with pipe().open(backend=sl.Processes(2)) as stream:
-        for item in stream:
-            found.append(item)
-            if item == 3:
-                for victim in children():
-                    kill(victim)
-            if item == 5:
-                break
-        snapshot = stream.snapshot()
-    with pipe().open(backend=sl.Processes(2), resume=snapshot) as stream:
-        found.extend(stream)
-    assert found[:LENGTH] == list(range(LENGTH))
-
-
-@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.05, 0.1, 0.2])
+@pytest.mark.parametrize("delay_s", long_but([0.05], [0.0, 0.05, 0.2]))
 def test_a_process_is_killed_while_it_starts(delay_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     start = HostProcess.__init__
     killed: list[threading.Timer] = []
@@ -151,7 +133,7 @@ def slow_to_close(item: int) -> int:
     return item
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.02])
+@pytest.mark.parametrize("delay_s", long_but([0.005], [0.0, 0.005, 0.02]))
 def test_processes_are_killed_while_the_stream_is_closed(delay_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (streamline.backends.hosts.remote_worker, streamline.backends.hosts.connection):
         monkeypatch.setattr(module, "CLOSE_S", 10_000.0)  # which nothing may wait for

@@ -11,7 +11,9 @@ import anyio
 import pytest
 
 import streamline as sl
+from streamline.backends.base import Backend
 from tests.copying_backend import Copying, HostDeath
+from tests.laws.profile import in_turn
 
 pytestmark = pytest.mark.usefixtures("quietly")
 
@@ -22,11 +24,11 @@ def stamped(item: int) -> tuple[float, float]:
     return began, time.monotonic()
 
 
-def test_processes_share_a_limit_too() -> None:
+def test_processes_share_a_limit_too(processes: Backend) -> None:
     """They have one clock, so that calls which overlap show in what they return."""
     limit = sl.Limit(3)
     pipe = sl.from_items(range(60)).shard(4).map(stamped, executor="thread", concurrency=8, limit=limit)
-    with pipe.open(backend=sl.Processes(2)) as stream:
+    with pipe.open(backend=processes) as stream:
         spans = list(stream)
     edges = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
     assert max(sum(step for _, step in edges[: at + 1]) for at in range(len(edges))) <= 3
@@ -54,6 +56,7 @@ class DiesOnce:
         return item
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_leaves_its_permits_to_the_others(tmp_path: Path) -> None:
     """There is only one: without it, nothing would come any more."""
     fn = DiesOnce(17, tmp_path / "dead")
@@ -63,8 +66,7 @@ def test_a_process_that_is_killed_leaves_its_permits_to_the_others(tmp_path: Pat
         assert sum(host.restarts for host in stream.stats().hosts) == 1
 
 
-@pytest.mark.parametrize("received", range(0, 24, 3))
-@pytest.mark.parametrize("rate", [None, 1e6], ids=["at once", "a second"])
+@pytest.mark.parametrize(("received", "rate"), in_turn(range(0, 24, 6), [None, 1e6]))
 def test_a_host_dies_at_any_message(received: int, rate: float | None) -> None:
     limit = sl.Limit(2, per_second=rate)
     pipe = sl.from_items(range(30)).shard(4).map(later, concurrency=5, limit=limit)

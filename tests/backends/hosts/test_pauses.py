@@ -19,6 +19,7 @@ from streamline.testing.subjects import settle
 from tests.backends.hosts.disturbing import connections_of
 from tests.backends.hosts.kit import on_each
 from tests.copying_backend import Copying, HostDeath
+from tests.laws.profile import sampled
 
 BACKENDS: list[Backend] = [sl.Threads(2), Copying(2)]
 HERE: list[Backend] = [sl.Inline(), Copying(2)]
@@ -156,7 +157,7 @@ def test_a_function_that_is_stuck_in_a_thread_is_named() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("received", range(2, 14))
+@pytest.mark.parametrize("received", sampled(range(2, 14), 4))
 async def test_a_host_that_dies_takes_no_pause_along(received: int) -> None:
     """It is replaced after the pause: during it, nothing is started."""
     backend = Copying(1, (HostDeath(0, received=received),), max_restarts=10)
@@ -211,7 +212,7 @@ def test_a_pause_before_the_first_item_lets_nothing_start(backend: Backend) -> N
         assert list(stream) == list(range(COUNT))
 
 
-def test_in_processes_nothing_is_called_inside_and_what_is_stuck_is_named(tmp_path: Path) -> None:
+def test_in_processes_nothing_is_called_inside_and_what_is_stuck_is_named(tmp_path: Path, processes: Backend) -> None:
     called, go = tmp_path / "called", tmp_path / "go"
     called.touch()
 
@@ -222,7 +223,7 @@ def test_in_processes_nothing_is_called_inside_and_what_is_stuck_is_named(tmp_pa
             time.sleep(0.01)
         return item
 
-    with sl.from_items(range(2_200)).shard(2).map(note).open(backend=sl.Processes(2)) as stream:
+    with sl.from_items(range(2_200)).shard(2).map(note).open(backend=processes) as stream:
         found = [next(stream)]
         with stream.paused() as at_work:
             assert at_work == ()

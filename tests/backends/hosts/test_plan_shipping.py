@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.backends.hosts.plan_shipping import MOST_BYTES, dumps, importable, ship
 from streamline.backends.ipc.pickling import load
 from streamline.backends.ipc.unpicklable import MOST_TRIED
@@ -102,7 +103,7 @@ def test_a_plan_of_custom_stages_goes_by_value(new_echo: NewEcho) -> None:
     assert seen == (plan.names, [])
 
 
-def test_stages_after_the_merge_are_not_sent() -> None:
+def test_stages_after_the_merge_are_not_sent(processes: Backend) -> None:
     with (
         socket.socket() as model,
         sl.from_items(range(4))
@@ -110,7 +111,7 @@ def test_stages_after_the_merge_are_not_sent() -> None:
         .map(abs)
         .merge()
         .map(lambda n: (n, model.fileno() >= 0))
-        .open(backend=sl.Processes(2)) as stream,
+        .open(backend=processes) as stream,
     ):
         assert list(stream) == [(n, True) for n in range(4)]
 

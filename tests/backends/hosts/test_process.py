@@ -19,6 +19,7 @@ import pytest
 from streamline.backends.hosts.child_process import HostProcess
 from streamline.backends.hosts.plan_shipping import Shipped
 from streamline.errors import HostError
+from tests.laws.profile import long_but
 
 ROOT = Path(__file__).parents[3]
 
@@ -148,7 +149,7 @@ def test_a_host_that_is_garbage_collected_leaks_nothing(echo_importable: None) -
         os.kill(pid, 0)  # neither it nor a zombie
 
 
-def test_fifty_processes_leave_no_descriptor(echo_importable: None, shipped: Shipped) -> None:
+def test_processes_that_come_and_go_leave_no_descriptor(echo_importable: None, shipped: Shipped) -> None:
     def open_close(kill: bool) -> None:
         host = HostProcess(0, entry_point="echo_host:serve_socket")
         host.link(shipped).close()
@@ -158,7 +159,7 @@ def test_fifty_processes_leave_no_descriptor(echo_importable: None, shipped: Shi
 
     open_close(False)
     before = os.listdir("/proc/self/fd")  # noqa: PTH208
-    for round_ in range(50):
+    for round_ in range(6):
         open_close(kill=round_ % 2 == 0)
     assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
 
@@ -198,7 +199,7 @@ def test_no_descriptors_is_an_error_that_says_so() -> None:
     free = os.dup(0)  # the lowest
     os.close(free)
     said = set()
-    for room in range(2, 14, 3):
+    for room in (2, 8):
         resource.setrlimit(resource.RLIMIT_NOFILE, (free + room, hard))
         try:
             HostProcess(1).close(0)
@@ -294,6 +295,7 @@ def test_ctrl_c_never_reaches_a_child() -> None:
 # Ways to run ----------------------------------------------------------------------------------------------------------
 
 SCRIPT = """
+from tests.laws.profile import long_but
 import streamline as sl
 print("main runs")
 
@@ -324,7 +326,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", long_but(["path"], WAYS))
 def test_the_main_module_needs_no_guard(way: str, tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(SCRIPT)

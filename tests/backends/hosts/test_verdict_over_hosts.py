@@ -18,6 +18,7 @@ import streamline as sl
 from streamline.backends.base import Backend
 from streamline.observe import contention
 from tests.kit import Pipe, at_last
+from tests.laws.profile import in_turn
 
 SLOW_S = 0.004
 COUNT = 100
@@ -80,12 +81,11 @@ def _what_else_the_machine_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contention, "threads", tuple)
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
-@pytest.mark.parametrize("name", known_of(SLOW_S))
-def test_the_limit_is_named(name: str, kind: str, pool: Backend) -> None:
+@pytest.mark.parametrize(("name", "kind"), in_turn(known_of(SLOW_S), ["processes", "threads"]))
+def test_the_limit_is_named(name: str, kind: str, processes: Backend) -> None:
     def check(times: int) -> None:
         known = known_of(times * SLOW_S)[name]
-        with known.pipe.open(backend=pool if kind == "processes" else sl.Threads(2)) as stream:
+        with known.pipe.open(backend=processes if kind == "processes" else sl.Threads(2)) as stream:
             for _ in stream:
                 if known.body_s:
                     time.sleep(known.body_s)
@@ -114,12 +114,12 @@ class Heavy:
         return made_again, (self.item, self.item_s)
 
 
-def test_transfer_that_takes_longer_than_making_the_items_is_the_verdict(pool: Backend) -> None:
+def test_transfer_that_takes_longer_than_making_the_items_is_the_verdict(processes: Backend) -> None:
     count = 2000  # more than hosts may have on their way: time is counted from the first item on
 
     def check(times: int) -> None:
         pipe = sl.from_items(range(count)).shard(2).map(partial(Heavy, item_s=times * SLOW_S / 8))
-        with pipe.open(backend=pool) as stream:
+        with pipe.open(backend=processes) as stream:
             found: list[Any] = list(stream)
             assert found == list(range(count))
             stats = stream.stats()

@@ -103,13 +103,13 @@ items = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(items, max_size=4))
 def test_what_arrives_is_what_was_sent(sent: list[Any]) -> None:
     assert same(there(sent), sent)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(arrays())
 def test_arrays_arrive_writable_in_the_same_memory_order_and_independent(array: Any) -> None:
     before = array.tobytes()

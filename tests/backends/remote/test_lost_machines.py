@@ -33,6 +33,8 @@ from tests.laws.profile import FACTOR
 
 NODES = 3
 PORT = 7077
+
+pytestmark = pytest.mark.long
 LOST_AFTER_S = 2.0
 """Where machines are lost at random; the least that is possible."""
 

@@ -70,6 +70,7 @@ def test_a_module_that_is_not_there_is_named_with_the_machine(module: ModuleType
         elsewhere.run(pipe, lambda: shutil.rmtree(Path(str(module.__file__)).parent))
 
 
+@pytest.mark.long
 def test_an_older_module_there_is_named_with_what_it_lacks(module: ModuleType, elsewhere: Elsewhere) -> None:
     def age() -> None:
         shutil.rmtree(Path(str(module.__file__)).parent / "__pycache__", ignore_errors=True)
@@ -80,6 +81,7 @@ def test_an_older_module_there_is_named_with_what_it_lacks(module: ModuleType, e
         elsewhere.run(pipe, age)
 
 
+@pytest.mark.long
 def test_a_module_by_value_need_not_be_there(module: ModuleType, elsewhere: Elsewhere) -> None:
     cloudpickle.register_pickle_by_value(module)
     try:
@@ -95,6 +97,7 @@ def test_a_folder_that_is_not_there_is_found_before_the_first_item(files: Path, 
         elsewhere.run(pipe, lambda: shutil.rmtree(files / "1"))
 
 
+@pytest.mark.long
 def test_a_shorter_copy_is_another_file(files: Path, elsewhere: Elsewhere) -> None:
     other = files / "0" / "2.txt"
     pipe = sl.mix({"a": sl.read_lines(files / "1" / "*.txt"), "b": sl.read_lines(files / "0" / "*.txt")}, seed=1).shard(
@@ -104,6 +107,7 @@ def test_a_shorter_copy_is_another_file(files: Path, elsewhere: Elsewhere) -> No
         elsewhere.run(pipe, lambda: other.write_text("0\n"))
 
 
+@pytest.mark.long
 def test_a_file_may_have_grown_and_one_that_is_gone_here_is_not_asked_for(files: Path, elsewhere: Elsewhere) -> None:
     paths = sorted(files.glob("*/*.txt"))
     with sl.read_lines(paths).shard(1).open() as stream:
@@ -120,6 +124,7 @@ def test_a_file_may_have_grown_and_one_that_is_gone_here_is_not_asked_for(files:
             assert len(list(stream)) == 3 * LINES + 1
 
 
+@pytest.mark.long
 def test_a_memory_map_that_is_not_there_is_named(tmp_path: Path, elsewhere: Elsewhere) -> None:
     np.save(path := tmp_path / "rows.npy", np.arange(100))
     pipe = sl.from_items(np.load(path, mmap_mode="r")).shard(1)

@@ -129,7 +129,7 @@ def test_a_handler_of_errors_is_asked_over_the_network(pool: Backend) -> None:
 def test_a_host_that_is_killed_is_replaced(tmp_path: Path, tls: Path | None) -> None:
     def die(item: int) -> int:
         mark = tmp_path / f"died at {item}"
-        if item % 700 == 350 and not mark.exists():
+        if item % 2000 == 350 and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return item
@@ -140,29 +140,31 @@ def test_a_host_that_is_killed_is_replaced(tmp_path: Path, tls: Path | None) -> 
             got = list(stream)
             restarts = sum(host.restarts for host in stream.stats().hosts)
     assert got == list(sl.from_items(range(LENGTH)).shard(4).shuffle(window=16).merge())
-    assert restarts == len(list(tmp_path.glob("died at *"))) == 4
+    assert restarts == len(list(tmp_path.glob("died at *"))) == 2
 
 
+@pytest.mark.long
 def test_an_agent_that_is_killed_counts_against_no_worker(tmp_path: Path, tls: Path | None) -> None:
     address, key = free_address(), key_file(tmp_path)
     remote = sl.Remote(2, listen=address, key_file=key, tls=tls)
-    pipe = squares(60_000)
+    pipe = squares(30_000)
     got = []
     with ExitStack() as agents:
         victims = [agents.enter_context(agent_process(address, key, tls=tls)) for _ in range(3)][:2]
         with pipe.open(backend=remote) as stream:
             for item in stream:
                 got.append(item)
-                if len(got) % 20_000 == 5_000 and victims:
+                if len(got) % 10_000 == 2_000 and victims:
                     victims.pop().kill()
-    assert got == [item * item for item in range(60_000)]
+    assert got == [item * item for item in range(30_000)]
 
 
+@pytest.mark.long
 def test_an_agent_that_says_nothing_any_more_is_replaced(tmp_path: Path) -> None:
     address, key = free_address(), key_file(tmp_path)
     remote = sl.Remote(1, listen=address, key_file=key, lost_after_s=2.0)
     got = []
-    with agent_process(address, key, hosts=1) as agent, squares(60_000).open(backend=remote) as stream:
+    with agent_process(address, key, hosts=1) as agent, squares(20_000).open(backend=remote) as stream:
         for item in stream:
             got.append(item)
             if len(got) == 1000:
@@ -171,9 +173,10 @@ def test_an_agent_that_says_nothing_any_more_is_replaced(tmp_path: Path) -> None
                     os.kill(int(child), signal.SIGSTOP)
                 with agent_process(address, key, hosts=1):
                     got += stream
-    assert got == [item * item for item in range(60_000)]
+    assert got == [item * item for item in range(20_000)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(max(1, int(FACTOR))))
 def test_connections_that_are_cut_anywhere_lose_and_repeat_nothing(
     tmp_path: Path, seed: int, tls: Path | None, monkeypatch: pytest.MonkeyPatch
@@ -192,6 +195,7 @@ def test_connections_that_are_cut_anywhere_lose_and_repeat_nothing(
     assert got == [(int(item[0]), item.size) for item in pipe]
 
 
+@pytest.mark.long
 def test_a_connection_that_is_cut_for_the_agent_alone_is_replaced(tmp_path: Path) -> None:
     """As by a tunnel or a proxy between the two, which keeps the trainer's half open."""
     pipe = sl.from_items(range(2000)).shard(4).map(lambda item: np.full(200, item)).merge()
@@ -238,6 +242,7 @@ def exit_of_worker(address: str, key: Path) -> Iterator[list[int]]:
             thread.join()
 
 
+@pytest.mark.long
 def test_a_trainer_that_is_killed_leaves_nothing_on_other_machines(tmp_path: Path) -> None:
     address, key = free_address(), key_file(tmp_path)
     trainer = subprocess.Popen(
@@ -276,6 +281,7 @@ def test_after_a_loss_no_name_is_asked_for() -> None:
         assert agents_side._where_connected(DIALLER, unconnected) == DIALLER
 
 
+@pytest.mark.long
 def test_an_agent_ends_well_some_time_after_its_trainer_has(tmp_path: Path) -> None:
     address, key = free_address(), key_file(tmp_path)
     with exit_of_worker(address, key) as codes:
@@ -285,6 +291,7 @@ def test_an_agent_ends_well_some_time_after_its_trainer_has(tmp_path: Path) -> N
     assert codes == [0]
 
 
+@pytest.mark.long
 def test_an_agent_that_is_to_rejoin_serves_a_run_that_begins_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,6 +371,7 @@ def test_an_agent_with_another_key_is_told_so(remote: sl.Remote, monkeypatch: py
     assert "the other end has another key: give both the same --key-file or STREAMLINE_KEY" in result.output
 
 
+@pytest.mark.long
 def test_a_loader_keeps_its_hosts_between_epochs(remote: sl.Remote) -> None:
     pipe = sl.from_items(range(8)).shard(2).map(lambda item: (item, os.getpid())).merge()
     with pipe.loader(backend=remote) as loader:
@@ -393,6 +401,7 @@ def test_a_live_source_is_read_here_and_worked_on_there(pool: Backend) -> None:
         assert [item for item, _ in got] + [item for item, _ in stream] == list(range(50))
 
 
+@pytest.mark.long
 def test_a_call_that_kills_every_host_is_named(remote: sl.Remote) -> None:
     def deadly(item: int) -> int:
         if item == 7:
@@ -416,6 +425,7 @@ def test_without_a_machine_the_error_says_who_came(tmp_path: Path) -> None:
         list(stream)
 
 
+@pytest.mark.long
 def test_two_places_serve_two_of_three_hosts_until_one_more_comes(tmp_path: Path) -> None:
     with machines(tmp_path, hosts=2) as remote:
         more = sl.Remote(3, listen=remote.listen, key_file=remote.key_file)
@@ -460,6 +470,7 @@ def test_a_key_is_needed_long_enough_and_only_ones_own(tmp_path: Path, monkeypat
         opened(None)
 
 
+@pytest.mark.long
 def test_a_plan_that_holds_much_is_sent_whole(tmp_path: Path, tls: Path | None) -> None:
     data = np.random.default_rng(0).integers(0, 255, 24 << 20, np.uint8)
     with (
@@ -498,6 +509,7 @@ def test_half_a_message_ends_the_connection_at_both_ends() -> None:
         far.receive()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_listens_for_itself(remote: sl.Remote) -> None:
     with squares().open(backend=remote) as stream:
@@ -513,6 +525,7 @@ def test_a_fork_listens_for_itself(remote: sl.Remote) -> None:
         assert list(stream) == [item * item for item in range(1, LENGTH)]
 
 
+@pytest.mark.long
 def test_an_agent_that_attaches_while_a_stream_closes_is_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -550,6 +563,7 @@ def test_a_host_that_can_not_be_started_there_is_named_and_counts_against_nothin
         list(stream)
 
 
+@pytest.mark.long
 def test_an_agent_without_room_for_the_plan_says_so_and_serves_the_next_run(tmp_path: Path) -> None:
     """It ended with a traceback, and the trainer only saw that it had gone."""
     address, key = free_address(), key_file(tmp_path)
@@ -600,6 +614,7 @@ def test_an_agent_leaves_whichever_of_its_threads_sigterm_interrupts() -> None:
     assert {message.method for message in heard} <= {"alive"}
 
 
+@pytest.mark.long
 def test_an_agent_that_talks_nonsense_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     address, key = free_address(), key_file(tmp_path)
     remote = sl.Remote(1, listen=address, key_file=key)
@@ -618,6 +633,7 @@ def test_an_agent_that_talks_nonsense_is_lost(tmp_path: Path, caplog: pytest.Log
 SECRET = b"what-nobody-else-may-read"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tls", ["plain", "tls"], indirect=True)
 def test_one_who_listens_in_between_reads_nothing_of_items_or_code(tmp_path: Path, tls: Path | None) -> None:
     passed = bytearray()

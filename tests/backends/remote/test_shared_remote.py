@@ -16,6 +16,8 @@ from tests.backends.remote.machines import agent_process, free_address, key_file
 
 ALL = list(range(LENGTH))
 
+pytestmark = pytest.mark.long
+
 
 def remote(folder: Path) -> dict[str, Any]:
     return {
@@ -29,7 +31,7 @@ def remote(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("pipe", ["items", "arrays"])
+@pytest.mark.parametrize("pipe", ["arrays"])
 def test_hosts_elsewhere_are_shared_and_read_once(job: StartJob, tmp_path: Path, pipe: str) -> None:
     backend = remote(tmp_path)
     with job(tmp_path) as made, agent_process(backend["listen"], Path(backend["key_file"])):

@@ -20,6 +20,7 @@ from streamline.io.storage import resolve as finding
 from streamline.io.storage.base import FoundObject
 from streamline.io.storage.options import Access
 from tests.kit import LONGEST_S, gone
+from tests.laws.profile import covering
 
 Read = Callable[..., Awaitable[Any]]
 
@@ -198,14 +199,14 @@ async def test_all_parts_of_a_file_are_asked_for_before_those_of_the_next(
     assert set(asked[3:]) == {("b", span) for span in spans}
 
 
-@pytest.mark.parametrize("memory", [1, 50, 10**9])
-@pytest.mark.parametrize("concurrency", [1, 2, 16])
-@pytest.mark.parametrize("faulty", [{}, {"chunked": True}, {"ranges": False}])
+@pytest.mark.parametrize(
+    ("memory", "concurrency", "faulty"), covering([1, 50, 10**9], [1, 2, 16], ["", "chunked", "no ranges"])
+)
 async def test_many_flows_over_a_small_budget_never_wait_for_each_other(
-    server: Any, part_bytes: int, memory: int, concurrency: int, faulty: dict[str, Any]
+    server: Any, part_bytes: int, memory: int, concurrency: int, faulty: str
 ) -> None:
     server.objects = some_objects(18, 60, seed=3)
-    server.script = [server.faulty(**faulty)] * 5000
+    server.script = [server.faulty(chunked=faulty == "chunked", ranges=faulty != "no ranges")] * 5000
     pipe = sl.read_files([server.url(path) for path in server.objects], concurrency=concurrency).shard(5).merge()
     with anyio.fail_after(200):
         async with pipe.open(memory=memory) as stream:
@@ -288,7 +289,7 @@ async def test_after_an_object_that_was_read_in_blocks_the_account_holds_nothing
     await crewed.run(work)
 
 
-@pytest.mark.parametrize("taken", range(8))
+@pytest.mark.parametrize("taken", [0, 1, 3, 7])
 async def test_a_stream_left_at_any_moment_leaves_nothing(server: Any, part_bytes: int, taken: int) -> None:
     server.objects = some_objects(12, 50, seed=4)
     stalled = 0
@@ -318,7 +319,7 @@ async def test_a_consumer_that_stops_stops_the_source(server: Any) -> None:
         asked = -1
         while asked != len(server.requests):
             asked = len(server.requests)
-            await anyio.sleep(0.1)
+            await anyio.sleep(0.05)
         assert asked < 2000
 
 
@@ -341,7 +342,7 @@ async def test_files_that_can_not_be_had_may_be_left_out(server: Any) -> None:
         assert [item.data async for item in stream] == [b"1", b"2", b"4"]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 async def test_no_window_keeps_a_reader_waiting(
     server: Any, read: Read, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

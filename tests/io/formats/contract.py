@@ -51,7 +51,6 @@ class FormatCase:
       splits: whether shards can share a file.
       packs: whether it may be compressed.
       remote: whether it may be on a server.
-      empties: whether there are files without records.
       damage: makes a damaged file; None: nothing in it can be told from other data.
       whole_at: where a file of six may be cut, and is whole all the same; None: anywhere, or it is no file.
       watched: whether a local file is read in pieces by a library, and must not change meanwhile.
@@ -64,7 +63,6 @@ class FormatCase:
     splits: bool = True
     packs: bool = False
     remote: bool = True
-    empties: bool = True
     damage: Callable[[], Damage] | None = None
     whole_at: Callable[[bytes], Collection[int]] | None = lambda content: ()
     watched: bool = False
@@ -120,9 +118,11 @@ def npz_item(number: int) -> Any:
 def hdf5_file(numbers: Sequence[int]) -> bytes:
     file = io.BytesIO()
     with h5py.File(file, "w") as h5:
-        h5.create_dataset("x", data=np.array(numbers, "i8"), chunks=(GROUP,), fletcher32=True)
+        h5.create_dataset("x", data=np.array(numbers, "i8"), chunks=(GROUP,), maxshape=(None,), fletcher32=True)
         h5.create_dataset("in/texts", data=[f"né{number}" for number in numbers], dtype=h5py.string_dtype())
-        ragged = h5.create_dataset("ragged", (len(numbers),), dtype=h5py.vlen_dtype(np.uint8), chunks=(4,))
+        ragged = h5.create_dataset(
+            "ragged", (len(numbers),), dtype=h5py.vlen_dtype(np.uint8), chunks=(4,), maxshape=(None,)
+        )
         for at, number in enumerate(numbers):
             ragged[at] = np.arange(number % 7)
     return file.getvalue()
@@ -251,7 +251,6 @@ CASES: dict[str, FormatCase] = {
         sl.read_hdf5,
         hdf5_file,
         lambda n: {"in/texts": f"né{n}", "ragged": np.arange(n % 7, dtype="u1"), "x": np.int64(n)},
-        empties=False,
         damage=bad_hdf5,
         watched=True,
     ),
@@ -264,14 +263,13 @@ CASES: dict[str, FormatCase] = {
             sl.read_array_record,
             partial(array_records, group=group),
             noise,
-            empties=False,
             remote=False,
             damage=partial(bad_array_record, group),
             watched=True,
         )
-        for group in (1, GROUP, 100)
+        for group in (GROUP, 100)
     },
-    "lance": FormatCase(sl.read_lance, lance_folder, lambda n: {"n": n}, remote=False, empties=False, whole_at=None),
+    "lance": FormatCase(sl.read_lance, lance_folder, lambda n: {"n": n}, remote=False, whole_at=None),
     "parquet": FormatCase(sl.read_parquet, parquet_file, arrow_item, damage=bad_parquet, watched=True),
     "arrow file": FormatCase(
         sl.read_arrow,

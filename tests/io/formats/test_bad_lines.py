@@ -99,10 +99,10 @@ def test_text_goes_on_behind_a_line_that_isnt_utf8(tmp_path: Path) -> None:
 
 
 def test_many_bad_lines_in_a_row_cost_no_more_than_time(tmp_path: Path) -> None:
-    lines = [b"[" if number % 3 else b"%d" % number for number in range(3000)]
+    lines = [b"[" if number % 3 else b"%d" % number for number in range(900)]
     with read(write(tmp_path / "a.jsonl", lines)).open(**SKIP) as stream:
-        assert list(stream) == list(range(0, 3000, 3))
-        assert stream.errors.total == 2000
+        assert list(stream) == list(range(0, 900, 3))
+        assert stream.errors.total == 600
 
 
 def test_without_skipping_the_first_bad_line_is_raised_as_before(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from streamline.io.formats.compression import (
     undecided,
 )
 from tests.file_kit import zstd_library
-from tests.laws.profile import examples
+from tests.laws.profile import examples, sampled
 
 CompressionParameter = zstd_library.CompressionParameter
 
@@ -89,7 +89,7 @@ def test_frames_of_many_blocks_of_each_kind(level: int, options: dict[int, int])
 def test_a_cut_at_any_byte_is_found(kind: str, block_bytes: int) -> None:
     first = PACK[kind](DATA[:200])
     packed = first + PACK[kind](DATA[200:])
-    for cut in range(len(packed)):
+    for cut in sampled(range(len(packed)), 1 if block_bytes == 7 else 5):
         if cut != len(first):
             message = rf"the {kind} data is truncated: it ends at compressed byte {cut}, inside a {PART[kind]}"
             with pytest.raises(DataError, match=message):
@@ -127,7 +127,7 @@ def test_a_flipped_bit_never_gives_other_data_in_silence(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", PACK)
 def test_a_bomb_is_unpacked_in_bounded_memory(kind: str) -> None:
-    size = 64 * 1024 * 1024
+    size = 32 * 1024 * 1024
     packed = _zeros(kind, size)
     assert len(packed) < size / 500
     decoder, total = Decompressor(KINDS[kind]), 0

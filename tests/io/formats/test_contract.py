@@ -24,7 +24,8 @@ from tests.laws.files import GRAINS
 from tests.laws.profile import examples, in_turn, sampled
 from tests.serving import Server
 
-FILES = [range(5), range(0), range(5, 10)]
+FILES = [range(6), range(0), range(6, 7)]
+"""The first has more than a group."""
 
 SKIP: dict[str, Any] = {"on_error": "skip", "max_errors": None}
 
@@ -55,7 +56,10 @@ def ended(pipe: sl.Pipeline[Any], **options: Any) -> tuple[list[Any], Streamline
 
 PLACES = [
     *((name, "small", "remote" if case.remote else "local") for name, case in CASES.items()),
-    *((name, "as ever", "local") for name in CASES),
+    *(
+        pytest.param(name, "as ever", "local", marks=() if case.watched or not case.remote else pytest.mark.long)
+        for name, case in CASES.items()
+    ),
     *((name, "medium", way) for name, way in in_turn(of(lambda case: case.packs), list(PACK))),
 ]
 
@@ -65,21 +69,49 @@ async def test_it_resumes_at_every_item(tmp_path: Path, server: Server, grain: N
     """Of several files, one of them without items; and of one that shards share."""
     case, paths = CASES[name], list[str]()
     suffix, pack = PACK.get(way, ("", None))
-    for at, numbers in enumerate(FILES if case.empties else FILES[::2]):
+    for at, numbers in enumerate(FILES):
         content, file = case.write(numbers), f"{at}{case.suffix}{suffix}"
         server.objects[file] = content = content if pack is None else pack(content)
         paths.append(server.url(file) if way == "remote" else str(put(tmp_path / file, content)))
-    expected = case.items(range(10))
+    expected = case.items(range(7))
 
     def check() -> None:
         check_resume(case.read(paths), expected=expected, generations=2)
         if case.splits and pack is None:
             split = case.read(paths[0]).shard(3)
             shares = [ended(split, rank=shard, world_size=3, ends="allow")[0] for shard in range(3)]
-            assert repr([item for share in shares for item in share]) == repr(expected[:5])
-            check_resume(split, generations=2)
+            assert repr([item for share in shares for item in share]) == repr(expected[:6])
+            check_resume(split, generations=1)
 
     await anyio.to_thread.run_sync(check)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_files_without_records_are_passed_over_wherever_they_are(tmp_path: Path, name: str) -> None:
+    """At the ends of shards and among others, in turn, in all passes and epochs; and where there are no others."""
+    case = CASES[name]
+
+    def read(files: list[int], shards: int, passes: int | None = 1, **how: Any) -> sl.Pipeline[Any]:
+        folder = tmp_path / "-".join(map(str, files))
+        if not folder.exists():
+            folder.mkdir()
+            for at, records in enumerate(files):
+                put(folder / f"{at}{case.suffix}", case.write(range(records)))
+        pipe = case.read(str(folder / f"*{case.suffix}"))
+        return (pipe if passes == 1 else pipe.repeat(passes)).shard(shards, mode="file", **how)
+
+    files, expected = [0, 1, 0, 0, 2, 0, 0], sorted(map(repr, case.items([0, 0, 1])))
+    for shards in (1, 3, 20):
+        assert sorted(map(repr, read(files, shards))) == expected
+    assert sorted(map(repr, read(files, 2, 2, interleave=3))) == sorted(expected * 2)
+    with read([0, 2], 3).loader() as loader:
+        assert [sorted(map(repr, loader)) for _ in range(2)] == [sorted(map(repr, case.items([0, 1])))] * 2
+    with read([0, 2], 2, None).open() as stream:
+        assert [repr(next(stream)) for _ in range(5)] == list(map(repr, case.items([0, 1, 0, 1, 0])))
+    nothing = [0, 0]
+    for pipe in (read(nothing, 1, 3), read(nothing, 2, None), read(nothing, 7), read(nothing, 2, interleave=2)):
+        items, _, _, snapshot = ended(pipe)
+        assert (items, ended(pipe, resume=snapshot)[0]) == ([], [])
 
 
 @pytest.mark.parametrize("name", of(lambda case: case.splits))
@@ -129,7 +161,7 @@ async def test_a_file_cut_short_gives_what_is_whole_and_an_error(tmp_path: Path,
     assert case.whole_at is not None
     content, path, items = case.write(range(6)), tmp_path / f"a{case.suffix}", case.items(range(6))
     cuts = sorted({*range(len(content))} - {*case.whole_at(content)})
-    for cut in sampled(cuts, max(1, len(content) // 150)):
+    for cut in sampled(cuts, max(1, len(content) // 30)):
         path.write_bytes(content[:cut])
         found, failure, _, _ = ended(case.read(path))
         assert repr(found) == repr(items[: len(found)])

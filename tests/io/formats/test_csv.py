@@ -15,7 +15,7 @@ from streamline.errors import DataError, PlanError, PlanTypeError
 from streamline.io.formats.csv import Dialect, Records
 from streamline.sources.files import Files
 from tests.file_kit import Put, Read, check_every_resume
-from tests.laws.profile import examples
+from tests.laws.profile import examples, in_turn
 from tests.serving import named
 
 FILES = {
@@ -131,8 +131,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("bad", BAD, ids=range(len(BAD)))
-@pytest.mark.parametrize("record", [0, 1, 3])
+@pytest.mark.parametrize(("bad", "record"), in_turn(BAD, [0, 1, 3]), ids=range(len(in_turn(BAD, [0, 1, 3]))))
 async def test_a_bad_record_fails_after_those_before(
     tmp_path: Path, read: Read, slices: None, bad: bytes, record: int
 ) -> None:

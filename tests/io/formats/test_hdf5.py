@@ -14,6 +14,7 @@ import pytest
 import streamline as sl
 from streamline.errors import DataError, PlanError
 from tests.file_kit import outcome_aside as read
+from tests.laws.profile import long_but
 from tests.serving import Server
 
 ROWS = 30
@@ -201,7 +202,8 @@ h5py.Dataset.__getitem__ = slow
 
 
 @pytest.mark.parametrize(
-    "leave", ["plain()", "bare()", "try: asyncio.run(cancelled())\nexcept KeyboardInterrupt: pass"]
+    "leave",
+    long_but(["bare()"], ["plain()", "bare()", "try: asyncio.run(cancelled())\nexcept KeyboardInterrupt: pass"]),
 )
 def test_a_loop_that_is_left_while_h5py_reads_ends_before_python_does(
     python: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: str

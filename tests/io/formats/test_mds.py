@@ -19,6 +19,7 @@ from streamline.errors import DataError, PlanTypeError, ReadError
 from streamline.testing.checks import check_resume
 from tests.file_kit import outcome_aside as read
 from tests.io.formats.records import mds_file
+from tests.laws.profile import in_turn
 from tests.servers.s3 import Bucket
 from tests.serving import Server
 
@@ -103,8 +104,9 @@ def lay(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("compression", [None, "gz:3"])
-@pytest.mark.parametrize("where", ["local", "server", "store", "the index itself"])
+@pytest.mark.parametrize(
+    ("where", "compression"), in_turn(["local", "server", "store", "the index itself"], [None, "gz:3"])
+)
 async def test_the_shards_of_an_index(
     tmp_path: Path, server: Server, bucket: Bucket, where: str, compression: str | None
 ) -> None:

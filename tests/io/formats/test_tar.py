@@ -1,6 +1,4 @@
-import gzip
 import io
-import json
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -163,11 +161,6 @@ def test_a_sample_ends_with_its_archive(put: Any) -> None:
     assert list(sl.read_tar(paths)) == [{"__key__": "a", "b": b"1"}, {"__key__": "a", "c": b"2"}]
 
 
-@pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a"])
-def test_compressed(put: Any, name: str) -> None:
-    assert list(sl.read_tar(put(gzip.compress(archive()), name))) == SAMPLES
-
-
 @settings(max_examples=200, deadline=None, derandomize=True)
 @example_of(st.data())
 def test_plain_headers_are_read_as_tarfile_reads_them(data: Any) -> None:
@@ -204,17 +197,6 @@ async def test_a_place_is_the_header_of_the_next_sample(put: Any, read: Any) -> 
         {"file": str(path), "byte": ends(data)[1], "sample": 1},
         {"file": str(path), "byte": ends(data)[3], "sample": 2},
     ]
-
-
-async def test_a_resume_deep_in_a_large_archive_reads_its_sample(put: Any, read: Any, server: Any) -> None:
-    server.objects["a.tar"] = archive([(f"{number}.x", bytes(100_000)) for number in range(100)])
-    source = source_of(server.url("a.tar"))
-    whole = await read(source)
-    server.requests.clear()
-    assert [item["__key__"] for item in (await read(source, whole.states[89])).items] == [
-        str(n) for n in range(90, 100)
-    ]
-    assert {request.start for request in server.requests if request.start > 2} == {whole.states[89]["read_tar"]["byte"]}
 
 
 # What is wrong ------------------------------------------------------------------------------------------------------
@@ -279,16 +261,6 @@ def test_no_archive_at_all(put: Any) -> None:
     assert "a.tar doesn't begin with a tar header" in failing(sl.read_tar(put(b"hello " * 1000)))[1]
 
 
-def test_a_second_member_for_a_field(put: Any) -> None:
-    data = archive([("a.x", b"1"), ("b.x", b"1"), ("b.X", b"2"), ("b.y", b"3"), ("c.x", b"4")])
-    items, message = failing(sl.read_tar(put(data)))
-    assert items == [{"__key__": "a", "x": b"1"}]
-    assert "member 'b.X' (byte 2,048) is the second one for 'x' of the sample 'b' (byte 1,024)" in message
-    with sl.read_tar(put(data)).open(on_error="skip") as stream:
-        assert [item["__key__"] for item in stream] == ["a", "c"]
-        assert stream.errors.total == 1
-
-
 def test_a_field_that_is_called_like_the_key(put: Any) -> None:
     assert "second one for '__key__'" in failing(sl.read_tar(put(archive([("a.__key__", b"")]))))[1]
 
@@ -347,14 +319,6 @@ def test_another_volume(put: Any) -> None:
     assert "goes on from another volume" in failing(sl.read_tar(put(archive([special("a.x", b"M")]))))[1]
 
 
-def test_gzip_that_is_cut_short(put: Any) -> None:
-    packed = gzip.compress(archive(), 0)
-    items, message = failing(sl.read_tar(put(packed[:4000], "a.tar.gz")))
-    assert items == SAMPLES[:1]
-    assert "a.tar.gz: the gzip data is truncated" in message
-    assert failing(sl.read_tar(put(packed[:4000], "a.tar.gz"), group=False))[0] == MEMBERS[:3]
-
-
 @settings(max_examples=60, deadline=None, derandomize=True)
 @example_of(st.data())
 def test_damage_gives_an_error_or_the_samples(data: Any) -> None:
@@ -400,22 +364,6 @@ async def test_shards_own_whole_samples(put: Any, read: Any, server: Any, shards
         assert sum(map(bool, found)) > min(shards, len(expected)) // 2
 
 
-@pytest.mark.parametrize("shards", [2, 7])
-async def test_shards_resume_at_every_sample(put: Any, read: Any, shards: int) -> None:
-    source = source_of(put(archive([(f"{n // 2}.{n % 2}", bytes(n * 97 % 900)) for n in range(24)])))
-    done = 0
-    for shard in range(shards):
-        where = {"shard": shard, "num_shards": shards, "mode": "contiguous"}
-        whole = await read(source, **where)
-        for count, state in enumerate([whole.begin, *whole.states]):
-            assert (await read(source, json.loads(json.dumps(state)), **where)).items == whole.items[count:], state
-        done += len(whole.items)
-        assert [state["read_tar"]["sample"] for state in whole.states[:-1]] == list(
-            range(done - len(whole.items) + 1, done)
-        )
-        assert whole.end["read_tar"]["file"] is None
-
-
 async def test_an_archive_in_an_archive_is_not_taken_apart(put: Any, read: Any) -> None:
     inner = archive([(f"{n}.x", bytes(400)) for n in range(30)])
     source = source_of(put(archive([("a.tar", inner), ("b.tar", inner), ("c.x", b"1")])))
@@ -459,13 +407,3 @@ def test_options_are_checked_where_they_are_written() -> None:
         sl.read_tar("a.tar", group=cast(Any, "yes"))
     with pytest.raises(PlanError, match="max_sample_bytes"):
         sl.read_tar("a.tar", max_sample_bytes=0)
-
-
-def test_an_archive_that_has_grown_is_another_one(put: Any, tmp_path: Path) -> None:
-    pipe = sl.read_tar(put(archive()))
-    with pipe.open() as stream:
-        next(iter(stream))
-        snapshot = stream.snapshot()
-    put(archive([*MEMBERS, ("4.x", bytes(20_000))]))
-    with pytest.raises(sl.errors.ResumeError, match="changed_files"):
-        pipe.open(resume=snapshot)

@@ -149,18 +149,6 @@ def test_the_object_used_least_recently_goes_first(tmp_path: Path) -> None:
     assert content(folder, A) == data
 
 
-def test_an_object_that_is_evicted_under_its_reader_stays_readable(tmp_path: Path) -> None:
-    folder = CacheFolder(str(tmp_path), 200)
-    keep(folder, A, b"x" * 100)
-    kept = folder.open(A)
-    assert kept is not None
-    keep(folder, B, b"y" * 100)
-    assert content(folder, A) is None
-    assert kept.read(0, 100) == b"x" * 100
-    kept.close()
-    kept.close()
-
-
 def test_an_object_larger_than_the_limit_is_not_kept(tmp_path: Path) -> None:
     folder = CacheFolder(str(tmp_path), 1000)
     keep(folder, A, b"x" * 100)
@@ -190,12 +178,6 @@ def test_other_files_are_neither_counted_nor_removed(tmp_path: Path) -> None:
     assert keep(folder, A, b"x" * 100)
     assert keep(folder, B, b"x" * 200)
     assert all(path.exists() for path in mine)
-
-
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ReadError, match=r"can't make .*file/objects-v1 for cache_dir=: Not a directory"):
-        CacheFolder(str(tmp_path / "file"))
 
 
 def planted(path: Path, kind: str) -> None:
@@ -349,6 +331,7 @@ print(step)
 """
 
 
+@pytest.mark.long
 def test_killed_before_any_call_to_the_system_it_serves_no_half_object_and_recovers(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=200, check=False
@@ -363,7 +346,7 @@ from contextlib import suppress
 from streamline.io.storage.object_cache_folder import CacheFolder, digest
 
 folder, rng = CacheFolder(sys.argv[1], 40_000), random.Random(int(sys.argv[2]))
-for _ in range(600):
+for _ in range(300):
     at = rng.randrange(30)
     name, data = digest(str(at), "v"), bytes([at]) * (1000 + 100 * at)
     kept = folder.open(name)
@@ -385,6 +368,7 @@ assert used <= 40_000, used
 """
 
 
+@pytest.mark.long
 def test_many_processes_share_a_folder(tmp_path: Path) -> None:
     running = [
         subprocess.Popen([sys.executable, "-c", HAMMER, str(tmp_path), str(seed)], stderr=subprocess.PIPE, text=True)
@@ -464,4 +448,4 @@ class FolderMachine(RuleBasedStateMachine):
 def test_any_order_of_calls_serves_what_was_put_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_CACHE_ROOT", str(tmp_path))
     monkeypatch.setattr(os, "fsync", lambda fd: None)  # takes long, and only a power cut needs it
-    run_state_machine_as_test(FolderMachine, settings=cast(Any, examples(40)))
+    run_state_machine_as_test(FolderMachine, settings=cast(Any, examples(25)))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
-import json
 import logging
 import math
 import traceback
@@ -19,7 +17,7 @@ from streamline.errors import DataError, ReadError
 from streamline.io.storage import retry as attempts
 from streamline.io.storage.http import HttpStorage
 from streamline.io.storage.options import HttpOptions
-from tests.laws.profile import sampled
+from tests.laws.profile import covering, sampled
 from tests.servers.faults import (
     Fault,
     Faults,
@@ -89,8 +87,7 @@ async def test_an_answer_that_breaks_after_any_byte_is_gone_on_with(
 
     faults.script = [measured]
     assert await bytes_of(storage, faults.url(path)) == DATA
-    step = 1 if breaks is cut and path == "x.txt" else 5
-    for sent in range(0, lengths[0], step):
+    for sent in sampled(range(lengths[0]), 7 if breaks is cut and path == "x.txt" else 29):
         faults.script = [breaks(sent)]
         try:
             found = await bytes_of(storage, faults.url(path))
@@ -108,12 +105,6 @@ def test_records_are_the_files_whatever_breaks(faults: Faults, name: str, looks_
         assert records(faults.url(name)) == (LINES, None), sent
 
 
-@pytest.mark.parametrize("sent", [0, 100, 270, 300])
-def test_a_stall_is_left(faults: Faults, sent: int) -> None:
-    faults.script = [silence(sent)]
-    assert records(faults.url("x.txt"), timeout_s=0.1) == (LINES, None)
-
-
 def test_bursts_of_503_are_waited_out_and_too_many_are_an_error(faults: Faults) -> None:
     faults.script = [busy(), busy("429 Too Many Requests", "Retry-After: 0"), busy()]
     assert records(faults.url("x.txt")) == (LINES, None)
@@ -123,9 +114,7 @@ def test_bursts_of_503_are_waited_out_and_too_many_are_an_error(faults: Faults) 
     assert "failed 4 times in a row at byte 0: the server answered 503 Service Unavailable" in str(error)
 
 
-@pytest.mark.parametrize("more", [-60, -9, -1, 1, 9, 1000])
-@pytest.mark.parametrize("times", [1, 99])
-@pytest.mark.parametrize("name", ["x.txt", "x.gz"])
+@pytest.mark.parametrize(("more", "times", "name"), covering([-60, -1, 1, 1000], [1, 99], ["x.txt", "x.gz"]))
 def test_a_wrong_length_is_never_an_end(faults: Faults, more: int, times: int, name: str) -> None:
     """What is cut off at -1 is the last line's end: HTTP itself ignores it after an answer (RFC 9112, 2.2)."""
     faults.script = [told(more)] * times
@@ -217,14 +206,6 @@ def test_a_traceback_shows_no_signature_nor_do_the_errors_that_caused_it(faults:
     assert "s3cret" not in shown
 
 
-def test_a_server_that_never_answers_meets_the_deadline(faults: Faults) -> None:
-    faults.script = [silence(0)] * 99
-    found, error = records(faults.url("x.txt"), retries=99, timeout_s=0.05, deadline_s=0.2)
-    assert found == []
-    assert "gave up at byte 0" in str(error)
-    assert "deadline_s=0.2 leaves" in str(error)
-
-
 def test_progress_that_is_too_slow_meets_the_deadline(faults: Faults) -> None:
     """A byte for each connection would go on for ever."""
     faults.script = [silence(270)] * 99
@@ -299,35 +280,13 @@ def test_any_backend_reads_the_same_with_the_same_options_and_counts(
     assert len(faults.requests) == 5
 
 
-def test_a_resume_through_a_broken_proxy_gives_the_rest(faults: Faults) -> None:
-    pipe = sl.read_lines(faults.url("x.gz"), http=OPTIONS)
-    for taken in range(len(LINES)):
-        faults.script = [cut(290)]
-        with pipe.open() as stream:
-            assert [next(stream) for _ in range(taken)] == LINES[:taken]
-            snapshot = json.loads(json.dumps(stream.snapshot().to_json()))
-        faults.script = [reset(280), busy()]
-        with pipe.open(resume=sl.Snapshot.from_json(snapshot)) as stream:
-            assert list(stream) == LINES[taken:]
-
-
-async def test_a_large_file_over_bad_lines_has_the_same_digest(
-    storage: HttpStorage, nginx: Nginx, faults: Faults
-) -> None:
-    data = hashlib.shake_256(b"seed").digest(3_000_000)
-    nginx.put("large.bin", data)
-    faults.script = [cut(sent) for sent in (1_000_000, 270, 900_000, 0, 700_001, 333)]
-    assert hashlib.sha256(await bytes_of(storage, faults.url("large.bin"))).digest() == hashlib.sha256(data).digest()
-    assert len(faults.requests) == 7
-
-
 @pytest.mark.parametrize("port", ["ranges", "noranges"])
 def test_a_large_file_of_records_over_bad_lines_is_whole(nginx: Nginx, faults: Faults, port: str) -> None:
     """In parts that are fetched ahead, and from a server that has none: each answer breaks another way."""
-    rows = 60_000
+    rows = 30_000
     nginx.put("large.jsonl", b"".join(b'{"row": %d, "text": "%s"}\n' % (row, b"x" * 40) for row in range(rows)))
     size = (nginx.root / "large.jsonl").stat().st_size
-    faults.script = [cut(300_000), busy(), reset(700_001), silence(123_456), cut(0), cut(size), reset(2_000_000)]
+    faults.script = [cut(300_000), busy(), reset(700_001), silence(123_456), cut(0), cut(size), reset(1_000_000)]
     path = "large.jsonl" if port == "ranges" else "noranges/large.jsonl"
     with sl.read_jsonl(faults.url(path), http=HttpOptions(retries=5, timeout_s=0.3)).open() as stream:
         assert [record["row"] for record in stream] == list(range(rows))

@@ -18,6 +18,7 @@ from streamline.io.storage.http import HttpStorage
 from streamline.io.storage.object_store import ObjectStorage
 from streamline.io.storage.options import HttpOptions
 from streamline.sources import http_stream as http_reader
+from tests.laws.profile import sampled
 
 PAUSE_S = 0.004
 """Between two bytes that drip: a fifteenth of the limits."""
@@ -126,7 +127,7 @@ async def test_timeout_s_bounds_each_wait(name: str) -> None:
     assert "<" not in message
 
 
-@pytest.mark.parametrize("name", [*HEADERS, *BODIES, "a body that drips"])
+@pytest.mark.parametrize("name", [*sampled([*HEADERS], 3), *sampled([*BODIES], 3), "a body that drips"])
 async def test_deadline_s_bounds_a_request_as_a_whole(name: str) -> None:
     drip = dripping(HEAD + b"Content-Length: 999999\r\n\r\n", b"x")
     script, says = {**HEADERS, **BODIES, "a body that drips": (drip, SLOW)}[name]
@@ -193,7 +194,7 @@ async def test_idle_timeout_s_bounds_each_wait_for_a_feed(
     assert "timeout on reading" not in caplog.text.lower()
 
 
-@pytest.mark.parametrize("name", ["nothing", "100 and silence", "lines that drip", "half a body"])
+@pytest.mark.parametrize("name", ["nothing", "half a body"])
 @pytest.mark.parametrize("limit", [{"timeout_s": 0.1}, {"deadline_s": 0.1, "timeout_s": 50}], ids=str)
 async def test_object_stores_keep_the_same_limits(name: str, limit: dict[str, Any], obstore_is_warm: None) -> None:
     script, _ = (HEADERS | BODIES)[name]
