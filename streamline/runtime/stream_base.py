@@ -42,8 +42,9 @@ class BaseStream(Cursor[T]):
     def __init__(self, resolved: ResolvedRun, session: Session | None = None) -> None:
         super().__init__(At("", None))  # until it begins
         self._resolved = resolved
-        self._session = session or Session(memory=resolved.memory)
-        self._writer = None if resolved.record is None else StepWriter(resolved.record)
+        self._session = session or resolved.session()
+        record = resolved.options.watch.record
+        self._writer = None if record is None else StepWriter(record)
         if self._writer is not None:
             self._session.at_close(self._writer.close)
         self._by_step = self._writer is not None or resolved.leaves_out_more
@@ -73,18 +74,19 @@ class BaseStream(Cursor[T]):
     @property
     def tuning(self) -> StreamTuning:
         """What `open(tune=)` has found, and why. Raises `PlanError`: it isn't tuned."""
-        if self._resolved.tuning is None:
+        tuning = self._resolved.options.work.tuning
+        if tuning is None:
             raise PlanError(NOT_TUNED)
-        return self._resolved.tuning
+        return tuning
 
     @property
     def page(self) -> str | None:
         """The address of its live page, with the token that lets in; None: none of its own, or it is closed."""
-        return page_url(self._resolved.page)
+        return page_url(self._resolved.options.watch.page_place)
 
     def stats(self) -> Stats:
         """Return what was counted so far, and what limits the stream: see docs/seeing.md. Also after the end."""
-        ends, tuning = self.ends, self._resolved.tuning
+        ends, tuning = self.ends, self._resolved.options.work.tuning
         stats, steps = stats_of(self._session.meters, self.at_hand), () if tuning is None else tuning.steps
         return replace(stats, dropped=ends.dropped, padded=ends.padded, tuning=steps)
 
