@@ -191,8 +191,6 @@ def _indented(text: str) -> str:
     return text.replace("\n", "\n            ")
 
 
-# The check ------------------------------------------------------------------------------------------------------------
-
 Records = list[tuple[str, Any]]
 """Where each record is from, and the record."""
 

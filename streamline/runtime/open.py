@@ -114,17 +114,8 @@ def _resolved(run: ResolvedRun, source: Source[Any], traffic: Traffic) -> Resolv
     plan.source.check_split(plan.mode, plan.shard.num_shards)
     plan = bound(plan, listing)
     ending = agreed(plan, run.ending.ends, run.rank, epoch, resumed, skips=options.errors.skips)
-    return replace(
-        run,
-        plan=plan,
-        options=options,
-        ending=ending,
-        epoch=epoch,
-        resume=resume,
-        listing=listing,
-        left_out=left_out,
-        asked=traffic,
-    )
+    run = replace(run, plan=plan, options=options, ending=ending, epoch=epoch, resume=resume)
+    return replace(run, listing=listing, left_out=left_out, asked=traffic)
 
 
 def _left_out(resume: Snapshot, skipped: list[list[int]], *, recorded: bool) -> list[list[int]]:

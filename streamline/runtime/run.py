@@ -29,7 +29,7 @@ from streamline.core.flow import Flow, Opener, Site
 from streamline.core.meters import Meters, Traffic
 from streamline.core.options import check_flag, check_int, check_known, check_seconds, given
 from streamline.core.state import Json, Tree
-from streamline.core.tasks import MEMORY_BYTES, Session, Tasks, WaitedWorker
+from streamline.core.tasks import MEMORY_BYTES, MergeWait, Session, Tasks, WaitedWorker
 from streamline.core.threads import undisturbed
 from streamline.errors import PlanError, PlanTypeError
 from streamline.merge.base import DeferredProgress, Inboxes, MergeFlow
@@ -95,10 +95,8 @@ class BeginOptions:
             check_snapshot(".open(resume=)", resume)
         if epoch is not None:
             check_int(".open(epoch=)", epoch, 0)
-            if resume is not None and resume.epoch != epoch:
-                raise PlanError(
-                    f"the snapshot is of epoch {resume.epoch}: leave epoch={epoch} out, or resume without it"
-                )
+        if epoch is not None and resume is not None and resume.epoch != epoch:
+            raise PlanError(f"the snapshot is of epoch {resume.epoch}: leave epoch={epoch} out, or resume without it")
         _ = self.left_out
 
     @cached_property
@@ -163,13 +161,10 @@ class WatchOptions:
 
     def check(self, plan: Plan) -> None:
         """Refuse to record the steps of a live source, or where nothing can be written."""
-        if self.record is None:
-            return
-        if plan.source.is_live:
-            raise PlanError(
-                ".open(record=): a feed's items can't be read again, so a record of steps would say nothing"
-            )
-        self.record.check()
+        if self.record is not None:
+            if plan.source.is_live:
+                raise PlanError(".open(record=): a feed's items can't be read again: a record of steps says nothing")
+            self.record.check()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,15 +241,13 @@ class OpenKeywords(RunKeywords, total=False):
 
 def lists_keywords(keywords: type) -> Callable[[F], F]:
     """Return a decorator: `help()` lists the keywords of the function, with defaults, in place of its `**options`."""
-    types = keywords.__annotations__
 
     def listed(fn: F) -> F:
-        signature = inspect.signature(fn)
-        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        for name, default in DEFAULTS.items():
-            if name in types:
-                text = types[name].__forward_arg__
-                own.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=text))
+        signature, types = inspect.signature(fn), keywords.__annotations__
+        own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        for name in (option for option in DEFAULTS if option in types):
+            text = types[name].__forward_arg__
+            own.append(inspect.Parameter(name, own[0].KEYWORD_ONLY, default=DEFAULTS[name], annotation=text))
         fn.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
         return fn
 
@@ -315,11 +308,7 @@ class ResolvedRun:
     asked: Traffic = field(default_factory=Traffic, compare=False)
 
     def session(self, most_ahead: int | None = None) -> Session:
-        """Return what the parts of one run share, in this process.
-
-        Args:
-          most_ahead: items that each channel may hold, at the most; None: as many as the plan says.
-        """
+        """Return what the parts of one run share; `most_ahead` as there."""
         return Session(most_ahead=most_ahead, memory=int(self.options.work.memory))
 
     @cached_property
@@ -524,7 +513,7 @@ class _MergeOpener:
             merge.on_wait, merge.on_ended = feed.merge_waits, feed.worker_ended
         elif site.tasks.session.errors.policy.skips and not plan.merge.chooses:
             merge.held = DeferredProgress()  # of a live source the journal would grow meanwhile
-        site.tasks.session.awaited = partial(_awaited, ref(merge), shards)
+        site.tasks.session.services.add(MergeWait, MergeWait(partial(_awaited, ref(merge), shards)))
         return merge
 
     def _inboxes(self, shards: range, own: Json | None, feed: LiveReader | None) -> Inboxes[Any]:

@@ -25,6 +25,7 @@ from streamline.sharding.end_flow import Padded, padded_in
 from streamline.sharding.ends import EndsReport
 from streamline.snapshot.recorder import StepWriter
 from streamline.snapshot.snapshot import Snapshot
+from streamline.sources.live_reader import LiveReader
 
 if TYPE_CHECKING:
     from streamline.runtime.run import ResolvedRun
@@ -106,8 +107,8 @@ class BaseStream(Cursor[T]):
             return EndsReport(
                 policy=ending.ends.policy, agreed="beforehand", left=ending.left, dropped=ending.spare, padded=padded
             )
-        dropped, more = self._session.surplus_of_rank
-        return EndsReport(policy=ending.ends.policy, agreed="on the way", dropped=dropped, more=more, padded=padded)
+        found = self._session.services.find(EndsReport)
+        return replace(found or EndsReport(policy=ending.ends.policy, agreed="on the way"), padded=padded)
 
     def trace(self, path: str | PathLike[str], *, max_bytes: int = MAX_BYTES) -> Trace:
         """Begin to write what every stage does and when, for https://ui.perfetto.dev; `docs/watching.md` explains it.
@@ -172,9 +173,10 @@ class BaseStream(Cursor[T]):
         """
         state, count = self._standing(items_ago)
         self._session.errors.settle(state)  # so that no dead letter of what it counts can be missing
+        reader = self._session.services.find(LiveReader)
         first = self._resolved.first_step
         step = None if first is None else first + count
-        return self._resolved.snapshots.take(state, gate, self._session.journal, step)
+        return self._resolved.snapshots.take(state, gate, None if reader is None else reader.journal, step)
 
     def _standing(self, items_ago: int) -> tuple[State, int]:
         """Return the state right after the last item, or right before it, and how many items were taken up to there."""

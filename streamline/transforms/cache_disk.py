@@ -420,17 +420,20 @@ class PassHistory:
     @classmethod
     def of(cls, name: str, site: Site, own: Json) -> PassHistory:
         """Return the history in this run; where a state is given, as it was there."""
-        key, shares = f"cache {name} of shard {site.shard}", site.tasks.session.per_source
+        key, shares = (name, site.shard), site.tasks.session.services.get(_PassHistories)
         first = key not in shares
         if first or own is not None:
             shares[key] = cls(None if own is None else own["drawing"])
         if first:
             site.tasks.session.at_close(partial(_end, shares, key))
-        found: PassHistory = shares[key]
-        return found
+        return shares[key]
 
 
-def _end(shares: dict[str, Any], key: str) -> None:
-    history: PassHistory | None = shares.pop(key, None)
+class _PassHistories(dict[tuple[str, int], PassHistory]):
+    """Those of a run, by the cache's name and the shard."""
+
+
+def _end(shares: _PassHistories, key: tuple[str, int]) -> None:
+    history = shares.pop(key, None)
     if history is not None:
         history.clear()

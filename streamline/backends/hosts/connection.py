@@ -44,8 +44,10 @@ from streamline.backends.ipc.messages import (
     WorkerOpened,
 )
 from streamline.core.counters import HostMeter
-from streamline.core.duplicate_check import Beginning
+from streamline.core.duplicate_check import Beginning, DuplicateCheck
 from streamline.core.gate import Gate, resting
+from streamline.core.knobs import KnobValues
+from streamline.core.limits import CallLimits
 from streamline.core.tasks import Tasks
 from streamline.errors import ClosedError
 
@@ -99,13 +101,14 @@ class HostConnection:
         self._meters.hosts.append(self._meter)
         self._remote_metrics = RemoteMetrics(self._meters, self._meter)
         self._remote_pause = RemotePause(self._gate, self._busy, self._handle, self._fail_all)
-        self._widths = None if host.shared else tasks.session.widths
+        self._widths = None if host.shared else tasks.session.services.find(KnobValues)
         self._begun = False
         self._leaving = False
         if own:
             tasks.own(self._abandon)
         self._changed: anyio.Event | None = None
         self._failure: BaseException | None = None
+        beginnings = tasks.session.services.get(DuplicateCheck, tasks.session.on_chunk_boundary)
         self._handlers: dict[type, Callable[[Any], None]] = {
             HostReady: self._ready,
             WorkerOpened: self._opened,
@@ -114,10 +117,10 @@ class HostConnection:
             LiveCredit: self._live_credit,
             WorkerClosed: self._closed,
             PermitsWanted: self._permits_wanted,
-            PermitsReturned: lambda message: tasks.session.limits.take_back(self, *message),
+            PermitsReturned: lambda message: self._limits.take_back(self, *message),
             SkippedItem: self._skipped,
             PauseStatus: self._pause_status,
-            Beginning: tasks.session.duplicate_check.compare,
+            Beginning: beginnings.compare,
             MetricsUpdate: self._remote_metrics.show,
             HostFailed: self._broken,
             TaskStacks: self._hang_detector.on_stacks,
@@ -286,7 +289,7 @@ class HostConnection:
         await self._gate.passage()  # then all that has arrived is handled
         name = self.host.name
         ended, crash, counts = await self._tasks.threads.run(partial(self.host.exit_reason, link))
-        self._tasks.session.limits.leave(self)
+        self._limits.leave(self)
         stuck_s, self._hang_detector.ended_for_s = self._hang_detector.ended_for_s, None
         if stuck_s is not None:
             ended = f"{ended}: it was stuck for {stuck_s:.3g} s"
@@ -421,9 +424,13 @@ class HostConnection:
         if worker is not None and worker.forwarding is not None:
             worker.forwarding.on_credit(message)
 
+    @property
+    def _limits(self) -> CallLimits:
+        return self._tasks.session.services.get(CallLimits)
+
     def _permits_wanted(self, message: PermitsWanted) -> None:
         tasks, limit = self._tasks, message.limit
-        issuer = tasks.session.limits.issuer(limit, tasks.gate, tasks.start)
+        issuer = self._limits.issuer(limit, tasks.gate, tasks.start)
         issuer.join(self, partial(self._permits_issued, limit.key))
         issuer.ask(self, message.permits)
 

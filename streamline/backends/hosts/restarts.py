@@ -32,6 +32,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import CallProgress, CrashingCall
 from streamline.core.flow import Site
+from streamline.core.knobs import KnobValues
 from streamline.core.options import is_async
 from streamline.core.replay import Adapter
 from streamline.core.tasks import Tasks
@@ -133,7 +134,7 @@ def unbuffered(tasks: Tasks) -> Tasks:
     """Return `tasks` for a worker whose channels hold one item each."""
     ours = copy.copy(tasks)
     ours.session = copy.copy(tasks.session)
-    ours.session.most_ahead, ours.session.widths = 1, None
+    ours.session.most_ahead, ours.session.services = 1, tasks.session.services.without(KnobValues)
     return ours
 
 
