@@ -129,7 +129,7 @@ def test_long_waits_are_read_at_a_glance() -> None:
 
 def test_a_failing_report_ends_nothing() -> None:
     session = Session()
-    session.services.add(MergeWait, MergeWait(lambda: 1 / 0))  # type: ignore[arg-type]
+    session.services.add(MergeWait, MergeWait(lambda: 1 / 0))  # type: ignore[return-value]
     assert Watched(session, "items").report(0.0) == "what for is unknown (ZeroDivisionError: division by zero)"
     assert "the merge waits for no worker" in Watched(Session(), "items").report(0.0)
 
