@@ -17,10 +17,7 @@ from streamline.core.tasks import Session
 def unmetered() -> Iterator[None]:
     """Let streams be opened that count nothing: there is no option for that."""
     session = partial(Session, metered=False)
-    with (
-        mock.patch("streamline.runtime.stream.Session", session),
-        mock.patch("streamline.runtime.open.Session", session),
-    ):
+    with mock.patch("streamline.runtime.run.Session", session):
         yield
 
 

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         read_tfrecord,
         stream_http,
     )
-    from streamline.runtime.check_report import Report
+    from streamline.runtime.check import Report
     from streamline.runtime.debug import DebugStream
     from streamline.runtime.open import Opened
     from streamline.runtime.stream import Stream
@@ -168,7 +168,7 @@ _NAMES = {
     "streamline.plan.draw": "Drawing",
     "streamline.readers": "from_arrow read_array_record read_arrow read_csv read_files "
     "read_hdf5 read_jsonl read_lance read_lines read_mds read_npy read_parquet read_tar read_tfrecord stream_http",
-    "streamline.runtime.check_report": "Report",
+    "streamline.runtime.check": "Report",
     "streamline.runtime.debug": "DebugStream",
     "streamline.runtime.open": "Opened",
     "streamline.runtime.stream": "Stream",

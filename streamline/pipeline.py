@@ -14,9 +14,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, TypeVar, Unpack, cast, get_args, overload
 
 from streamline.backends.base import Backend
-from streamline.backends.inline import Inline
 from streamline.core.blame import stage_name
-from streamline.core.error_policy import MAX_ERRORS, OnError, Policy
 from streamline.core.limits import Limit, check_limit
 from streamline.core.options import (
     OF_OTHERS,
@@ -31,28 +29,22 @@ from streamline.core.options import (
     is_async,
     no_attribute,
 )
-from streamline.core.tasks import MEMORY_BYTES
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.core.user_function import check_call
 from streamline.errors import PlanError, PlanTypeError, printable
 from streamline.merge.base import Merge
 from streamline.merge.best_effort import merge_of
-from streamline.observe.watchdog import STALL_S
 from streamline.plan.compile import compiled
 from streamline.plan.describe import describe, max_in_flight
 from streamline.plan.draw import Drawing
 from streamline.plan.plan import MOST_SHARDS, Plan, Shard
 from streamline.plan.rules import RESERVED
-from streamline.runtime.check_report import DEADLINE_S, Report
 from streamline.runtime.debug import DebugStream
-from streamline.runtime.open import Openable, Opened, OpenOptions, RunOptions, StepReplay, prepare
+from streamline.runtime.open import Openable, Opened, StepReplay, prepare
+from streamline.runtime.run import DebugKeywords, OpenKeywords, OpenOptions, RunKeywords, lists_keywords
 from streamline.runtime.sync_stream import SyncStream
-from streamline.runtime.tuning import Tune
-from streamline.sharding.ends import Ends, EndsPolicy
-from streamline.sharding.ranks import Mesh
 from streamline.snapshot.compatibility import NewFiles
 from streamline.snapshot.explain import Explanation, explain
-from streamline.snapshot.recorder import Recorder
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.base import Mode, Source
 from streamline.training.loader import Loader
@@ -85,19 +77,20 @@ from streamline.transforms.window import Window
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from streamline.runtime.writing import FormatName, JobOptions, Written
+    from streamline.runtime.check import Report
+    from streamline.runtime.writing import FormatName, WriteKeywords, Written
 
 T = TypeVar("T")
 U = TypeVar("U")
 S = TypeVar("S")
 K = TypeVar("K")
 
-INLINE = Inline()
-
-OPTIONS = {**RunOptions.__annotations__, "resume": Snapshot, "epoch": int}
 MAP_OPTIONS = ("batched", "concurrency", "ordered", "executor", "seed", "seed_globals", "limit", "name")
 RETRY = tuple(RetryOptions.__annotations__)
-LOADER_OPTIONS = ("steps_per_epoch", "fixed_epoch", "persistent")
+DEADLINE_S = 10.0
+"""Of `Pipeline.check`, for reading and again for the stages: a server may have to wake up, and a person waits."""
+
+LOADER_OPTIONS = ("resume", "epoch", "steps_per_epoch", "fixed_epoch", "persistent")
 
 
 @dataclass(frozen=True, repr=False)
@@ -654,51 +647,34 @@ class Pipeline(Openable[T]):
     def __aiter__(self) -> AsyncIterator[T]:
         return self.open().stream()
 
-    def open(
-        self,
-        *,
-        backend: Backend = INLINE,
-        resume: Snapshot | None = None,
-        accept: Collection[str] = (),
-        new_files: NewFiles = "refuse",
-        rank: int | None = None,
-        world_size: int | None = None,
-        mesh: Mesh | None = None,
-        epoch: int | None = None,
-        ends: EndsPolicy | Ends = "drop",
-        on_error: OnError = "raise",
-        max_errors: int | float | None = MAX_ERRORS,
-        dead_letters: str | PathLike[str] | None = None,
-        progress: bool = False,
-        stall_s: float | None = STALL_S,
-        memory: int = MEMORY_BYTES,
-        metrics: str | None = None,
-        page: bool | str = False,
-        record: Recorder | None = None,
-        skip_steps: Collection[int] = (),
-        tune: Tune = False,
-        **unknown: Never,
-    ) -> Opened[T]:
+    @lists_keywords(OpenKeywords)
+    def open(self, **options: Unpack[OpenKeywords]) -> Opened[T]:
         """Return what `async with` or `with` runs: an async or a plain iterator with snapshots.
 
         Looks at files; where servers or stores have to be asked in a running event loop, `async with` or `with` does.
 
         Args:
-          backend: where the workers run.
+          backend: where the workers run; by default as tasks of the stream's event loop, `sl.Inline()`.
           resume: go on after what this snapshot had delivered, of a job's each rank its part; None: the beginning.
           accept: what may have changed since the snapshot: ["batch.size"]; a resume that is refused says what to write.
           new_files: what a resume does when files have come since: "refuse" to go on; or leave them to "next_epoch".
-          rank: which data-parallel rank this is, of `world_size`; by default both are found out.
+          rank: which data-parallel rank this is; by default it is found out.
+          world_size: of so many; given with `rank`, or found out with it.
           mesh: in their place, the dimension of torch's `DeviceMesh` dividing the data: mesh["dp"]. See docs/ranks.md.
           epoch: seen by shuffles, random generators and custom sources; by default the snapshot's, or 0.
-          ends: how ranks with unequal shards end together: "drop" what the others have no more of, "pad" with items
-            given again, or "allow" each its own end; or an `sl.Ends`. One rank alone gives all. See docs/ranks.md.
-          on_error: of a failing item or a malformed record: "raise"; "skip" it, counted; or a function of a `Failure`.
-          max_errors: skipped items beyond which it fails with `TooManyErrors`: a count, a float of all, or None (any).
+          ends: how ranks with unequal shards end together: "drop" what the others have no more of (the default),
+            "pad" with items given again, or "allow" each its own end; or an `sl.Ends`. One rank alone gives all. See
+            docs/ranks.md.
+          on_error: of a failing item or a malformed record: "raise" (the default); "skip" it, counted; or a function of
+            a `Failure`.
+          max_errors: skipped items beyond which it fails with `TooManyErrors`: a count, a float of all (0.01 is the
+            default), or None (any).
           dead_letters: a JSONL file with a line for each skipped item; each rank has its own.
           progress: show on stderr how it gets on: live lines on a terminal or in a notebook, else INFO each 30 s.
-          stall_s: seconds of waiting at which the log says what for, and at twice, four times, … as many; None: never.
-          memory: bytes that sources may hold read ahead in each process; one request is always admitted.
+          stall_s: seconds of waiting, by default 30, at which the log says what for, and at twice, four times, … as
+            many; None: never.
+          memory: bytes that sources may hold read ahead in each process, by default 256 MiB; one request is always
+            admitted.
           metrics: where its metrics are read: "127.0.0.1:9464" by Prometheus, or by "opentelemetry". docs/metrics.md
           page: True: a live page shows it in a browser; "0.0.0.0:8600": at this address. docs/page.md
           record: where it records of each step which items were in it: sl.Recorder("steps/"). docs/steps.md
@@ -710,11 +686,9 @@ class Pipeline(Openable[T]):
           ResumeError: the snapshot is of another plan, other data or ranks. ReadError: a file is missing. RecordError.
           Later, by `with`: DeadLetterError; HostError: no page there; JournalError. Warns: CodeChangedWarning.
         """
-        check_known(".open", unknown, OPTIONS)
-        policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
-        given = resume, accept, new_files, rank, world_size, mesh, epoch, ends, progress, stall_s, memory, metrics, page
-        return Opened(self.plan, OpenOptions(backend, policy, *given, record, skip_steps, tune))
+        return Opened(self.plan, OpenOptions.of(**options))
 
+    @lists_keywords(RunKeywords)
     def loader(
         self,
         *,
@@ -723,7 +697,7 @@ class Pipeline(Openable[T]):
         epoch: int | None = None,
         resume: Snapshot | None = None,
         persistent: bool = True,
-        **options: Unpack[RunOptions],
+        **options: Unpack[RunKeywords],
     ) -> Loader[T]:
         """Return what trainers hold: it can be iterated again and again, one epoch each time, saved and loaded.
 
@@ -742,12 +716,14 @@ class Pipeline(Openable[T]):
           PlanError: an epoch below 0, or fewer than 1 step; an option of the wrong type (PlanTypeError).
           As `open`, here and at each `iter()`.
         """
-        check_known(".loader", options.keys() - OPTIONS.keys(), [*OPTIONS, *LOADER_OPTIONS])
+        known = RunKeywords.__annotations__.keys()
+        check_known(".loader", options.keys() - known, [*known, *LOADER_OPTIONS])
         passes = passes_of(
             self.open, options, self.plan.source, steps_per_epoch, stay=persistent, settled=lambda: self.settled().open
         )
         return Loader(passes, epoch=epoch, steps_per_epoch=steps_per_epoch, fixed_epoch=fixed_epoch, resume=resume)
 
+    @lists_keywords(RunKeywords)
     def replay_steps(
         self,
         path: str | PathLike[str],
@@ -755,7 +731,7 @@ class Pipeline(Openable[T]):
         last: int,
         *,
         epoch: int | None = None,
-        **options: Unpack[RunOptions],
+        **options: Unpack[RunKeywords],
     ) -> StepReplay[T]:
         """Return what gives the items of recorded steps again, `first` to `last`, in `for` or `async for`.
 
@@ -768,20 +744,8 @@ class Pipeline(Openable[T]):
         """
         return StepReplay(self, path, first, last, epoch, options)
 
-    def debug(
-        self,
-        *,
-        resume: Snapshot | None = None,
-        accept: Collection[str] = (),
-        new_files: NewFiles = "refuse",
-        rank: int | None = None,
-        world_size: int | None = None,
-        mesh: Mesh | None = None,
-        epoch: int | None = None,
-        on_error: OnError = "raise",
-        max_errors: int | float | None = MAX_ERRORS,
-        dead_letters: str | PathLike[str] | None = None,
-    ) -> DebugStream[T]:
+    @lists_keywords(DebugKeywords)
+    def debug(self, **options: Unpack[DebugKeywords]) -> DebugStream[T]:
         """Return a plain iterator that runs the whole plan in the calling thread, an item when it is asked for one.
 
         For pdb, prints in order, Ctrl-C. Same items, order and states as `open`; a snapshot of the one resumes the
@@ -789,12 +753,9 @@ class Pipeline(Openable[T]):
         already, in a notebook, say. Only blocks of files are read in a thread. Of several ranks, each ends by itself.
         Options and errors are those of `open`.
         """
-        policy = Policy(on_error=on_error, max_errors=max_errors, dead_letters=dead_letters)
-        options = OpenOptions(
-            backend=INLINE, policy=policy, resume=resume, accept=accept, new_files=new_files, rank=rank,
-            world_size=world_size, mesh=mesh, epoch=epoch, ends="allow", stall_s=None,
-        )  # fmt: skip
-        return DebugStream(prepare(self.plan, options))
+        known = DebugKeywords.__annotations__.keys()
+        check_known(".debug", options.keys() - known, known)
+        return DebugStream(prepare(self.plan, OpenOptions.of(**options, ends="allow", stall_s=None)))
 
     def first(self, count: int) -> list[T]:
         """Return the first items, at most `count`; nothing is opened for 0.
@@ -809,7 +770,7 @@ class Pipeline(Openable[T]):
             return list(islice(stream, count))
 
     def write(
-        self, folder: str | PathLike[str], format: FormatName = "jsonl", **options: Unpack[JobOptions]
+        self, folder: str | PathLike[str], format: FormatName = "jsonl", **options: Unpack[WriteKeywords]
     ) -> Written:
         """Run it, and write its items to a folder of shards, exactly once across kills and resumes. Blocks meanwhile.
 

@@ -24,6 +24,7 @@ from streamline.core.flow import Site
 from streamline.core.knobs import KnobValues
 from streamline.core.state import Tree
 from streamline.core.tasks import Session, Tasks, supervise
+from streamline.io.fetch.fetcher import OpenStorages
 from streamline.io.storage import retry as attempts
 from streamline.io.storage.base import FoundObject
 from streamline.io.storage.paths import braces, is_url
@@ -264,7 +265,8 @@ def read() -> Callable[..., Awaitable[Reading]]:
     ) -> Reading:
         source = named(source)
         session = Session()
-        session.widths = widths
+        if widths is not None:
+            session.services.add(KnobValues, widths)
         stop, ready = anyio.Event(), anyio.Event()
         owner: list[Tasks] = []
 
@@ -290,7 +292,7 @@ def read() -> Callable[..., Awaitable[Reading]]:
                         await anext(flow)
                 made.end = flow.state.json()
             assert session.budget.held == 0
-            assert not session.per_source
+            assert not session.services.get(OpenStorages)
         finally:
             stop.set()
             await supervisor

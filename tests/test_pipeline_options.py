@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable
-from dataclasses import MISSING, fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 
 import streamline as sl
-from streamline.core.error_policy import Policy
 from streamline.errors import DataError, PlanError, PlanTypeError, StreamlineError
-from streamline.runtime.open import OpenOptions
+from streamline.runtime.run import DEFAULTS, THEMES, DebugKeywords, OpenKeywords, RunKeywords, WatchOptions
 
 
 async def asynchronous(item: int) -> int:
@@ -153,9 +152,39 @@ def test_what_open_is_given_is_of_the_right_kind(options: Any, says: str) -> Non
                 wrong(**known)
 
 
-def test_open_has_the_defaults_that_its_options_declare() -> None:
-    taken = {name: found.default for name, found in inspect.signature(sl.Pipeline.open).parameters.items()}
-    declared = [field for of in (OpenOptions, Policy) for field in fields(of) if field.default is not MISSING]
-    assert {field.name: taken.get(field.name) for field in declared if field.name in taken} == {
-        field.name: field.default for field in declared
-    }
+def test_an_option_is_declared_in_one_theme_and_has_one_keyword() -> None:
+    declared = [option.name for theme in THEMES.values() for option in fields(theme)]
+    assert len(set(declared)) == len(declared)
+    types = {name: kind for theme in THEMES.values() for name, kind in get_type_hints(theme).items()}
+    assert get_type_hints(OpenKeywords) == types
+    shown = inspect.signature(sl.Pipeline.open).parameters
+    assert {name: keyword.default for name, keyword in shown.items() if name != "self"} == DEFAULTS
+    documented = inspect.getdoc(sl.Pipeline.open) or ""
+    assert [name for name in declared if f"\n  {name}: " not in documented] == []
+
+
+@pytest.mark.parametrize(
+    ("method", "keywords"), [("loader", RunKeywords), ("replay_steps", RunKeywords), ("debug", DebugKeywords)]
+)
+def test_the_options_of_other_methods_are_listed_with_their_defaults(method: str, keywords: type) -> None:
+    shown = inspect.signature(getattr(sl.Pipeline, method)).parameters
+    names = keywords.__annotations__
+    assert {name: shown[name].default for name in names} == {name: DEFAULTS[name] for name in names}
+
+
+def test_a_new_option_is_a_field_and_a_keyword(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class WithSound(WatchOptions):
+        sound: bool = False
+
+    monkeypatch.setitem(THEMES, "watch", WithSound)
+    monkeypatch.setitem(DEFAULTS, "sound", False)
+    monkeypatch.setitem(RunKeywords.__annotations__, "sound", bool)
+    louder: Any = {"sound": True}
+    pipe = sl.from_items([1])
+    assert pipe.open(**louder).resolved.options.watch == WithSound(sound=True)
+    assert pipe.open().resolved.options.watch == WithSound()
+    with pipe.loader(**louder) as loader:
+        assert list(loader) == [1]
+    with pytest.raises(PlanTypeError, match=r"\.debug has no sound="):
+        pipe.debug(**louder)

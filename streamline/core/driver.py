@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LAST_TASK = "the last stage"
+"""The name of the task that pulls the flow of a plan's last stage."""
+
 
 def behind_channel(
     flow: Flow[T],

@@ -45,12 +45,16 @@ class Beginning(NamedTuple):
 class DuplicateCheck:
     """Compares the beginnings of one run's shards. Used in its event loop's thread.
 
-    Attributes:
-      report: called with each beginning; in a host, this sends it to the run.
+    Args:
+      report: called with each beginning; in a host, this sends it to the run. None: they are compared here.
     """
 
-    def __init__(self, on_chunk_boundary: Callable[[Callable[[Any], None]], None]) -> None:
-        self.report: Callable[[Beginning], object] = self.compare
+    def __init__(
+        self,
+        on_chunk_boundary: Callable[[Callable[[Any], None]], None],
+        report: Callable[[Beginning], object] | None = None,
+    ) -> None:
+        self._report = report or self.compare
         self._on_chunk_boundary = on_chunk_boundary
         self._known: dict[tuple[str, tuple[int, ...], tuple[bytes, ...]], Beginning] = {}
         self._alike: list[tuple[Beginning, Beginning]] = []
@@ -66,7 +70,7 @@ class DuplicateCheck:
                     return False  # nothing can be said of this source
                 digests.append(found)
             if len(digests) == FIRST_ITEMS and len(set(digests)) >= DISTINCT:
-                self.report(beginning._replace(digests=tuple(digests)))
+                self._report(beginning._replace(digests=tuple(digests)))
             return len(digests) < FIRST_ITEMS
 
         return look

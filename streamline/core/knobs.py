@@ -51,10 +51,12 @@ class KnobValues:
     """The values of the knobs of one run in one event loop; those that aren't named are as written.
 
     Attributes:
+      hosts: at most so many run the workers, in the place of what the backend says; None: as that says.
       followers: called with values that are set, for what runs elsewhere.
     """
 
-    def __init__(self, values: Mapping[str, int] | None = None) -> None:
+    def __init__(self, values: Mapping[str, int] | None = None, hosts: int | None = None) -> None:
+        self.hosts = hosts
         self._values = dict(values or {})
         self._running: dict[str, WeakSet[Turnable]] = {}
         self.followers: list[Callable[[Mapping[str, int]], None]] = []

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import ref
 
 import anyio
@@ -25,33 +25,56 @@ from anyio.abc import TaskGroup
 
 from streamline.core.byte_budget import Budget
 from streamline.core.cleanup import Cleanup
-from streamline.core.duplicate_check import DuplicateCheck
 from streamline.core.error_policy import Errors
 from streamline.core.forks import disowned_in_copies
 from streamline.core.gate import Event, Gate
-from streamline.core.knobs import KnobValues
-from streamline.core.limits import CallLimits
 from streamline.core.meters import Meters
 from streamline.core.place import Mapped, Place
 from streamline.core.threads import ThreadPool, undisturbed
 from streamline.errors import PlanError
 
 if TYPE_CHECKING:
-    from streamline.core.state import Json, Reference, State, Tree
+    from streamline.core.state import Reference, State
 
 MEMORY_BYTES = 256 * 2**20
 """Bytes that sources may hold read ahead in one process: 16 objects of 16 MiB, or 64 of 4 MiB."""
 
 
-class PendingItems(Protocol):
-    """What a source that can't be read again keeps of the items that are on their way."""
+S = TypeVar("S")
 
-    @property
-    def keeper(self) -> Any:
-        """What a snapshot tells that it has been stored, see `Snapshot.keeper`; None: nothing."""
+P = ParamSpec("P")
 
-    def entry(self, state: Tree) -> Json:
-        """Return what a snapshot of this state must hold. From the consumer's thread; doesn't wait."""
+
+class Services:
+    """What optional features keep for a run, in one event loop: one object of a class, found by the class.
+
+    So the parts of a feature find each other, and what stands between them knows nothing of it.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[object, Any] = {}
+        self._hidden: frozenset[object] = frozenset()
+
+    def add(self, kind: type[S], service: S) -> None:
+        """Let `service` be what is found; in the place of another one, if there is one."""
+        self._found[kind] = service
+
+    def find(self, kind: type[S]) -> S | None:
+        """Return the service; None: there is none, so the feature is off."""
+        return None if kind in self._hidden else self._found.get(kind)
+
+    def get(self, kind: Callable[P, S], *args: P.args, **kwargs: P.kwargs) -> S:
+        """Return the service; the first that asks makes it, with these arguments."""
+        if kind not in self._found:
+            self._found[kind] = kind(*args, **kwargs)
+        found: S = self._found[kind]
+        return found
+
+    def without(self, kind: type) -> Services:
+        """Return the same services, but for one, which is not found."""
+        others = Services()
+        others._found, others._hidden = self._found, self._hidden | {kind}
+        return others
 
 
 @dataclass(frozen=True)
@@ -66,6 +89,20 @@ class WaitedWorker:
     state: State
 
 
+@dataclass(frozen=True)
+class MergeWait:
+    """Tells, in the event loop's thread, which workers the merge waits for."""
+
+    workers: Callable[[], Sequence[WaitedWorker]] = tuple
+
+
+@dataclass
+class RankWait:
+    """Which other ranks have not said what this one waits for; "": it waits for none."""
+
+    missing: str = ""
+
+
 class Session:
     """What the parts of one run share. Made anew at each opening.
 
@@ -74,24 +111,15 @@ class Session:
       meters: what is counted.
       most_ahead: items that each channel may hold, where that is less than its own capacity; None: as many as it has.
       threads: for sync user code that shall not hold the loop.
-      awaited: tells, in the event loop's thread, which workers the merge waits for; None: there is no merge yet.
-      journal: of a live source; None for any other.
       errors: items that are left out because of an error.
-      beginnings: the first items of shards, compared with one another.
       workers_exhausted: called, in the event loop's thread, when the workers have given all that they have, or no more
         is wanted of them; perhaps more than once. None: not called.
       budget: of the bytes that sources may hold read ahead, all together.
-      limits: of the calls that stages make at once, or in a second, all together.
-      per_source: what the flows of one source share, by its name.
-      other_ranks: what is waited for that others have to say; "": nothing.
-      surplus_of_rank: items that this rank doesn't give, since others have none left; and whether there may be more of
-        them.
+      services: what optional features keep.
       unwrap_output: makes what the last stage hands out of what its channel carries, in the consumer's thread, when it
         takes it; None: that is the same.
       where: how messages call the host that this is in: "process 2, pid 4711"; "": it is the run itself.
       place: where what leaves this host, or goes to a device, is written; None: in ordinary memory.
-      widths: the values of knobs that are turned while it runs; None: none are.
-      hosts: at most so many run its workers, in the place of what its backend says; None: as that says.
       on_mapped: told of memory that a host process shares with this one, and will use again; None: not called.
 
     Args:
@@ -110,27 +138,19 @@ class Session:
         self.gate = Gate()
         self.most_ahead = most_ahead
         self.budget = Budget(memory)
-        self.limits = CallLimits()
-        self.per_source: dict[str, Any] = {}
+        self.services = Services()
         self.threads = threads or ThreadPool()
         self.meters = Meters(perf_counter(), on=metered)
-        self.journal: PendingItems | None = None
         self.errors = Errors()
         self.unwrap_output: Callable[[Any], Any] | None = None
         self.where = ""
         self.place: Place | None = None
-        self.widths: KnobValues | None = None
-        self.hosts: int | None = None
         self.on_mapped: Mapped | None = None
-        self.other_ranks = ""
-        self.surplus_of_rank = (0, False)
-        self.awaited: Callable[[], Sequence[WaitedWorker]] | None = None
         self.workers_exhausted: Callable[[], None] | None = None
         self._at_leaving: list[Callable[[], None]] = []
         self._on_chunk_boundary: list[Callable[[Reference], None]] = []
         self._at_close: list[Callable[[], None]] = []
         self._closed = False
-        self.duplicate_check = DuplicateCheck(self.on_chunk_boundary)
         disowned_in_copies(self)
 
     def disown(self) -> None:

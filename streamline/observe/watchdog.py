@@ -26,7 +26,7 @@ import anyio
 from streamline.core.counters import HOLD_S, HostMeter, StageMeter
 from streamline.core.gate import Phase
 from streamline.core.meters import Meters
-from streamline.core.tasks import Session, WaitedWorker
+from streamline.core.tasks import MergeWait, RankWait, Session, WaitedWorker
 from streamline.errors import printable
 from streamline.observe.verdict import way_out
 
@@ -102,9 +102,9 @@ class Watched:
         last = [meter for meter in busy if meter.name in self.after_merge]
         if last:
             return f"after the merge, {_at_work(_oldest(last), now)}"
-        if self.session.other_ranks:
-            return f"waiting for {self.session.other_ranks}"
-        awaited = [] if self.session.awaited is None else self.session.awaited()
+        if missing := self.session.services.get(RankWait).missing:
+            return f"waiting for {missing}"
+        awaited = self.session.services.get(MergeWait).workers()
         if not awaited:
             return "nothing that is counted is at work, and the merge waits for no worker"
         names = ", ".join(str(worker.shard) for worker in awaited[:MOST_SHARDS])
@@ -140,7 +140,7 @@ class Watched:
 
     def stuck(self) -> list[HostMeter]:
         """Return the hosts in which a function holds up what the consumer waits for. In the event loop's thread."""
-        shards = {worker.shard for worker in (self.session.awaited or list)()}
+        shards = {worker.shard for worker in self.session.services.get(MergeWait).workers()}
         stages = list(self.session.meters.stages.values())
         held = {meter.host for meter in stages if meter.shard in shards and meter.begun is not None}
         return [host for host in held if host is not None]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
-from streamline.core.driver import drive
+from streamline.core.driver import LAST_TASK, drive
 from streamline.core.flow import Chunk, Flow
 from streamline.core.gate import Rest
 from streamline.core.state import State
@@ -55,7 +55,7 @@ class LoopThread(Generic[T]):
         self._session = session
         self.remote_gate = RemoteGate(session.gate)
         self.bridge = ThreadBridge[T](_capacity(resolved, session.most_ahead), self._on_finish)
-        stall_s = resolved.stall_s
+        stall_s = resolved.options.watch.stall_s
         self._patience = None if stall_s is None else Patience(resolved.watched(session), stall_s)
         self._begun: SimpleQueue[State | BaseException] = SimpleQueue()
         self._stop: anyio.Event | None = None
@@ -153,9 +153,9 @@ class LoopThread(Generic[T]):
         bridge, meters, name = self.bridge, self._session.meters, "consumer bridge"
         bridge.filler = flow.meter
         if self.resolved.computes_last:
-            name = f"{self.resolved.last_task} of shard {self.resolved.rank.rank}"
+            name = f"{LAST_TASK} of shard {self.resolved.rank.rank}"
             if meters.on:
-                filled_by = self.resolved.last_task if flow.meter is None else flow.meter.name
+                filled_by = LAST_TASK if flow.meter is None else flow.meter.name
                 bridge.meter = meters.channel(filled_by, self.resolved.rank.rank, bridge.capacity.items)
         work = partial(drive, flow, bridge, tasks.gate)
         tasks.start(partial(tasks.gate.participate, name, work), name, bridge.abandon)

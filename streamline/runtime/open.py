@@ -7,22 +7,21 @@ All is resolved at once, unless servers or stores have to be asked inside asynci
 from __future__ import annotations
 
 import asyncio
-import inspect
+import hashlib
+import json
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar, Unpack, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, Unpack, cast
 
-from streamline.backends.base import Backend
 from streamline.backends.hosts.pool import HostingBackend, HostPool
-from streamline.core.error_policy import OnError, Policy
 from streamline.core.meters import Traffic
-from streamline.core.options import check_flag, check_int, check_seconds, given
-from streamline.core.tasks import MEMORY_BYTES, Session
-from streamline.core.text import some
+from streamline.core.options import check_int
+from streamline.core.state import Json
+from streamline.core.text import Entry, some
 from streamline.core.threads import hold_descriptors
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.errors import (
@@ -34,28 +33,15 @@ from streamline.errors import (
     printable,
     users_level,
 )
-from streamline.observe.exporters import check_metrics
-from streamline.observe.page import page_place
-from streamline.observe.watchdog import STALL_S
-from streamline.plan.plan import Plan
+from streamline.plan.fingerprint import DIGEST_CHARS, fingerprint
+from streamline.plan.plan import AnyStage, Plan
 from streamline.runtime.rank_ends import Resumed, agreed
-from streamline.runtime.run import ResolvedRun, bound
+from streamline.runtime.run import BeginOptions, OpenKeywords, OpenOptions, ResolvedRun, RunKeywords, caches_in, joined
 from streamline.runtime.stream import Stream
 from streamline.runtime.sync_stream import SyncStream
-from streamline.runtime.tuning import Tune, tuning_of
-from streamline.sharding.ends import NAME, Agreement, Ends, EndsPolicy, checked_ends
-from streamline.sharding.ranks import Mesh, Rank, find_rank
-from streamline.snapshot.compatibility import (
-    Fit,
-    NewFiles,
-    accepting,
-    check_snapshot,
-    checked,
-    fitted,
-    refusal,
-    resharded,
-)
-from streamline.snapshot.recorder import Recorder
+from streamline.sharding.ends import NAME, Agreement, checked_ends
+from streamline.sharding.ranks import Rank
+from streamline.snapshot.compatibility import Fit, fitted, refusal, resharded
 from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.state_checks import check_stages
 from streamline.snapshot.steps import RecordedStep, StepRecords, in_stretches
@@ -66,76 +52,32 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-@dataclass(frozen=True)
-class OpenOptions:
-    """The options of a run as the user gave them: see `Pipeline.open`, which has the same defaults."""
-
-    backend: Backend
-    policy: Policy = field(default_factory=Policy)
-    resume: Snapshot | None = None
-    accept: Collection[str] = ()
-    new_files: NewFiles = "refuse"
-    rank: int | None = None
-    world_size: int | None = None
-    mesh: Mesh | None = None
-    epoch: int | None = None
-    ends: EndsPolicy | Ends = "drop"
-    progress: bool = False
-    stall_s: float | None = STALL_S
-    memory: int = MEMORY_BYTES
-    metrics: str | None = None
-    page: bool | str = False
-    record: Recorder | None = None
-    skip_steps: Collection[int] = ()
-    tune: Tune = False
-
-    def check(self, plan: Plan) -> ResolvedRun:
-        """Check what can be checked without a look at the source; return the run, whose data is as `plan` names it."""
-        hold_descriptors()
-        plan = plan.settled
-        _check_types(self.backend, self.resume, self.progress)
-        if self.record is not None:
-            _check_record(self.record, plan)
-            plan = plan.recorded
-        accepted = checked(self.accept, plan) | accepting(self.new_files, plan)
-        epoch = None if self.epoch is None else check_int(".open(epoch=)", self.epoch, 0)
-        if epoch is not None and self.resume is not None and self.resume.epoch != epoch:
-            raise PlanError(
-                f"the snapshot is of epoch {self.resume.epoch}: leave epoch={epoch} out, or resume without it"
-            )
-        if self.stall_s is not None:
-            check_seconds(".open(stall_s=) (or None, for no watchdog)", self.stall_s)
-        memory = check_int(".open(memory=)", self.memory, 1)
-        tuning = tuning_of(self.tune)
-        if tuning is not None:
-            tuning.check(plan, self.backend)
-        if self.metrics is not None:
-            check_metrics(".open(metrics=)", self.metrics)
-        ends = checked_ends(self.ends)
-        rank = find_rank(self.rank, self.world_size, self.mesh)
-        plan.source.check_run(epoch or 0, rank.world_size)
-        _check_ranks(plan, rank)
-        if isinstance(self.backend, HostingBackend | HostPool):
-            self.backend.check(plan)
-        return ResolvedRun(
-            plan=plan,
-            backend=self.backend,
-            rank=rank,
-            epoch=epoch or 0,
-            resume=self.resume,
-            listing=None,
-            policy=self.policy,
-            progress=self.progress,
-            metrics=self.metrics,
-            page=page_place(self.page),
-            stall_s=self.stall_s,
-            memory=memory,
-            ending=Agreement(ends=ends, rank=rank),
-            accepted=accepted,
-            record=self.record,
-            tuning=tuning,
-            left_out=as_ranges(self.skip_steps),
-        )
+def checked_run(plan: Plan, options: OpenOptions) -> ResolvedRun:
+    """Check what can be checked without a look at the source; return the run, whose data is as `plan` names it."""
+    hold_descriptors()
+    plan, begin = plan.settled, options.begin
+    options.watch.check(plan)
+    if options.watch.record is not None:
+        plan = plan.recorded
+    accepted, rank = begin.accepted(plan), options.ranks.found()
+    epoch = int(begin.epoch or 0)
+    plan.source.check_run(epoch, rank.world_size)
+    _check_ranks(plan, rank)
+    if (tuning := options.work.tuning) is not None:
+        tuning.check(plan, options.work.backend)
+    if isinstance(options.work.backend, HostingBackend | HostPool):
+        options.work.backend.check(plan)
+    return ResolvedRun(
+        plan=plan,
+        options=options,
+        rank=rank,
+        ending=Agreement(ends=checked_ends(options.ranks.ends), rank=rank),
+        epoch=epoch,
+        resume=begin.resume,
+        listing=None,
+        accepted=accepted,
+        left_out=begin.left_out,
+    )
 
 
 def prepare(plan: Plan, options: OpenOptions) -> ResolvedRun:
@@ -149,14 +91,14 @@ def prepare(plan: Plan, options: OpenOptions) -> ResolvedRun:
       ReadError: a file of the source is missing.
     Warns: CodeChangedWarning.
     """
-    run, traffic = options.check(plan), Traffic()
+    run, traffic = checked_run(plan, options), Traffic()
     return _resolved(run, run.plan.source.resolved(traffic), traffic)
 
 
 def _resolved(run: ResolvedRun, source: Source[Any], traffic: Traffic) -> ResolvedRun:
     """Return a run that was checked, over its source as it was found."""
     plan, resume, epoch = replace(run.plan, source=source), run.resume, run.epoch
-    listing, resumed, left_out = source.listing(), None, run.left_out
+    listing, resumed, left_out, options = source.listing(), None, run.left_out, run.options
     if resume is not None:
         check_stages(resume)
         fit = fitted(plan, part_of(resume, run.rank), listing, run.accepted)
@@ -167,58 +109,13 @@ def _resolved(run: ResolvedRun, source: Source[Any], traffic: Traffic) -> Resolv
         resumed = Resumed(part=fit.snapshot, job=resume, same_plan=not fit.differences)
         plan, resume, listing = fit.plan, fit.snapshot, fit.snapshot.listing
         epoch = resume.epoch
-        left_out = _left_out(resume, left_out, recorded=run.record is not None)
+        left_out = _left_out(resume, left_out, recorded=options.watch.record is not None)
+        options = replace(options, begin=BeginOptions())  # the snapshot of all ranks isn't needed any more
     plan.source.check_split(plan.mode, plan.shard.num_shards)
     plan = bound(plan, listing)
-    ending = agreed(plan, run.ending.ends, run.rank, epoch, resumed, skips=run.policy.skips)
-    return replace(
-        run, plan=plan, epoch=epoch, resume=resume, listing=listing, left_out=left_out, asked=traffic, ending=ending
-    )
-
-
-def _check_types(backend: object, resume: object, progress: object) -> None:
-    if isinstance(backend, type) and hasattr(backend, "begin"):
-        name = f"sl.{backend.__name__}"
-        takes = inspect.signature(backend).parameters.values()
-        ways = [f"{name}()"] * all(one.default is not one.empty for one in takes) + [f"{name}(4)"] * bool(takes)
-        raise PlanTypeError(f".open(backend=) is a backend, got the class {name}: backend={', or '.join(ways)}")
-    if not hasattr(backend, "begin"):
-        raise PlanTypeError(
-            f".open(backend=) is a backend, such as sl.Inline(), sl.Threads(4), sl.Processes(4), got {given(backend)}"
-        )
-    if resume is not None:
-        check_snapshot(".open(resume=)", resume)
-    check_flag(".open(progress=)", progress)
-
-
-def _check_record(record: object, plan: Plan) -> None:
-    if not isinstance(record, Recorder):
-        raise PlanTypeError(f'.open(record=) is a recorder, record=sl.Recorder("steps/"), got {given(record)}')
-    if plan.source.is_live:
-        raise PlanError(".open(record=): a feed's items can't be read again, so a record of steps would say nothing")
-    record.check()
-
-
-def as_ranges(skip_steps: object) -> list[list[int]]:
-    """Return the numbers of steps as ranges [first, stop], in order.
-
-    Raises:
-      PlanTypeError: they are no collection of integers. PlanError: one is less than 0.
-    """
-    if not isinstance(skip_steps, Collection) or isinstance(skip_steps, str | bytes):
-        raise PlanTypeError(f".open(skip_steps=) is numbers of steps, range(1820, 1841) say, got {given(skip_steps)}")
-    if isinstance(skip_steps, range) and skip_steps.step == 1 and skip_steps:
-        return [[check_int(SKIP_STEPS, skip_steps.start, 0), skip_steps.stop]]
-    found: list[list[int]] = []
-    for number in sorted(check_int(SKIP_STEPS, one, 0) for one in skip_steps):
-        if found and number <= found[-1][1]:
-            found[-1][1] = max(found[-1][1], number + 1)
-        else:
-            found.append([number, number + 1])
-    return found
-
-
-SKIP_STEPS = "a number in .open(skip_steps=)"
+    ending = agreed(plan, run.ending.ends, run.rank, epoch, resumed, skips=options.errors.skips)
+    run = replace(run, plan=plan, options=options, ending=ending, epoch=epoch, resume=resume)
+    return replace(run, listing=listing, left_out=left_out, asked=traffic)
 
 
 def _left_out(resume: Snapshot, skipped: list[list[int]], *, recorded: bool) -> list[list[int]]:
@@ -236,13 +133,43 @@ def _left_out(resume: Snapshot, skipped: list[list[int]], *, recorded: bool) -> 
             f".open(skip_steps=): step {skipped[0][0]} was given before the snapshot, which stands before step "
             f"{resume.step}: resume from one that was taken before it"
         )
-    joined: list[list[int]] = []
-    for first, stop in sorted([*resume.left_out, *skipped]):
-        if joined and first <= joined[-1][1]:
-            joined[-1][1] = max(joined[-1][1], stop)
-        else:
-            joined.append([first, stop])
-    return joined
+    return joined([*resume.left_out, *skipped])
+
+
+def bound(plan: Plan, listing: Json = None) -> Plan:
+    """Return a plan whose caches on disk know what they are of: a digest of it is in their files' names.
+
+    In it are the stages before the cache, as a fingerprint has them, the code of their functions, and the source's
+    data, as a snapshot lists them. Not the epoch: a pass that was drawn is served in the next epochs, too.
+
+    Args:
+      plan: as it will run, its source resolved.
+      listing: of the data that it reads; None: what its source says.
+    """
+    plan = replace(plan, source=plan.source.map_plans(bound))
+    if all(cache.path is None for cache in caches_in(plan)):
+        return plan
+    of = [plan.source.listing() if listing is None else listing, plan.source.drawn()]
+    of += [[fingerprint(part), part.source.drawn()] for _, _, part in plan.source.made_of]
+    entries, chosen = fingerprint(plan), False
+    caches = {cache.name: cache for cache in caches_in(plan)}
+    sections: list[tuple[AnyStage, ...]] = []
+    for section in (plan.worker, plan.after):
+        found: list[AnyStage] = []
+        for stage in section:
+            cache = caches.get(stage.name)
+            found.append(stage if cache is None else replace(cache, of=_digest(entries, stage.name, of), chosen=chosen))
+            chosen = chosen or stage.chooses
+        chosen = chosen or plan.merge.chooses
+        sections.append(tuple(found))
+    worker, after = sections
+    return replace(plan, worker=worker, after=after)
+
+
+def _digest(entries: list[Entry], name: str, of: Json) -> str:
+    before = entries[: next(at for at, entry in enumerate(entries) if at and entry["name"] == name)]
+    text = json.dumps([before, of], sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_CHARS]
 
 
 def part_of(snapshot: Snapshot, found: Rank) -> Snapshot:
@@ -301,28 +228,6 @@ ENTER = (
 )
 
 
-class RunOptions(TypedDict, total=False):
-    """What `open` and `loader` take alike: how a plan runs. See `Pipeline.open`, which has the defaults."""
-
-    backend: Backend
-    accept: Collection[str]
-    new_files: NewFiles
-    rank: int | None
-    world_size: int | None
-    mesh: Mesh | None
-    ends: EndsPolicy | Ends
-    on_error: OnError
-    max_errors: int | float | None
-    dead_letters: str | os.PathLike[str] | None
-    progress: bool
-    stall_s: float | None
-    memory: int
-    metrics: str | None
-    page: bool | str
-    record: Recorder | None
-    tune: Tune
-
-
 class Opened(Generic[T]):
     """A plan about to run: `async with` gives a `Stream`, `with` a `SyncStream`.
 
@@ -331,7 +236,7 @@ class Opened(Generic[T]):
     """
 
     def __init__(self, plan: Plan, options: OpenOptions) -> None:
-        self._checked = checked = options.check(plan)
+        self._checked = checked = checked_run(plan, options)
         waits = checked.plan.source.is_remote and asyncio._get_running_loop() is not None  # it would hold up the loop
         self._resolved: ResolvedRun | None = None
         with TrimmedTraceback():
@@ -371,7 +276,7 @@ class Opened(Generic[T]):
           spent: as in `Session`.
           ahead: as in `SyncStream`.
         """
-        session = Session(most_ahead=most_ahead, memory=self.resolved.memory)
+        session = self.resolved.session(most_ahead)
         session.workers_exhausted = spent
         return SyncStream(self.resolved, session, ahead=ahead)
 
@@ -418,10 +323,8 @@ class Openable(ABC, Generic[T_co]):
         """The plan in sections, as it is run."""
 
     @abstractmethod
-    def open(
-        self, *, resume: Snapshot | None = None, epoch: int | None = None, **options: Unpack[RunOptions]
-    ) -> Opened[T_co]:
-        """Return what `async with` or `with` runs. See `Pipeline.open`, which has the defaults."""
+    def open(self, **options: Unpack[OpenKeywords]) -> Opened[T_co]:
+        """Return what `async with` or `with` runs. See `Pipeline.open`."""
 
 
 class StepReplay(Generic[T_co]):
@@ -441,7 +344,7 @@ class StepReplay(Generic[T_co]):
         first: int,
         last: int,
         epoch: int | None,
-        options: RunOptions,
+        options: RunKeywords,
     ) -> None:
         first, last = check_int(".replay_steps(first)", first, 0), check_int(".replay_steps(last)", last, 0)
         if last < first:
@@ -456,7 +359,7 @@ class StepReplay(Generic[T_co]):
         rank = records.ranks[0] if rank is None and records.ranks else rank or 0
         self.steps = records.read_all(rank, first, last)
         self._pipe = pipe
-        self._options: RunOptions = {**options, "rank": rank, "ends": "allow"}
+        self._options: RunKeywords = {**options, "rank": rank, "ends": "allow"}
         for step in self.steps:
             if step.after.get(NAME, {}).get("padded"):
                 raise RecordError(f"step {step.number} of rank {rank} was padding: one of its first items, given again")
@@ -486,7 +389,7 @@ class StepReplay(Generic[T_co]):
                     yield cast("T_co", item)
 
     def _opened(self, step: RecordedStep) -> Opened[T_co]:
-        options: RunOptions = {**self._options, "world_size": step.run.world_size}
+        options: RunKeywords = {**self._options, "world_size": step.run.world_size}
         return self._pipe.open(resume=step.snapshot_again, **options)
 
     def __repr__(self) -> str:

@@ -1,47 +1,55 @@
-"""A resolved run: a plan, where it runs and the state that it begins at; it opens the flows, and resets caches."""
+"""A run is two objects: its options, as the user gave them, and the run that they are resolved to.
+
+Options are declared by theme, each once, in a frozen dataclass with its default and its check. Users write them flat,
+as keywords of `Pipeline.open`, whose docstring says what they mean. What editors and type checkers know of these is in
+the TypedDicts; `help()` is told the defaults, too. So a new option is a field of a theme and a keyword.
+
+A resolved run knows its plan, where it runs and the state that it begins at; it opens the flows, and resets caches.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import inspect
+import os
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from os import PathLike
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any, TypedDict, TypeVar, Unpack
 from weakref import ref
 
 from streamline.backends.base import Backend, Workers
+from streamline.backends.inline import Inline
 from streamline.core.channel import Inbox
 from streamline.core.dead_letters import DeadLetters
-from streamline.core.driver import behind_channel
-from streamline.core.error_policy import Errors, Policy, counts_in
+from streamline.core.driver import LAST_TASK, behind_channel
+from streamline.core.error_policy import Errors, OnError, Policy, counts_in
 from streamline.core.flow import Flow, Opener, Site
 from streamline.core.meters import Meters, Traffic
+from streamline.core.options import check_flag, check_int, check_known, check_seconds, given
 from streamline.core.state import Json, Tree
-from streamline.core.tasks import MEMORY_BYTES, Session, Tasks, WaitedWorker
-from streamline.core.text import Entry
+from streamline.core.tasks import MEMORY_BYTES, MergeWait, Session, Tasks, WaitedWorker
 from streamline.core.threads import undisturbed
-from streamline.errors import PlanError
+from streamline.errors import PlanError, PlanTypeError
 from streamline.merge.base import DeferredProgress, Inboxes, MergeFlow
-from streamline.observe.exporters import ExportedStream, export
-from streamline.observe.page import STALLED_S, StreamFacts, open_page
+from streamline.observe.exporters import ExportedStream, check_metrics, export
+from streamline.observe.page import STALLED_S, StreamFacts, open_page, page_place
 from streamline.observe.progress import Progress
 from streamline.observe.stats import stats_of
 from streamline.observe.trace import Trace
-from streamline.observe.watchdog import Watched, working
+from streamline.observe.watchdog import STALL_S, Watched, working
 from streamline.plan.compile import merged_size
-from streamline.plan.fingerprint import fingerprint
 from streamline.plan.length import left_on_ranks, num_given
-from streamline.plan.plan import AnyStage, Plan
+from streamline.plan.plan import Plan
 from streamline.plan.worker import BeginState, SourceOpener, StageOpener, ahead_of
 from streamline.runtime.rank_ends import begun_at
-from streamline.runtime.tuning import StreamTuning
+from streamline.runtime.tuning import StreamTuning, Tune, tuning_of
 from streamline.sharding.end_flow import ending
-from streamline.sharding.ends import Agreement
-from streamline.sharding.ranks import Rank
+from streamline.sharding.ends import Agreement, Ends, EndsPolicy, checked_ends
+from streamline.sharding.ranks import Mesh, Rank, find_rank
 from streamline.sharding.split import shards_of_rank
+from streamline.snapshot.compatibility import NewFiles, accepting, check_snapshot, checked
 from streamline.snapshot.coordinator import SnapshotCoordinator
 from streamline.snapshot.recorder import Recorder
 from streamline.snapshot.snapshot import Snapshot
@@ -50,50 +58,258 @@ from streamline.sources.live_reader import LiveReader
 from streamline.transforms.cache import Cache
 from streamline.transforms.cache_files import CacheFiles
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions:
+    """What runs, and what it may take."""
+
+    backend: Backend = Inline()  # noqa: RUF009 - it is immutable
+    memory: int = MEMORY_BYTES
+    tune: Tune = False
+
+    def __post_init__(self) -> None:
+        _check_backend(self.backend)
+        check_int(".open(memory=)", self.memory, 1)
+
+    @cached_property
+    def tuning(self) -> StreamTuning | None:
+        """What turns the knobs; None: they stay as written. May read a file."""
+        return tuning_of(self.tune)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeginOptions:
+    """Where it begins, and what may have changed since."""
+
+    resume: Snapshot | None = None
+    accept: Collection[str] = ()
+    new_files: NewFiles = "refuse"
+    epoch: int | None = None
+    skip_steps: Collection[int] = ()
+
+    def __post_init__(self) -> None:
+        epoch, resume = self.epoch, self.resume
+        if resume is not None:
+            check_snapshot(".open(resume=)", resume)
+        if epoch is not None:
+            check_int(".open(epoch=)", epoch, 0)
+        if epoch is not None and resume is not None and resume.epoch != epoch:
+            raise PlanError(f"the snapshot is of epoch {resume.epoch}: leave epoch={epoch} out, or resume without it")
+        _ = self.left_out
+
+    @cached_property
+    def left_out(self) -> list[list[int]]:
+        """The steps that are left out, as ranges [first, stop], in order."""
+        skip_steps, option = self.skip_steps, "a number in .open(skip_steps=)"
+        if not isinstance(skip_steps, Collection) or isinstance(skip_steps, str | bytes):
+            raise PlanTypeError(
+                f".open(skip_steps=) is numbers of steps, range(1820, 1841) say, got {given(skip_steps)}"
+            )
+        if isinstance(skip_steps, range) and skip_steps.step == 1 and skip_steps:
+            return [[check_int(option, skip_steps.start, 0), skip_steps.stop]]
+        return joined([number, number + 1] for number in (check_int(option, one, 0) for one in skip_steps))
+
+    def accepted(self, plan: Plan) -> frozenset[str]:
+        """Return what may have changed in this plan since the snapshot."""
+        return checked(self.accept, plan) | accepting(self.new_files, plan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions:
+    """Which rank it is, and how all of them end."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    mesh: Mesh | None = None
+    ends: EndsPolicy | Ends = "drop"
+
+    def __post_init__(self) -> None:
+        checked_ends(self.ends)
+
+    def found(self) -> Rank:
+        """Return the rank that was given, or else the one that this process was launched as."""
+        return find_rank(self.rank, self.world_size, self.mesh)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions:
+    """Who is told how it gets on."""
+
+    progress: bool = False
+    stall_s: float | None = STALL_S
+    metrics: str | None = None
+    page: bool | str = False
+    record: Recorder | None = None
+
+    def __post_init__(self) -> None:
+        check_flag(".open(progress=)", self.progress)
+        if self.stall_s is not None:
+            check_seconds(".open(stall_s=) (or None, for no watchdog)", self.stall_s)
+        if self.metrics is not None:
+            check_metrics(".open(metrics=)", self.metrics)
+        _ = self.page_place
+        record: object = self.record
+        if record is not None and not isinstance(record, Recorder):
+            raise PlanTypeError(f'.open(record=) is a recorder, record=sl.Recorder("steps/"), got {given(record)}')
+
+    @property
+    def page_place(self) -> str | None:
+        """What exporters call the place of its page; None: it has none."""
+        return page_place(self.page)
+
+    def check(self, plan: Plan) -> None:
+        """Refuse to record the steps of a live source, or where nothing can be written."""
+        if self.record is not None:
+            if plan.source.is_live:
+                raise PlanError(".open(record=): a feed's items can't be read again: a record of steps says nothing")
+            self.record.check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenOptions:
+    """All options of a run, by theme."""
+
+    work: WorkOptions = field(default_factory=WorkOptions)
+    begin: BeginOptions = field(default_factory=BeginOptions)
+    ranks: RankOptions = field(default_factory=RankOptions)
+    errors: Policy = field(default_factory=Policy)
+    watch: WatchOptions = field(default_factory=WatchOptions)
+
+    @classmethod
+    def of(cls, **options: Unpack[OpenKeywords]) -> OpenOptions:
+        """Return the options that were given flat; the others have their defaults.
+
+        Raises:
+          PlanError: one is out of range, or has no meaning with another. PlanTypeError: of the wrong type, or unknown.
+        """
+        check_known(".open", options.keys() - DEFAULTS.keys(), DEFAULTS)
+        themes: dict[str, Any] = {}
+        for name, theme in THEMES.items():
+            themes[name] = theme(**{key: value for key, value in options.items() if key in theme.__dataclass_fields__})
+        return cls(**themes)
+
+
+THEMES: dict[str, Any] = {theme.name: theme.default_factory for theme in fields(OpenOptions)}
+
+DEFAULTS: dict[str, Any] = {one.name: one.default for theme in THEMES.values() for one in fields(theme)}
+"""Every option, with its default."""
+
+
+class _DataKeywords(TypedDict, total=False):
+    """What decides which items there are."""
+
+    accept: Collection[str]
+    new_files: NewFiles
+    rank: int | None
+    world_size: int | None
+    mesh: Mesh | None
+    on_error: OnError
+    max_errors: int | float | None
+    dead_letters: str | os.PathLike[str] | None
+
+
+class DebugKeywords(_DataKeywords, total=False):
+    """What `Pipeline.debug` takes."""
+
+    resume: Snapshot | None
+    epoch: int | None
+
+
+class RunKeywords(_DataKeywords, total=False):
+    """What `Pipeline.loader`, `write` and their like take for all that they open; where that begins, they say."""
+
+    backend: Backend
+    ends: EndsPolicy | Ends
+    progress: bool
+    stall_s: float | None
+    memory: int
+    metrics: str | None
+    page: bool | str
+    record: Recorder | None
+    tune: Tune
+
+
+class OpenKeywords(RunKeywords, total=False):
+    """What `Pipeline.open` takes."""
+
+    resume: Snapshot | None
+    epoch: int | None
+    skip_steps: Collection[int]
+
+
+def lists_keywords(keywords: type) -> Callable[[F], F]:
+    """Return a decorator: `help()` lists the keywords of the function, with defaults, in place of its `**options`."""
+
+    def listed(fn: F) -> F:
+        signature, types = inspect.signature(fn), keywords.__annotations__
+        own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        for name in (option for option in DEFAULTS if option in types):
+            text = types[name].__forward_arg__
+            own.append(inspect.Parameter(name, own[0].KEYWORD_ONLY, default=DEFAULTS[name], annotation=text))
+        fn.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+        return fn
+
+    return listed
+
+
+def joined(ranges: Iterable[list[int]]) -> list[list[int]]:
+    """Return ranges [first, stop] in order, those that overlap or touch as one."""
+    found: list[list[int]] = []
+    for first, stop in sorted(ranges):
+        if found and first <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], stop)
+        else:
+            found.append([first, stop])
+    return found
+
+
+def _check_backend(backend: object) -> None:
+    if isinstance(backend, type) and hasattr(backend, "begin"):
+        name = f"sl.{backend.__name__}"
+        takes = inspect.signature(backend).parameters.values()
+        ways = [f"{name}()"] * all(one.default is not one.empty for one in takes) + [f"{name}(4)"] * bool(takes)
+        raise PlanTypeError(f".open(backend=) is a backend, got the class {name}: backend={', or '.join(ways)}")
+    if not hasattr(backend, "begin"):
+        raise PlanTypeError(
+            f".open(backend=) is a backend, such as sl.Inline(), sl.Threads(4), sl.Processes(4), got {given(backend)}"
+        )
+
+
+# The resolved run ---------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRun:
     """A plan about to run.
 
     Attributes:
+      options: as they were given, but for where it begins.
       rank: which rank's part of the plan.
+      ending: how it ends together with the other ranks.
       epoch: what shuffles and random generators see as the epoch.
       resume: the state to begin at, of this rank and as this plan reads it; None: at the beginning.
       listing: what the source reads, bound into snapshots.
-      policy: what is done with items on which user code fails.
-      progress: whether to show how it gets on.
-      metrics: where its metrics are exported; None: nowhere.
-      page: where its live page is; None: it has none.
-      stall_s: how long the consumer may wait before the log says what for; None: for ever.
-      memory: bytes that sources may hold read ahead in each process.
-      ending: how it ends together with the other ranks.
       accepted: what may have changed since the snapshot.
-      record: where its steps are recorded; None: nowhere.
-      tuning: what turns its knobs; None: they stay as written.
       left_out: steps whose items are not given, as [first, stop]; see `open(skip_steps=)`.
       asked: what servers and stores were asked for all this; the run counts it as its own.
     """
 
-    last_task: ClassVar[str] = "the last stage"  # the name of the task that pulls the last chain
-
     plan: Plan
-    backend: Backend
+    options: OpenOptions
     rank: Rank
+    ending: Agreement
     epoch: int
     resume: Snapshot | None
     listing: Any
-    policy: Policy = field(default_factory=Policy)
-    progress: bool = False
-    metrics: str | None = None
-    page: str | None = None
-    stall_s: float | None = None
-    memory: int = MEMORY_BYTES
-    ending: Agreement
-    accepted: frozenset[str] = frozenset()
-    record: Recorder | None = None
-    tuning: StreamTuning | None = None
-    left_out: list[list[int]] = field(default_factory=list)
+    accepted: frozenset[str]
+    left_out: list[list[int]]
     asked: Traffic = field(default_factory=Traffic, compare=False)
+
+    def session(self, most_ahead: int | None = None) -> Session:
+        """Return what the parts of one run share; `most_ahead` as there."""
+        return Session(most_ahead=most_ahead, memory=int(self.options.work.memory))
 
     @cached_property
     def snapshots(self) -> SnapshotCoordinator:
@@ -133,17 +349,18 @@ class ResolvedRun:
             return flow
         usual, widest, most = plan.end_capacity, plan.end_widest, plan.source.ahead_bytes
         site = Site(tasks, self.rank.rank)
-        return behind_channel(flow, site, self.last_task, usual, most, by_list=True, widest=widest, last=True)
+        return behind_channel(flow, site, LAST_TASK, usual, most, by_list=True, widest=widest, last=True)
 
     def chain(self, tasks: Tasks) -> Flow[Any]:
         """Return the flow of the plan's last stage: what pulls it does that stage's work."""
         tasks.session.meters.order = self.plan.names
         tasks.session.meters.traffic(self.plan.source.name).add(self.asked)
         site = Site(tasks, self.rank.rank, self.rank.world_size, (self.epoch,))
-        if self.tuning is not None:
-            self.tuning.begin(self.plan, self.backend, len(self.rank.shards(self.plan.shard.num_shards)), tasks)
+        work = self.options.work
+        if work.tuning is not None:
+            work.tuning.begin(self.plan, work.backend, len(self.rank.shards(self.plan.shard.num_shards)), tasks)
         journal = None if self.resume is None else self.resume.journal
-        opener: Opener[Any] = _MergeOpener(self.plan, self.backend, site, journal)
+        opener: Opener[Any] = _MergeOpener(self.plan, work.backend, site, journal)
         most = self.plan.source.ahead_bytes
         for stage in self.plan.after:
             if stage.owns_output_channel:
@@ -166,13 +383,13 @@ class ResolvedRun:
         Raises:
           DeadLetterError: they can't be written where they should be, or something else is there.
         """
-        before, rank, letters = self._skipped, self.rank, None
+        before, rank, letters, policy = self._skipped, self.rank, None, self.options.errors
         cached = any(cache.path is not None for cache in caches_of(self.plan))
-        if self.policy.dead_letters is not None:
-            path, of = self.policy.dead_letters, (rank.rank, rank.world_size)
+        if policy.dead_letters is not None:
+            path, of = policy.dead_letters, (rank.rank, rank.world_size)
             kept = cached and self.resume is not None
             letters = DeadLetters(path, *of, self.epoch, before, rank.process, cached=kept)
-        return Errors(self.policy, before, letters, merged_size(self.plan), meters, cached=cached)
+        return Errors(policy, before, letters, merged_size(self.plan), meters, cached=cached)
 
     @property
     def begun_at(self) -> Snapshot | None:
@@ -202,9 +419,10 @@ class ResolvedRun:
 
     def show(self, session: Session) -> None:
         """Show the progress of the run, its page and its metrics, if that is wanted. Raises `HostError`."""
-        if self.metrics is not None or self.page is not None:
+        watch = self.options.watch
+        if watch.metrics is not None or watch.page_place is not None:
             undisturbed(partial(self._export, session))
-        if self.progress:
+        if watch.progress:
             progress = Progress(partial(stats_of, session.meters), self.epoch)
             session.on_chunk_boundary(progress.at_chunk_boundary)
             session.at_close(progress.stop)
@@ -212,11 +430,12 @@ class ResolvedRun:
 
     def _export(self, session: Session) -> None:
         stats, whose = partial(stats_of, session.meters), (self.plan.source.name, self.rank.rank)
-        if self.metrics is not None:
-            session.at_close(export(self.metrics, ExportedStream(*whose, stats)))
-        if self.page is not None:
+        metrics, page = self.options.watch.metrics, self.options.watch.page_place
+        if metrics is not None:
+            session.at_close(export(metrics, ExportedStream(*whose, stats)))
+        if page is not None:
             about = partial(self._about, session, self._length)
-            session.at_close(export(self.page, ExportedStream(*whose, stats, about), open_page))
+            session.at_close(export(page, ExportedStream(*whose, stats, about), open_page))
 
     @property
     def _length(self) -> float | None:
@@ -232,6 +451,7 @@ class ResolvedRun:
     def _about(self, session: Session, length: float | None) -> StreamFacts:
         """Return what a page shows of the run besides its figures. From any thread."""
         now, consumer, last = perf_counter(), session.meters.consumer, self.snapshots.last
+        tuning = self.options.work.tuning
         since = consumer.waiting_since
         waited = 0.0 if since is None else now - since
         stalled = f"for {waited:,.0f} s: {self.watched(session).report(now)}" if waited > STALLED_S else ""
@@ -246,7 +466,7 @@ class ResolvedRun:
             stalled=stalled,
             ended=consumer.closed_at is not None,
             snapshot=dict(vars(last)),
-            turns=() if self.tuning is None else self.tuning.turns,
+            turns=() if tuning is None else tuning.turns,
         )
 
     def trace(self, session: Session, path: str | PathLike[str], max_bytes: int) -> Trace:
@@ -293,7 +513,7 @@ class _MergeOpener:
             merge.on_wait, merge.on_ended = feed.merge_waits, feed.worker_ended
         elif site.tasks.session.errors.policy.skips and not plan.merge.chooses:
             merge.held = DeferredProgress()  # of a live source the journal would grow meanwhile
-        site.tasks.session.awaited = partial(_awaited, ref(merge), shards)
+        site.tasks.session.services.add(MergeWait, MergeWait(partial(_awaited, ref(merge), shards)))
         return merge
 
     def _inboxes(self, shards: range, own: Json | None, feed: LiveReader | None) -> Inboxes[Any]:
@@ -353,6 +573,15 @@ def _awaited(merge: ref[MergeFlow[Any]], shards: range) -> list[WaitedWorker]:
     return [] if flow is None else [WaitedWorker(shards[worker], stage) for worker, stage in flow.awaited()]
 
 
+def caches_of(plan: Plan) -> list[Cache[Any]]:
+    """Return all caches of a plan, those of its source's components, too."""
+    return [cache for part in (plan, *(part for _, _, part in plan.source.made_of)) for cache in caches_in(part)]
+
+
+def caches_in(plan: Plan) -> list[Cache[Any]]:
+    return [stage for stage in (*plan.worker, *plan.after) if isinstance(stage, Cache)]
+
+
 def reset_caches(run: ResolvedRun) -> None:
     """Let runs that begin from now on find nothing of what this rank keeps on disk: they draw anew.
 
@@ -379,53 +608,3 @@ RESET_WITHIN = (
     "a stream after its end, or after close(). For new items within a run, write .regenerate(n) in the place of .cache"
 )
 """What a reset is refused with where a pass goes on."""
-
-
-# Caches on disk -------------------------------------------------------------------------------------------------------
-
-DIGEST_CHARS = 16
-
-
-def bound(plan: Plan, listing: Json = None) -> Plan:
-    """Return a plan whose caches on disk know what they are of: a digest of it is in their files' names.
-
-    In it are the stages before the cache, as a fingerprint has them, the code of their functions, and the source's
-    data, as a snapshot lists them. Not the epoch: a pass that was drawn is served in the next epochs, too.
-
-    Args:
-      plan: as it will run, its source resolved.
-      listing: of the data that it reads; None: what its source says.
-    """
-    plan = replace(plan, source=plan.source.map_plans(bound))
-    if all(cache.path is None for cache in _caches(plan)):
-        return plan
-    of = [plan.source.listing() if listing is None else listing, plan.source.drawn()]
-    of += [[fingerprint(part), part.source.drawn()] for _, _, part in plan.source.made_of]
-    entries, chosen = fingerprint(plan), False
-    caches = {cache.name: cache for cache in _caches(plan)}
-    sections: list[tuple[AnyStage, ...]] = []
-    for section in (plan.worker, plan.after):
-        found: list[AnyStage] = []
-        for stage in section:
-            cache = caches.get(stage.name)
-            found.append(stage if cache is None else replace(cache, of=_digest(entries, stage.name, of), chosen=chosen))
-            chosen = chosen or stage.chooses
-        chosen = chosen or plan.merge.chooses
-        sections.append(tuple(found))
-    worker, after = sections
-    return replace(plan, worker=worker, after=after)
-
-
-def caches_of(plan: Plan) -> list[Cache[Any]]:
-    """Return all caches of a plan, those of its source's components, too."""
-    return [cache for part in (plan, *(part for _, _, part in plan.source.made_of)) for cache in _caches(part)]
-
-
-def _caches(plan: Plan) -> list[Cache[Any]]:
-    return [stage for stage in (*plan.worker, *plan.after) if isinstance(stage, Cache)]
-
-
-def _digest(entries: list[Entry], name: str, of: Json) -> str:
-    before = entries[: next(at for at, entry in enumerate(entries) if at and entry["name"] == name)]
-    text = json.dumps([before, of], sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_CHARS]

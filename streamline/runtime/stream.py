@@ -91,7 +91,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
             flow = self._resolved.flow(tasks)
             self._begin_at(flow.state)
             self._flow = flow
-            if (stall_s := self._resolved.stall_s) is not None:
+            if (stall_s := self._resolved.options.watch.stall_s) is not None:
                 tasks.start(partial(watch, self._resolved.watched(self._session), stall_s), "watchdog", lambda: None)
             self._resolved.show(self._session)
         except BaseException:

@@ -25,6 +25,7 @@ from streamline.sharding.end_flow import Padded, padded_in
 from streamline.sharding.ends import EndsReport
 from streamline.snapshot.recorder import StepWriter
 from streamline.snapshot.snapshot import Snapshot
+from streamline.sources.live_reader import LiveReader
 
 if TYPE_CHECKING:
     from streamline.runtime.run import ResolvedRun
@@ -42,8 +43,9 @@ class BaseStream(Cursor[T]):
     def __init__(self, resolved: ResolvedRun, session: Session | None = None) -> None:
         super().__init__(At("", None))  # until it begins
         self._resolved = resolved
-        self._session = session or Session(memory=resolved.memory)
-        self._writer = None if resolved.record is None else StepWriter(resolved.record)
+        self._session = session or resolved.session()
+        record = resolved.options.watch.record
+        self._writer = None if record is None else StepWriter(record)
         if self._writer is not None:
             self._session.at_close(self._writer.close)
         self._by_step = self._writer is not None or resolved.leaves_out_more
@@ -73,18 +75,19 @@ class BaseStream(Cursor[T]):
     @property
     def tuning(self) -> StreamTuning:
         """What `open(tune=)` has found, and why. Raises `PlanError`: it isn't tuned."""
-        if self._resolved.tuning is None:
+        tuning = self._resolved.options.work.tuning
+        if tuning is None:
             raise PlanError(NOT_TUNED)
-        return self._resolved.tuning
+        return tuning
 
     @property
     def page(self) -> str | None:
         """The address of its live page, with the token that lets in; None: none of its own, or it is closed."""
-        return page_url(self._resolved.page)
+        return page_url(self._resolved.options.watch.page_place)
 
     def stats(self) -> Stats:
         """Return what was counted so far, and what limits the stream: see docs/seeing.md. Also after the end."""
-        ends, tuning = self.ends, self._resolved.tuning
+        ends, tuning = self.ends, self._resolved.options.work.tuning
         stats, steps = stats_of(self._session.meters, self.at_hand), () if tuning is None else tuning.steps
         return replace(stats, dropped=ends.dropped, padded=ends.padded, tuning=steps)
 
@@ -104,8 +107,8 @@ class BaseStream(Cursor[T]):
             return EndsReport(
                 policy=ending.ends.policy, agreed="beforehand", left=ending.left, dropped=ending.spare, padded=padded
             )
-        dropped, more = self._session.surplus_of_rank
-        return EndsReport(policy=ending.ends.policy, agreed="on the way", dropped=dropped, more=more, padded=padded)
+        found = self._session.services.find(EndsReport)
+        return replace(found or EndsReport(policy=ending.ends.policy, agreed="on the way"), padded=padded)
 
     def trace(self, path: str | PathLike[str], *, max_bytes: int = MAX_BYTES) -> Trace:
         """Begin to write what every stage does and when, for https://ui.perfetto.dev; `docs/watching.md` explains it.
@@ -170,9 +173,10 @@ class BaseStream(Cursor[T]):
         """
         state, count = self._standing(items_ago)
         self._session.errors.settle(state)  # so that no dead letter of what it counts can be missing
+        reader = self._session.services.find(LiveReader)
         first = self._resolved.first_step
         step = None if first is None else first + count
-        return self._resolved.snapshots.take(state, gate, self._session.journal, step)
+        return self._resolved.snapshots.take(state, gate, None if reader is None else reader.journal, step)
 
     def _standing(self, items_ago: int) -> tuple[State, int]:
         """Return the state right after the last item, or right before it, and how many items were taken up to there."""

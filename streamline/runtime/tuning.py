@@ -157,16 +157,18 @@ class StreamTuning:
         hosts = next((knob for knob in knobs.values() if knob.kind == "hosts"), None)
         stages = [knob for knob in knobs.values() if knob is not hosts]
         values = {knob.stage: min(self._values[knob.stage], knob.most) for knob in stages if knob.stage in self._values}
-        tasks.session.widths = KnobValues(values)
         seen, self._seen = self._seen, PassLooks()
+        running = KnobValues(values)
         if hosts is not None:
-            tasks.session.hosts, values[HOSTS] = self._next_hosts(hosts, backend, seen)
+            most, values[HOSTS] = self._next_hosts(hosts, backend, seen)
+            running = KnobValues(running.values, most)
+        tasks.session.services.add(KnobValues, running)
         self._knobs, self._values = knobs, values
         if self._pinned is not None:
             return
         if knobs:
             self._resting = self._resting if stages else ""
-            tasks.start(partial(self._tune, tasks, stages, self._seen), "tuning", lambda: None)
+            tasks.start(partial(self._tune, tasks, running, stages, self._seen), "tuning", lambda: None)
         else:
             self._resting = NO_KNOB
             logger.info("nothing is tuned: %s", NO_KNOB)
@@ -187,17 +189,16 @@ class StreamTuning:
             logger.exception("hosts stay as many as they are: tuning them has failed")
         return self._hosts.value, self._hosts.settled
 
-    async def _tune(self, tasks: Tasks, knobs: Sequence[Knob], seen: PassLooks) -> None:
+    async def _tune(self, tasks: Tasks, running: KnobValues, knobs: Sequence[Knob], seen: PassLooks) -> None:
         """Look, and turn, until the run ends. A failure of this ends the tuning, not the stream."""
         session, tuner, pause_s = tasks.session, None, LOOK_S
-        assert session.widths is not None
         while True:
             await anyio.sleep(pause_s)
             if session.meters.first is None:
                 continue  # it warms up, or its consumer comes later
             if tuner is None:
                 values = {knob.stage: self._values[knob.stage] for knob in knobs if knob.stage in self._values}
-                session.widths.set(values)  # another pass has found more meanwhile
+                running.set(values)  # another pass has found more meanwhile
                 tuner = Tuner(knobs, values, memory_bytes=session.budget.most)
             if session.gate.holding:
                 tuner.forget()
@@ -210,7 +211,7 @@ class StreamTuning:
             self._values.update(tuner.settled)  # in place: the next pass may begin meanwhile, in another thread
             self._resting = tuner.resting if knobs else ""
             if step is not None:
-                session.widths.set({step.name: step.after})
+                running.set({step.name: step.after})
                 session.meters.began()  # the verdict is of how it runs now
                 seen.turned()
                 self._note(step)

@@ -38,9 +38,10 @@ from streamline.io.storage.base import ShardFile
 from streamline.io.storage.manifest import Manifest, WrittenShard, manifest_name, parse_manifest, world_sizes
 from streamline.io.storage.options import Access, HttpOptions
 from streamline.io.storage.output_folder import OutputFolder, output_folder, unwritable
-from streamline.runtime.open import Openable, RunOptions
+from streamline.runtime.open import Openable
+from streamline.runtime.run import OpenOptions, RunKeywords
 from streamline.runtime.sync_stream import SyncStream
-from streamline.sharding.ranks import Rank, find_rank
+from streamline.sharding.ranks import Rank
 from streamline.snapshot.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ FORMATS: dict[str, Callable[[], OutputFormat]] = {
 """What makes a format with its defaults, by name."""
 
 
-class JobOptions(RunOptions, total=False):
+class WriteKeywords(RunKeywords, total=False):
     """What all `write_*` take alike, as keywords; the options of `open` among them."""
 
     shard_bytes: int
@@ -96,7 +97,7 @@ class Written:
         return found + (f"; {self.items_before:,} of the items by earlier runs" if self.items_before else "")
 
 
-def write_jsonl(pipeline: Openable[Any], folder: str | PathLike[str], **options: Unpack[JobOptions]) -> Written:
+def write_jsonl(pipeline: Openable[Any], folder: str | PathLike[str], **options: Unpack[WriteKeywords]) -> Written:
     """Run a pipeline, and write its items as lines of JSON, in shards; exactly once across kills and resumes.
 
     A JSON value for each item, as msgspec writes it: NumPy's numbers and arrays too, dates and bytes as strings. NaN
@@ -131,7 +132,7 @@ def write_jsonl(pipeline: Openable[Any], folder: str | PathLike[str], **options:
     return write(pipeline, folder, JsonlOutput(), **options)
 
 
-def write_npy(pipeline: Openable[Any], folder: str | PathLike[str], **options: Unpack[JobOptions]) -> Written:
+def write_npy(pipeline: Openable[Any], folder: str | PathLike[str], **options: Unpack[WriteKeywords]) -> Written:
     """Run a pipeline, and write its items, arrays of one shape and type, or numbers, as rows of NumPy files.
 
     Otherwise as `write_jsonl`; `read_npy(folder)` reads it.
@@ -144,7 +145,7 @@ def write_parquet(
     folder: str | PathLike[str],
     *,
     schema: pa.Schema | None = None,
-    **options: Unpack[JobOptions],
+    **options: Unpack[WriteKeywords],
 ) -> Written:
     """Run a pipeline, and write its items, dicts by column or record batches, as rows of Parquet files.
 
@@ -157,7 +158,7 @@ def write_parquet(
     return write(pipeline, folder, ParquetOutput(schema), **options)
 
 
-def write_tar(pipeline: Openable[Any], folder: str | PathLike[str], **options: Unpack[JobOptions]) -> Written:
+def write_tar(pipeline: Openable[Any], folder: str | PathLike[str], **options: Unpack[WriteKeywords]) -> Written:
     """Run a pipeline, and write its items, samples as `read_tar` gives them, into tar archives (WebDataset's).
 
     An item is a dict: "__key__", and bytes or str (as UTF-8) by field. Otherwise as `write_jsonl`; `read_tar(folder)`
@@ -186,7 +187,7 @@ def write(
     resume: bool = False,
     http: HttpOptions | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    **options: Unpack[RunOptions],
+    **options: Unpack[RunKeywords],
 ) -> Written:
     """Write shards of a format: see `write_jsonl`."""
     given_pipeline: object = pipeline
@@ -197,7 +198,7 @@ def write(
         raise PlanTypeError(
             f"write_{format.kind}(resume=) is True or False, got {given(resume)}: the folder has the state"
         )
-    known = JobOptions.__annotations__
+    known = WriteKeywords.__annotations__
     check_known(f"write_{format.kind}", options.keys() - known.keys(), known)
     check_int(f"write_{format.kind}(shard_bytes=)", shard_bytes, 1)
     format = format if compression is None else format.compressed(compression)
@@ -208,7 +209,7 @@ def write(
             f"{pipeline.plan.source.kind} can't be read again, and what comes after the last whole shard would be lost "
             'with this process: keep it on disk, journal="dir/"'
         )
-    rank = find_rank(options.get("rank"), options.get("world_size"), options.get("mesh"))
+    rank = OpenOptions.of(**options).ranks.found()
     if rank.shared:
         raise PlanError("several processes share this rank, and each would write its shards: let one of them write")
     access = Access(http=http, storage_options=storage_options)
@@ -229,7 +230,7 @@ class _WriteJob:
         self._encoder: Encoder | None = None
         self._items = 0  # in the shard
 
-    def run(self, pipeline: Openable[Any], options: RunOptions, *, resume: bool) -> Written:
+    def run(self, pipeline: Openable[Any], options: RunKeywords, *, resume: bool) -> Written:
         begun = self._begun(resume=resume)
         snapshot = None if begun is None else Snapshot.from_json(json.dumps(begun.snapshot))
         opened = pipeline.open(resume=snapshot, **options)

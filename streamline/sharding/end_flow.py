@@ -18,7 +18,7 @@ from streamline.core.state import Over, State, States, Tally, Tree, trimmed
 from streamline.core.tasks import Session
 from streamline.core.text import counted
 from streamline.errors import RanksError
-from streamline.sharding.ends import NAME, Agreement, nothing_to_pad
+from streamline.sharding.ends import NAME, Agreement, EndsReport, nothing_to_pad
 from streamline.sharding.rank_sync import Rounds, count_stream
 
 logger = logging.getLogger("streamline.ending")  # as the docs call it
@@ -204,7 +204,9 @@ class _Ending:
         """Log and report the items dropped or padded on this rank."""
         rank, more = self._agreement.rank, self._left is None and not self._over
         epoch = self._context.site.epoch[0]
-        self._session.surplus_of_rank = spare, more
+        policy = self._agreement.ends.policy
+        report = EndsReport(policy=policy, agreed="on the way", dropped=spare, more=more)
+        self._session.services.add(EndsReport, report)
         which = f"rank {rank.rank} of {rank.world_size}"
         if spare:
             logger.warning(

@@ -22,7 +22,7 @@ import anyio
 
 from streamline.core.forks import ForkSafeLock
 from streamline.core.gate import resting
-from streamline.core.tasks import Session
+from streamline.core.tasks import RankWait, Session
 from streamline.core.text import some
 from streamline.errors import RanksError
 from streamline.sharding.ends import Agreement, EndsPolicy, Store
@@ -88,6 +88,7 @@ class Rounds:
         self._rank, self._ranks = agreement.rank.rank, agreement.rank.world_size
         self._ends = agreement.ends
         self._session = session
+        self._wait = session.services.get(RankWait)
         self._key = f"streamline/{agreement.key}/{nth}"
         self._failed = f"{self._key}/failed"
         self._round = 0
@@ -155,9 +156,9 @@ class Rounds:
                 if perf_counter() - said >= 1:
                     said = perf_counter()
                     missing = await self._call(partial(self._missing, key))
-                    self._session.other_ranks = f"rank {some(missing)} to say whether there is another item"
+                    self._wait.missing = f"rank {some(missing)} to say whether there is another item"
         finally:
-            self._session.other_ranks = ""
+            self._wait.missing = ""
         return found
 
     def _look(self, key: str) -> bytes | None:

@@ -26,13 +26,13 @@ from typing import Any
 from streamline.core.error_policy import counts_in
 from streamline.core.gate import Event, Gate, Phase
 from streamline.core.state import State, Tree, skips_in, with_skips
-from streamline.core.tasks import PendingItems
 from streamline.core.text import Entry
 from streamline.plan.fingerprint import fingerprint
 from streamline.plan.plan import Plan, stages_of
 from streamline.sharding.ranks import Rank
 from streamline.snapshot.file_format import FORMAT_VERSION
 from streamline.snapshot.snapshot import Snapshot, by_shard
+from streamline.sources.journal import Journal
 from streamline.transforms.regenerate_cycle import SpillKeeper
 
 BACK = {Phase.RUNNING: Event.RESUME, Phase.QUIESCING: Event.QUIESCE, Phase.PAUSED: Event.PAUSE}
@@ -67,7 +67,7 @@ class SnapshotCoordinator:
         return fingerprint(self.plan)
 
     def take(
-        self, state: State, gate: Gate | None, journal: PendingItems | None = None, step: int | None = None
+        self, state: State, gate: Gate | None, journal: Journal | None = None, step: int | None = None
     ) -> Snapshot:
         """Return the snapshot of a state of the run, and leave the gate as it was; without a wait.
 
@@ -86,7 +86,7 @@ class SnapshotCoordinator:
         finally:
             gate.on(BACK[before])
 
-    def _assemble(self, state: State, journal: PendingItems | None, step: int | None) -> Snapshot:
+    def _assemble(self, state: State, journal: Journal | None, step: int | None) -> Snapshot:
         self.last.taken_at = time.time()
         return self.written(self.tree(state), journal, step)
 
@@ -98,7 +98,7 @@ class SnapshotCoordinator:
         """
         return self._with_gone(state.json(until))
 
-    def written(self, tree: Tree, journal: PendingItems | None, step: int | None) -> Snapshot:
+    def written(self, tree: Tree, journal: Journal | None, step: int | None) -> Snapshot:
         """Return the snapshot of a state that `tree` has returned."""
         return Snapshot(
             version=FORMAT_VERSION,

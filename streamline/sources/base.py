@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import msgspec
 
-from streamline.core.duplicate_check import Beginning
+from streamline.core.duplicate_check import Beginning, DuplicateCheck
 from streamline.core.flow import Flow, Site, StageContext
 from streamline.core.knobs import Knob
 from streamline.core.meters import Traffic
@@ -195,7 +195,8 @@ class Source(ABC, Generic[T]):
             return None
         session = site.tasks.session
         where = session.where.partition(",")[0]  # without the process's id: the words are the same in each epoch
-        return session.duplicate_check.first_items(Beginning(self.name, site.shard, site.epoch, where))
+        check = session.services.get(DuplicateCheck, session.on_chunk_boundary)
+        return check.first_items(Beginning(self.name, site.shard, site.epoch, where))
 
     def context(self, site: Site, state: Tree | None) -> StageContext:
         """Return what the generator of this source's items is given, opened at `state`."""

@@ -83,7 +83,7 @@ class LiveReader:
         for queue in queues:
             queue.wanted = self._wanted
         site.tasks.own(self._clean_up)
-        site.tasks.session.journal = self.journal
+        site.tasks.session.services.add(LiveReader, self)
         site.tasks.session.at_leaving(self._stop)
 
     def _open_journal(self, state: Tree | None, journal: Json) -> tuple[Journal, Sequence[Entry]]:

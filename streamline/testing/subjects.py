@@ -29,8 +29,8 @@ from streamline.merge.strict import Strict
 from streamline.pipeline import Pipeline
 from streamline.plan.plan import Plan
 from streamline.plan.worker import SourceOpener, StageOpener
-from streamline.runtime.open import OpenOptions, prepare
-from streamline.runtime.run import ResolvedRun
+from streamline.runtime.open import prepare
+from streamline.runtime.run import OpenOptions, ResolvedRun
 from streamline.snapshot.file_format import one_line
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.base import Part, Source
@@ -126,7 +126,7 @@ class PipelineSubject(Subject):
         return self._opening(None)
 
     def _opening(self, resume: Snapshot | None) -> ResolvedRun:
-        options = OpenOptions(backend=self.backend, resume=resume, rank=0, world_size=1, stall_s=None)
+        options = OpenOptions.of(backend=self.backend, resume=resume, rank=0, world_size=1, stall_s=None)
         return prepare(self._plan, options)
 
     @cached_property

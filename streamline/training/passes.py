@@ -24,25 +24,25 @@ from streamline.core.options import check_flag, check_int
 from streamline.core.threads import HEAR_S, start_thread, undisturbed
 from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
 from streamline.observe.exporters import keep
-from streamline.observe.page import open_page, page_place, page_url
+from streamline.observe.page import open_page, page_url
 from streamline.runtime.loop_thread import EXIT_S
-from streamline.runtime.run import ResolvedRun
+from streamline.runtime.run import OpenKeywords, OpenOptions, ResolvedRun, RunKeywords
 from streamline.runtime.sync_stream import SyncStream
-from streamline.runtime.tuning import StreamTuning, tuning_of
+from streamline.runtime.tuning import StreamTuning
 from streamline.sharding.ends import checked_ends
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.base import Source
 from streamline.training.epochs import Epochs
 
 if TYPE_CHECKING:
-    from streamline.runtime.open import Opened, RunOptions
+    from streamline.runtime.open import Opened
 
 T = TypeVar("T")
 
 
 def passes_of(
     open_at: Callable[..., Opened[T]],
-    options: RunOptions,
+    options: RunKeywords,
     source: Source[Any],
     steps_per_epoch: int | None,
     *,
@@ -61,27 +61,28 @@ def passes_of(
     """
     check_flag(".loader(persistent=)", stay)
     if steps_per_epoch is not None:
-        if checked_ends(options.get("ends", "allow")).policy != "allow":
+        if "ends" in options and checked_ends(options["ends"]).policy != "allow":
             raise PlanError(
                 f".loader(ends=) with steps_per_epoch={steps_per_epoch}: every epoch has as many items on every rank "
                 "anyway, so leave ends= out"
             )
         options = {"ends": "allow", **options}
-    backend, tuning = options.get("backend"), tuning_of(options.get("tune", False))
+    parsed = OpenOptions.of(**options)
+    backend, tuning = parsed.work.backend, parsed.work.tuning
     options = {**options, "tune": tuning or False}  # passes go on with what those before them have found
     pool = None
     if stay and isinstance(backend, HostingBackend):
         pool = backend.pool(hints=True)
         options = {**options, "backend": pool}
     hosted = stay and isinstance(backend, HostingBackend | HostPool)
-    again = steps_per_epoch is None and not source.is_live and options.get("dead_letters") is None
+    again = steps_per_epoch is None and not source.is_live and parsed.errors.dead_letters is None
     passes = Passes(
         partial(open_at, **options),
         pool,
         lambda: partial(settled(), **options),
         ahead=hosted and again,
-        metrics=options.get("metrics"),
-        page=page_place(options.get("page", False)),
+        metrics=parsed.watch.metrics,
+        page=parsed.watch.page_place,
         tuning=tuning,
     )
     if isinstance(backend, HostPool):
@@ -266,7 +267,7 @@ def _same(one: ResolvedRun | None, other: ResolvedRun) -> bool:
 class OpenAt(Protocol[T]):
     """Opens the pipeline at a snapshot, or at the beginning of an epoch; `Pipeline.open` with its other options."""
 
-    def __call__(self, *, resume: Snapshot | None, epoch: int | None, **options: Unpack[RunOptions]) -> Opened[T]: ...
+    def __call__(self, **options: Unpack[OpenKeywords]) -> Opened[T]: ...
 
 
 def _mark_spent(spent: Future[None]) -> None:

@@ -34,7 +34,8 @@ from streamline.core.state import Reference, Since
 from streamline.core.tasks import check_event_loop, spawn, surely
 from streamline.core.threads import disable_slow_callback_log, interruptible, start_thread, threadsafe_call
 from streamline.errors import ClosedError, PlanError, PlanTypeError, ReplicaStalled
-from streamline.runtime.open import Openable, Opened, RunOptions
+from streamline.runtime.open import Openable, Opened
+from streamline.runtime.run import RunKeywords
 from streamline.runtime.stream import Stream
 from streamline.runtime.stream_base import BaseStream
 from streamline.snapshot.snapshot import Snapshot
@@ -324,7 +325,7 @@ class PlanReplicaSource(ReplicaSource):
       at: items of the stream before there; it goes on with what is drawn.
     """
 
-    def __init__(self, pipe: Openable[Any], options: RunOptions, resume: Snapshot | None, at: int) -> None:
+    def __init__(self, pipe: Openable[Any], options: RunKeywords, resume: Snapshot | None, at: int) -> None:
         self._open = partial(pipe.open, resume=resume, **options)
         self._opened: Opened[Any] | None = None
         self._at = at

@@ -22,7 +22,8 @@ from streamline.core.pace import Pace
 from streamline.core.state_types import Count
 from streamline.core.tracebacks import hide_frames
 from streamline.errors import ClosedError, PlanError, ResumeError
-from streamline.runtime.open import Openable, RunOptions
+from streamline.runtime.open import Openable
+from streamline.runtime.run import RunKeywords
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.live import CountedStream
 from streamline.training.loader_state import SealedState
@@ -251,7 +252,7 @@ class Replicator(Generic[T]):
         *,
         capacity: int | None = None,
         stall_timeout: float = STALL_TIMEOUT_S,
-        **options: Unpack[RunOptions],
+        **options: Unpack[RunKeywords],
     ) -> None:
         check_source(source)
         num_replicas = check_int("StreamReplicator(num_replicas=)", num_replicas, 1)

@@ -303,16 +303,19 @@ class PassHistory:
     @classmethod
     def of(cls, name: str, site: Site, own: Passing | None) -> PassHistory:
         """Return the history in this run; where a state is given, as it was there."""
-        key, shares = f"cache {name} of shard {site.shard}", site.tasks.session.per_source
+        key, shares = (name, site.shard), site.tasks.session.services.get(_PassHistories)
         first = key not in shares
         if first or own is not None:
             shares[key] = cls(None if own is None else own.drawing)
         if first:
             site.tasks.session.at_close(lambda: shares.pop(key, cls()).end())
-        found: PassHistory = shares[key]
-        return found
+        return shares[key]
 
     def end(self) -> None:
         """Release the items: a stream that has ended, or its error, must not keep a pass in memory."""
         if isinstance(self.kept, MemoryDrawing):
             self.kept.items.clear()
+
+
+class _PassHistories(dict[tuple[str, int], PassHistory]):
+    """Those of a run, by the cache's name and the shard."""

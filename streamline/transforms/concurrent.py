@@ -41,7 +41,7 @@ from streamline.core.driver import into
 from streamline.core.error_policy import Failure, Skips
 from streamline.core.flow import Flow, Site
 from streamline.core.gate import Gate, resting
-from streamline.core.limits import Limit, StagePermits
+from streamline.core.limits import CallLimits, Limit, StagePermits
 from streamline.core.pace import SLICE_S, Pace, call_all, check_awaited
 from streamline.core.replay import FailedCall
 from streamline.core.tasks import Starter
@@ -336,7 +336,9 @@ class CallPool(ABC, Generic[In, Out]):
         self._retried: RetriedCalls[In, Out] | None = None
         tasks = site.tasks
         if calls.limit is not None:
-            self._permits = StagePermits(tasks.session.limits.permits(calls.limit, tasks.gate, tasks.start))
+            self._permits = StagePermits(
+                tasks.session.services.get(CallLimits).permits(calls.limit, tasks.gate, tasks.start)
+            )
             self._meter.details_from(self._permits.details)
         if calls.retry is not None:
             self._retried = RetriedCalls(calls.fn, calls.retry, tasks.gate, self._permits, self._calling)

@@ -15,7 +15,7 @@ from streamline.core.capacity import Capacity
 from streamline.core.channel import Channel
 from streamline.core.driver import run_into
 from streamline.core.flow import Chunk, Flow, Lists, Opener, Site, StageRun
-from streamline.core.knobs import Knob, KnobKind
+from streamline.core.knobs import Knob, KnobKind, KnobValues
 from streamline.core.lazy_numpy import np
 from streamline.core.limits import Limit
 from streamline.core.options import check_int, is_async
@@ -212,8 +212,8 @@ class ConcurrentMap(Stage[In, Out]):
         )
         job: CallPool[In, Out] = pool(calls, site, channel, order, meter)
         inbox = run_into(channel, partial(job.run, flow), site, str(self), self.name)
-        if (widths := site.tasks.session.widths) is not None:
-            widths.join(self.name, job)
+        if (knobs := site.tasks.session.services.find(KnobValues)) is not None:
+            knobs.join(self.name, job)
         return inbox
 
     def _resize(self, channel: Channel[Out], order: Delivery[In, Out], concurrency: int) -> None:

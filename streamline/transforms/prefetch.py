@@ -7,7 +7,7 @@ from typing import ClassVar, TypeVar
 
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Flow, Opener
-from streamline.core.knobs import Knob
+from streamline.core.knobs import Knob, KnobValues
 from streamline.core.state import Tree
 from streamline.transforms.base import Stage, StageLayout
 
@@ -42,6 +42,6 @@ class Prefetch(Stage[T, T]):
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
         inbox = behind_channel(upstream(state), upstream.site, self.name, self.items, self.bytes)
-        if (widths := upstream.site.tasks.session.widths) is not None:
-            widths.join(self.name, inbox)
+        if (knobs := upstream.site.tasks.session.services.find(KnobValues)) is not None:
+            knobs.join(self.name, inbox)
         return inbox

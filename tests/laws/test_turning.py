@@ -92,7 +92,7 @@ class WithKnobs(PipelineSubject):
     gates: list[Gate] = field(default_factory=list)
 
     def open(self, tasks: Tasks, text: str | None) -> Any:
-        tasks.session.widths = self.widths
+        tasks.session.services.add(KnobValues, self.widths)
         self.gates.append(tasks.gate)
         return super().open(tasks, text)
 

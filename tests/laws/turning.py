@@ -39,9 +39,11 @@ class RestlessWidths(KnobValues):
 
 def restless(session: Session, dice: Random, most: int) -> RestlessWidths:
     """Return the knobs of a run, which are turned at random from now on."""
-    if not isinstance(session.widths, RestlessWidths):
-        session.widths = RestlessWidths(dice, most)
-    return session.widths
+    found = session.services.find(KnobValues)
+    if not isinstance(found, RestlessWidths):
+        found = RestlessWidths(dice, most)
+        session.services.add(KnobValues, found)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

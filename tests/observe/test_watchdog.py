@@ -19,7 +19,7 @@ import pytest
 import streamline as sl
 from streamline.core.gate import Event as GateEvent
 from streamline.core.state import At
-from streamline.core.tasks import Session, WaitedWorker
+from streamline.core.tasks import MergeWait, Session, WaitedWorker
 from streamline.errors import PlanError, PlanTypeError
 from streamline.observe.watchdog import Patience, Watched, user_frame, watch
 
@@ -71,7 +71,7 @@ def stage_at_work(session: Session, name: str, kind: str, shard: int, since: flo
 def test_it_names_the_worker_whose_turn_it_is_its_stage_and_its_place() -> None:
     session = Session()
     state = At("read_jsonl", {"file": "part-003.jsonl", "line": 17, "byte": 4711})
-    session.awaited = lambda: [WaitedWorker(3, state)]
+    session.services.add(MergeWait, MergeWait(lambda: [WaitedWorker(3, state)]))
     watched = Watched(session, "read_jsonl")
     with stage_at_work(session, "fetch", "map", 3, 71.0), stage_at_work(session, "other", "map", 2, 1.0):
         assert watched.report(100.0) == (
@@ -85,7 +85,7 @@ def test_it_names_the_worker_whose_turn_it_is_its_stage_and_its_place() -> None:
 
 def test_a_source_that_brings_nothing_is_said_to() -> None:
     session = Session()
-    session.awaited = lambda: [WaitedWorker(0, At("feed", 5))]
+    session.services.add(MergeWait, MergeWait(lambda: [WaitedWorker(0, At("feed", 5))]))
     with stage_at_work(session, "feed", "from_iterable", 0, 70.0):
         said = Watched(session, "feed").report(100.0)
     assert "from_iterable(feed) has brought nothing for 30 s, after item 5 of feed" in said
@@ -94,7 +94,7 @@ def test_a_source_that_brings_nothing_is_said_to() -> None:
 def test_a_quiet_feed_is_named_whichever_worker_waits_for_it() -> None:
     """One reader, of the rank, feeds them all; a worker that is at work itself is the nearer cause."""
     session = Session()
-    session.awaited = lambda: [WaitedWorker(1, At("stream", 5))]
+    session.services.add(MergeWait, MergeWait(lambda: [WaitedWorker(1, At("stream", 5))]))
     watched = Watched(session, "stream", shared=True)
     with stage_at_work(session, "stream", "from_stream", 0, 70.0):
         assert "shard 1 (the merge's turn): from_stream has brought nothing for 30 s" in watched.report(100.0)
@@ -106,14 +106,14 @@ def test_a_quiet_feed_is_named_whichever_worker_waits_for_it() -> None:
 
 def test_of_a_best_effort_merge_it_names_all_that_may_come() -> None:
     session = Session()
-    session.awaited = lambda: [WaitedWorker(shard, At("items", shard)) for shard in range(5)]
+    session.services.add(MergeWait, MergeWait(lambda: [WaitedWorker(shard, At("items", shard)) for shard in range(5)]))
     said = Watched(session, "items").report(100.0)
     assert said.startswith("waiting for any of the shards 0, 1, 2 and 2 more: shard 0: nothing in it is at work")
 
 
 def test_active_stages_downstream_of_the_merge_come_first() -> None:
     session = Session()
-    session.awaited = lambda: [WaitedWorker(0, At("items", 0))]
+    session.services.add(MergeWait, MergeWait(lambda: [WaitedWorker(0, At("items", 0))]))
     with stage_at_work(session, "fetch", "map", 0, 10.0), stage_at_work(session, "stack", "batch", 0, 95.0):
         said = Watched(session, "items", {"merge", "stack"}).report(100.0)
     assert said == "after the merge, batch(stack) has been in one call for 5 s"
@@ -121,7 +121,7 @@ def test_active_stages_downstream_of_the_merge_come_first() -> None:
 
 def test_long_waits_are_read_at_a_glance() -> None:
     session = Session()
-    session.awaited = lambda: [WaitedWorker(0, At("items", 0))]
+    session.services.add(MergeWait, MergeWait(lambda: [WaitedWorker(0, At("items", 0))]))
     with stage_at_work(session, "fetch", "map", 0, 0.0):
         assert "has been in one call for 86,400 s" in Watched(session, "items").report(86_400.0)
         assert "has been in one call for 0.021 s" in Watched(session, "items").report(0.0213)
@@ -129,7 +129,7 @@ def test_long_waits_are_read_at_a_glance() -> None:
 
 def test_a_failing_report_ends_nothing() -> None:
     session = Session()
-    session.awaited = lambda: 1 / 0  # type: ignore[assignment]
+    session.services.add(MergeWait, MergeWait(lambda: 1 / 0))  # type: ignore[arg-type]
     assert Watched(session, "items").report(0.0) == "what for is unknown (ZeroDivisionError: division by zero)"
     assert "the merge waits for no worker" in Watched(Session(), "items").report(0.0)
 

@@ -4,8 +4,7 @@ import pytest
 
 import streamline as sl
 from streamline.io.storage.base import FoundObject
-from streamline.runtime.check import idle, loads_of, ranks_of, spread, uneven
-from streamline.runtime.check_report import Load
+from streamline.runtime.check import Load, idle, loads_of, ranks_of, spread, uneven
 
 FILES = [FoundObject(f"{at}.txt", 100 * at) for at in range(1, 6)]
 

@@ -348,7 +348,7 @@ def test_stats_may_be_read_from_another_thread_while_the_stream_runs() -> None:
 
 def test_a_session_that_counts_nothing_delivers_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the benchmark of metering compares with."""
-    monkeypatch.setattr("streamline.runtime.open.Session", partial(Session, metered=False))
+    monkeypatch.setattr("streamline.runtime.run.Session", partial(Session, metered=False))
     with EVERYTHING.open() as stream:
         assert sum(map(len, stream)) == N
     stats = stream.stats()

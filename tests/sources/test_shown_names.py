@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import streamline as sl
 from streamline.cli import main
 from streamline.core.state import At
-from streamline.core.tasks import Session, WaitedWorker
+from streamline.core.tasks import MergeWait, Session, WaitedWorker
 from streamline.errors import DataError, PlanError, ResumeError
 from streamline.observe import exporters, page, progress
 from streamline.observe.stats import Stats
@@ -142,7 +142,9 @@ def test_items_that_fail(path: str) -> None:
 
 def test_a_stalled_worker(path: str) -> None:
     session = Session()
-    session.awaited = lambda: [WaitedWorker(0, At("read_jsonl", {"file": path, "line": 1, "byte": 8}))]
+    session.services.add(
+        MergeWait, MergeWait(lambda: [WaitedWorker(0, At("read_jsonl", {"file": path, "line": 1, "byte": 8}))])
+    )
     watched = Watched(session, "read_jsonl")
     watched.warn(30.0, watched.report(100.0))
 

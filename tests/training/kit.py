@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.runtime.open import RunOptions
+from streamline.runtime.run import RunKeywords
 from tests.laws.profile import examples
 
 PIPE = sl.from_items(range(12)).shuffle(seed=3).shard(3).shuffle(window=3).merge().batch(2, collate=None)
@@ -61,7 +61,7 @@ stops = st.lists(st.integers(0, 8), max_size=8)
 
 
 def interrupted(
-    pipe: sl.Pipeline[Any], epochs: int, stops: list[int], how: list[str], options: RunOptions | State
+    pipe: sl.Pipeline[Any], epochs: int, stops: list[int], how: list[str], options: RunKeywords | State
 ) -> dict[int, list[Any]]:
     """Return what a trainer uses in each epoch that is stopped behind so many items, resumed, stopped again."""
     seen: dict[int, list[Any]] = {}

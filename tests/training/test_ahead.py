@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.errors import ClosedError, PlanTypeError, ReadError
-from streamline.runtime.open import RunOptions
-from streamline.runtime.run import ResolvedRun
+from streamline.runtime.run import ResolvedRun, RunKeywords
 from streamline.training.loader import Loader
 from streamline.training.passes import _Next
 from tests.backends.kit import AnyThreads
@@ -139,7 +138,7 @@ def test_persistent_is_true_or_false() -> None:
 ways = st.lists(st.sampled_from(["inside", "behind", "before"]), min_size=8, max_size=8)
 
 
-def options_of(kind: str, pool: Backend) -> RunOptions:
+def options_of(kind: str, pool: Backend) -> RunKeywords:
     return {"backend": AnyThreads(2) if kind == "own" else pool}
 
 

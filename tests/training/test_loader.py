@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import json
 import os
 import pickle
@@ -24,7 +25,7 @@ import streamline as sl
 from streamline.errors import ClosedError, PlanError, ResumeError, SnapshotError
 from streamline.pipeline import Pipeline
 from streamline.runtime.loop_thread import LoopThread
-from streamline.runtime.open import RunOptions
+from streamline.runtime.run import RunKeywords
 from streamline.snapshot.file_format import sealed
 from tests.laws.profile import in_turn
 from tests.training.kit import (
@@ -534,8 +535,8 @@ def test_wrong_options_are_refused_where_they_are_written() -> None:
 
 
 def test_a_loader_takes_every_option_of_open() -> None:
-    of_open = set(Pipeline.open.__annotations__) - {"return", "resume", "epoch", "skip_steps", "unknown"}
-    assert set(RunOptions.__annotations__) == of_open
+    of_open = inspect.signature(Pipeline.open).parameters.keys() - {"self", "resume", "epoch", "skip_steps"}
+    assert set(RunKeywords.__annotations__) == of_open
 
 
 def test_a_loader_is_not_copied() -> None:

@@ -44,6 +44,7 @@ from streamline.backends.ipc.messages import (
     WorkerOpened,
 )
 from streamline.core.gate import resting
+from streamline.core.knobs import KnobValues
 from streamline.core.tasks import Tasks
 from streamline.errors import ClosedError
 
@@ -167,8 +168,9 @@ class HostConnection:
             ErrorsOfHost(session),
             PermitsOfHost(tasks),
         ]
-        if session.widths is not None and not host.shared:
-            self._parts.append(KnobsOfHost(session.widths))
+        knobs = session.services.find(KnobValues)
+        if knobs is not None and not host.shared:
+            self._parts.append(KnobsOfHost(knobs))
         self._handlers: dict[type, Callable[[Any], None]] = {
             HostReady: self._on_ready,
             HostFailed: self._on_failed,

@@ -15,7 +15,7 @@ from streamline.backends.hosts.parts import Handlers, HostPart
 from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.ipc.messages import StacksRequest, TaskStacks
 from streamline.core.flow import Site
-from streamline.core.tasks import Tasks
+from streamline.core.tasks import MergeWait, Tasks
 from streamline.errors import printable
 
 logger = logging.getLogger("streamline.hosts")
@@ -91,10 +91,10 @@ class HangDetector(HostPart):
     def _stuck_s(self, worker: WatchedWorker) -> float:
         """Return the seconds that the consumer has waited for a worker that gave nothing; 0: it doesn't."""
         session = self._tasks.session
-        waiting_since, awaited = session.meters.consumer.waiting_since, session.awaited
-        if waiting_since is None or awaited is None or worker.starved:
+        waiting_since = session.meters.consumer.waiting_since
+        if waiting_since is None or worker.starved:
             return 0.0
-        if worker.site.shard not in {awaiting.shard for awaiting in awaited()}:
+        if worker.site.shard not in {awaiting.shard for awaiting in session.services.get(MergeWait).workers()}:
             return 0.0
         return perf_counter() - max(waiting_since, worker.heard_at)
 

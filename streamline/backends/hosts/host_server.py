@@ -54,6 +54,7 @@ from streamline.backends.ipc.state_codec import ColumnEncoder
 from streamline.core.capacity import Capacity
 from streamline.core.channel import Channel, Feeder, Inbox
 from streamline.core.driver import drive
+from streamline.core.duplicate_check import DuplicateCheck
 from streamline.core.error_policy import Decision, Errors, Failure, Policy
 from streamline.core.flow import Chunk, Site
 from streamline.core.knobs import KnobValues
@@ -180,8 +181,9 @@ async def serve(link: Link, spec: Spec, answer: Callable[[Any], Any] | None = No
       answer: answers questions to the consumer; None: `stdio_relay.asker` does.
     """
     session = Session(most_ahead=spec.most_ahead, metered=spec.metered, memory=spec.memory)
-    session.duplicate_check.report = link.send
-    session.limits = CallLimits(
+    session.services.get(DuplicateCheck, session.on_chunk_boundary, link.send)
+    session.services.get(
+        CallLimits,
         ask=lambda limit, permits: link.send(PermitsWanted(limit, permits)),
         give_back=lambda key, permits, unused: link.send(PermitsReturned(key, permits, unused)),
     )
@@ -232,7 +234,7 @@ class _HostedRun:
             CloseWorker: self._close,
             LiveItems: self._live_items,
             LiveEnd: self._live_end,
-            PermitsIssued: lambda message: tasks.session.limits.issued(*message),
+            PermitsIssued: lambda message: tasks.session.services.get(CallLimits).issued(*message),
             PauseHost: self._begin_pause,
             ResumeHost: self._end_pause,
             Shutdown: lambda _: stop.set(),
@@ -262,7 +264,7 @@ class _HostedRun:
         if message.meters is not None:
             session.meters = message.meters
         if message.widths is not None:
-            session.widths = KnobValues(message.widths)
+            session.services.add(KnobValues, KnobValues(message.widths))
         self._observe(Observe(message.observed))
         if message.answer:
             self._link.send(HostReady())
@@ -272,8 +274,9 @@ class _HostedRun:
             self._reporter.observe(message.observed)
 
     def _turn(self, message: SetKnobs) -> None:
-        if (widths := self._tasks.session.widths) is not None:
-            widths.set(message.widths)
+        knobs = self._tasks.session.services.find(KnobValues)
+        if knobs is not None:
+            knobs.set(message.widths)
 
     # Workers ----------------------------------------------------------------------------------------------------------
 

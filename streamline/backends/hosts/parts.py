@@ -29,7 +29,8 @@ from streamline.backends.ipc.messages import (
     SkippedItem,
     WorkerClosed,
 )
-from streamline.core.duplicate_check import Beginning
+from streamline.core.duplicate_check import Beginning, DuplicateCheck
+from streamline.core.limits import CallLimits
 
 if TYPE_CHECKING:
     from streamline.backends.ipc.link import Link
@@ -115,7 +116,7 @@ class PermitsOfHost(HostPart):
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        self._limits = tasks.session.limits
+        self._limits = tasks.session.services.get(CallLimits)
 
     def handlers(self) -> Handlers:
         return {PermitsWanted: self._ask, PermitsReturned: lambda message: self._limits.take_back(self, *message)}
@@ -185,7 +186,8 @@ class ErrorsOfHost(HostPart):
         self._session = session
 
     def handlers(self) -> Handlers:
-        return {SkippedItem: self._skip, Beginning: self._session.duplicate_check.compare}
+        check = self._session.services.get(DuplicateCheck, self._session.on_chunk_boundary)
+        return {SkippedItem: self._skip, Beginning: check.compare}
 
     def join(self, link: Link, hello: Hello) -> Hello:
         ask = None if link.copies else self._session.errors.decide

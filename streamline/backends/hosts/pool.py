@@ -30,7 +30,7 @@ from streamline.core.cleanup import Cleanup
 from streamline.core.cpus import cpus_here, usable_cpus
 from streamline.core.flow import Site
 from streamline.core.forks import disowned_in_copies
-from streamline.core.knobs import HOSTS, Knob
+from streamline.core.knobs import HOSTS, Knob, KnobValues
 from streamline.core.options import given
 from streamline.core.state import Tree
 from streamline.core.tasks import Session
@@ -173,7 +173,8 @@ class HostingBackend(ABC):
     def numbers(self, plan: Plan, site: Site, workers: int) -> Sequence[int]:
         """Return the numbers of a run's hosts. Of shared ones, which all ranks number alike, those of its shards."""
         if self.shared is None:
-            return range(self.hosts_for(workers, site.tasks.session.hosts))
+            knobs = site.tasks.session.services.find(KnobValues)
+            return range(self.hosts_for(workers, None if knobs is None else knobs.hosts))
         shards = shards_of_rank(plan.shard.num_shards, site.shard, site.num_shards)
         return sorted({self.home(shard) for shard in shards})
 

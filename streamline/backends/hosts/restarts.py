@@ -33,6 +33,7 @@ from streamline.backends.hosts.parts import WorkerPart
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import CallProgress, CrashingCall, OpenWorker
 from streamline.core.flow import Site
+from streamline.core.knobs import KnobValues
 from streamline.core.options import is_async
 from streamline.core.replay import Adapter
 from streamline.core.state import Tree
@@ -135,7 +136,7 @@ def unbuffered(tasks: Tasks) -> Tasks:
     """Return `tasks` for a worker whose channels hold one item each."""
     ours = copy.copy(tasks)
     ours.session = copy.copy(tasks.session)
-    ours.session.most_ahead, ours.session.widths = 1, None
+    ours.session.most_ahead, ours.session.services = 1, tasks.session.services.without(KnobValues)
     return ours
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from streamline.core.flow import Site
+from streamline.core.knobs import KnobValues
 from streamline.core.tasks import Session, Tasks
 from streamline.errors import ReadError
 from streamline.io.fetch.file import File, FilePart
@@ -164,6 +165,10 @@ class Fetcher:
         return ObjectReader(index, storage, found, start, spans, eager)
 
 
+class OpenStorages(dict[str, "SharedStorages"]):
+    """Those of a run, by the name of their source."""
+
+
 @dataclass
 class SharedStorages:
     """The storages of a source, and what asks them, for all its flows in one event loop.
@@ -183,7 +188,7 @@ class SharedStorages:
     @classmethod
     def lend(cls, session: Session, name: str, access: Access) -> SharedStorages:
         """Return those of a source, for one of its flows; the last one that calls `release` closes them."""
-        shares: dict[str, SharedStorages] = session.per_source
+        shares = session.services.get(OpenStorages)
         if name not in shares:
             shares[name] = cls(session, name, access, Storages(access, session.meters.traffic(name)))
         shares[name]._users += 1
@@ -193,14 +198,14 @@ class SharedStorages:
         """Return what makes the requests of the source; it is made with `tasks` if there is none yet."""
         if self._pool is None:
             self._pool = RequestPool(tasks, self.access.concurrency, self.session.budget)
-            if self.session.widths is not None:
-                self.session.widths.join(self.name, self._pool)
+            if (knobs := self.session.services.find(KnobValues)) is not None:
+                knobs.join(self.name, self._pool)
         return self._pool
 
     async def release(self) -> None:
         self._users -= 1
         if not self._users:
-            del self.session.per_source[self.name]
+            del self.session.services.get(OpenStorages)[self.name]
             try:
                 if self._pool is not None:
                     await self._pool.aclose()
