@@ -1,7 +1,8 @@
-"""Counters of one stage, one channel and one host while a stream runs, and the labels under which they are shown.
+"""Figures of a stage, a channel, a host and a source's requests, the meters that count them, and their labels.
 
-Each counter has one writer, the event loop's thread, and may be read in any thread: it is exact but for the list that
-is being counted. Times are those of `time.perf_counter`.
+A figure is declared once: meters write the classes that `stats` gives to users, and hosts send them. Each counter has
+one writer, the event loop's thread, and may be read in any thread: it is exact but for the list that is being
+counted. Times are those of `time.perf_counter`.
 
 Details are what only one kind of stage counts: cycles of a cache, components of a mixture, bytes copied to a device. A
 stage registers a function that reads them (`StageMeter.details_from`), called only when figures are read. They travel
@@ -14,25 +15,10 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from streamline.core.tree import nbytes
 from streamline.errors import printable
-
-
-class ChannelMeter:
-    """One channel: who fills it, and how full it was."""
-
-    __slots__ = ("capacity", "depth", "items", "name", "peak", "shard")
-
-    def __init__(self, name: str, shard: int, capacity: int) -> None:
-        self.name = name
-        self.shard = shard
-        self.capacity = capacity
-        self.items = 0
-        self.depth = 0
-        self.peak = 0
-
 
 How: TypeAlias = Literal["count", "total", "now"]
 
@@ -98,83 +84,6 @@ def since(earlier: Details, now: Details) -> Details:
     )
 
 
-class HostMeter:
-    """One host of one run. Its writer is the run's event loop.
-
-    Args:
-      pid: returns that of its process; None: there is none yet.
-      resident: returns how many bytes of memory it holds; 0: unknown.
-      stacks: returns what its threads are at, for a person; "": unknown.
-      node: returns the machine that it runs on; "": this one, or none yet.
-
-    Attributes:
-      shards: of its workers.
-      items: of theirs that have arrived, of `bytes` bytes, of which `copied_bytes` were copied to be sent.
-      slabs_made: of shared memory that they came in, new ones; `slabs_reused`: uses of one again.
-      arrival_s: that taking them in has held the event loop.
-      restarts: how many times another one has taken its place.
-      alive: it has been started, and hasn't ended.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        kind: HostKind,
-        pid: Callable[[], int | None],
-        resident: Callable[[], int] = lambda: 0,
-        stacks: Callable[[], str] = lambda: "",
-        node: Callable[[], str] = lambda: "",
-        *,
-        shared: bool = False,
-    ) -> None:
-        self.number = number
-        self.shared = shared
-        self.kind: HostKind = kind
-        self.stacks = stacks
-        self.shards: set[int] = set()
-        self.items = 0
-        self.bytes = 0
-        self.copied_bytes = 0
-        self.slabs_made = 0
-        self.slabs_reused = 0
-        self.arrival_s = 0.0
-        self.restarts = 0
-        self.alive = False
-        self._pid = pid
-        self._last_pid: int | None = None
-        self._node = node
-        self._last_node = ""
-        self._resident = resident
-        self._seen_bytes = 0
-
-    def __str__(self) -> str:
-        return host_label(self.number, self.kind, self.pid, self.node, shared=self.shared)
-
-    @property
-    def node(self) -> str:
-        """The machine that it runs on, or ran on at last; "": this one, or there was none yet."""
-        self._last_node = self._node() or self._last_node
-        return self._last_node
-
-    @property
-    def pid(self) -> int | None:
-        """Of its process, the last one if it has ended; None: there was none yet."""
-        self._last_pid = self._pid() or self._last_pid
-        return self._last_pid
-
-    @property
-    def resident_bytes(self) -> int:
-        """Memory that it holds, or held when it was last seen. From any thread."""
-        if self.alive:
-            self._seen_bytes = self._resident() or self._seen_bytes
-        return self._seen_bytes
-
-    def gone(self) -> None:
-        """There is no host for now: its pid, its machine and its memory stay what they were at last."""
-        self._last_pid, self._last_node, self._seen_bytes = self.pid, self.node, self.resident_bytes
-        self.alive = False
-
-
 Executor: TypeAlias = Literal["inline", "task", "thread"]
 """Where a stage does its work: in the event loop, which stands still meanwhile; awaited; in threads."""
 
@@ -201,7 +110,299 @@ def host_label(number: int, kind: HostKind, pid: int | None, node: str = "", *, 
     )
 
 
-R = TypeVar("R")
+# Figures --------------------------------------------------------------------------------------------------------------
+
+GROWING = frozenset({
+    "items", "bytes", "copied_bytes", "slabs_made", "slabs_reused", "errors", "padded", "requests", "retries",
+    "cache_hits", "cache_misses", "cache_bytes", "elapsed_s", "consumer_wait_s", "consumer_held_s", "ranks_wait_s",
+    "busy_s", "held_s", "wait_input_s", "wait_output_s", "arrival_s", "looked_s", "collecting_s", "gil_looks",
+    "gil_waits", "quota_periods", "quota_throttled", "memory_wait_s", "cpu_s", "core_wait_s",
+})  # fmt: skip
+"""Fields that grow. The others, depths, peaks, pids, memory, are as they stand."""
+
+KEYS = {
+    "stages": "name", "channels": "name", "hosts": "number", "reads": "name", "per_worker": "shard",
+    "threads": "number",
+}  # fmt: skip
+"""Fields that are tuples of figures, each with the field of those that tells them apart."""
+
+
+class Tally:
+    """Figures, a dataclass: `+` and `-` are of its fields that grow; all else is as on the left."""
+
+    grows: ClassVar[tuple[str, ...]] = ()
+    parts: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        fields = vars(cls).get("__annotations__", {})
+        cls.grows = (*cls.grows, *(name for name in fields if name in GROWING))
+        cls.parts = (*cls.parts, *(name for name in fields if name in KEYS and fields[name].startswith("tuple")))
+
+    def __add__(self, other: Self) -> Self:
+        return total((self, other))
+
+    def __sub__(self, earlier: Tally) -> Self:
+        """Return what was added since `earlier`, at which the same was counted."""
+        gained = self.copy()
+        now, before, found = vars(self), vars(earlier), vars(gained)  # quickly: of each worker of each stage
+        for name in self.grows:
+            more = now[name] - before[name]
+            found[name] = 0.0 if more < 0 and name.endswith("_s") else more
+        for name in self.parts:
+            key = KEYS[name]
+            known = {getattr(part, key): part for part in before[name]}
+            pairs = [(part, known.get(getattr(part, key))) for part in now[name]]
+            found[name] = tuple(part if was is None else part - was for part, was in pairs)
+        if found.get("details"):
+            found["details"] = since(before["details"], now["details"])
+        return gained
+
+    def copy(self) -> Self:
+        found = object.__new__(type(self))
+        vars(found).update(vars(self))
+        return found
+
+    def add(self, more: Tally) -> None:
+        """Count what was counted elsewhere, too."""
+        for name in more.grows:
+            setattr(self, name, getattr(self, name) + getattr(more, name))
+
+
+T = TypeVar("T", bound=Tally)
+
+
+def total(parts: Sequence[T]) -> T:
+    """Return the figures of all parts together: sums of what grows, and all else as in the first one."""
+    found = dict(vars(parts[0]))
+    found |= {name: sum(getattr(part, name) for part in parts) for name in parts[0].grows}
+    if "details" in found:
+        found["details"] = together(part.details for part in parts)  # type: ignore[attr-defined]
+    return type(parts[0])(**found)
+
+
+@dataclass(kw_only=True)
+class StageStats(Tally):
+    """One stage, in one worker or all of them together, since the stream was opened.
+
+    Attributes:
+      name: the stage's, unique in the pipeline.
+      kind: "map", "read_jsonl", "merge".
+      shard: of one worker, its own; downstream of the merge, the rank.
+      workers: how many of it run on this rank: its figures in seconds are of all of them together.
+      concurrency: calls that one of them may have at work at once.
+      items: that came out of it.
+      bytes: of those, estimated from samples; `streamline.core.tree.nbytes` says what is counted.
+      busy_s: at its own work: in the user's function, in reading. Summed over workers and calls, so it may exceed the
+        time that has passed; an awaited call counts from its start to its result.
+      wait_input_s: waiting for an item from before it; of a concurrent stage, summed over the calls that it might make.
+      wait_output_s: waiting for room downstream; likewise.
+      errors: items that it skipped.
+      held_s: the part of `busy_s` in which the event loop stood still: sync functions that are called inline.
+      executor: where it does its work.
+      ordered: whether items leave in the order of their inputs; of a merge, whether it is a strict one.
+      per_worker: the same of each worker, by shard; of one worker, nothing.
+      hosts: threads or processes in which its workers run; 0: they run in the stream's own event loop.
+      details: what only this kind of stage counts; docs/seeing.md says which, and what they are.
+    """
+
+    name: str
+    kind: str
+    shard: int = 0
+    workers: int = 1
+    concurrency: int = 1
+    items: int = 0
+    bytes: int = 0
+    busy_s: float = 0.0
+    wait_input_s: float = 0.0
+    wait_output_s: float = 0.0
+    errors: int = 0
+    held_s: float = 0.0
+    executor: Executor = "inline"
+    ordered: bool = True
+    per_worker: tuple[StageStats, ...] = ()
+    hosts: int = 0
+    details: Details = ()
+
+    def detail(self, name: str, part: str = "") -> float:
+        """Return a number that only this kind of stage has: `detail("cycle")`, `detail("served", "web")`.
+
+        Args:
+          part: of what: a component of a mixture, by its name; "": of the whole stage.
+
+        Raises:
+          KeyError: it has no such number; the message says which it has.
+        """
+        for each in self.details:
+            if (each.name, each.part) == (name, part):
+                return each.value
+        there = ", ".join(_name_of(each.name, each.part) for each in self.details) or "none"
+        raise KeyError(f"{self} has no detail {_name_of(name, part)}; it has {there}")
+
+    @property
+    def slots(self) -> int:
+        """Calls that all workers together may have at work at once."""
+        return self.workers * self.concurrency
+
+    def __str__(self) -> str:
+        return label(self.name, self.kind)
+
+
+def _name_of(detail: str, part: str) -> str:
+    return f"{detail!r} of {part!r}" if part else f"{detail!r}"
+
+
+@dataclass(kw_only=True)
+class ChannelStats(Tally):
+    """One channel, or those of all workers.
+
+    Attributes:
+      name: of the stage that fills it; with the suffix " (border)" if its items come from a host.
+      shard: of one worker's, the worker's.
+      items: that went through.
+      depth: items in them now; after a concurrent map, its inputs at work count too.
+      peak: the most that were in one of them at once.
+      capacity: of one of them.
+      channels: how many there are: one a worker, or one.
+    """
+
+    name: str
+    shard: int = 0
+    items: int = 0
+    depth: int = 0
+    peak: int = 0
+    capacity: int = 0
+    channels: int = 1
+
+
+@dataclass(kw_only=True)
+class HostStats(Tally):
+    """A thread or a process in which workers run, since the stream was opened.
+
+    Attributes:
+      number: among its backend's, from 0 on.
+      kind: "process" or "thread".
+      pid: of its process, the last one's if there were several; None: it hasn't started.
+      node: the machine that it runs on, or ran on at last; "": this one, or it hasn't started.
+      shards: of its workers.
+      items: of theirs that have arrived.
+      bytes: of those, pickled, with their buffers; 0 of a thread, where nothing is copied.
+      copied_bytes: of those, that were copied to be sent; the others were written where they are read.
+      slabs_made: slabs of shared memory that came from it with items for the first time; 0 where nothing is shared.
+      slabs_reused: how many times one came again: memory that needn't be made.
+      busy_s: that its event loop was held by its stages.
+      wait_input_s: that its stages waited for items, summed over stages and calls.
+      wait_output_s: that they waited for room, likewise.
+      arrival_s: that the stream's own event loop was held by taking its items in.
+      restarts: how many times another one has taken its place.
+      resident_bytes: memory that it holds, or held when it was last seen, shared pages included; 0 of a thread: it is
+        this process's.
+      alive: it has been started, and hasn't ended.
+      shared: by the ranks of this machine; its memory is counted by the one that owns it.
+    """
+
+    number: int
+    kind: HostKind
+    pid: int | None = None
+    shards: tuple[int, ...] = ()
+    items: int = 0
+    bytes: int = 0
+    copied_bytes: int = 0
+    slabs_made: int = 0
+    slabs_reused: int = 0
+    busy_s: float = 0.0
+    wait_input_s: float = 0.0
+    wait_output_s: float = 0.0
+    arrival_s: float = 0.0
+    restarts: int = 0
+    resident_bytes: int = 0
+    alive: bool = True
+    node: str = ""
+    shared: bool = False
+
+    @property
+    def name(self) -> str:
+        """How messages call it: "process 2, pid 4711", "shared process 2 on node7, pid 4711", "thread 0"."""
+        return host_label(self.number, self.kind, self.pid, self.node, shared=self.shared)
+
+
+@dataclass
+class ReadStats(Tally):
+    """What one source has asked of servers, in all hosts together, since the stream was opened.
+
+    Attributes:
+      name: of the source.
+      requests: that were sent, tries again and redirects among them.
+      retries: tries again, each after a failure: a drop, a stall, a busy server.
+      bytes: that arrived; what arrived twice counts twice.
+      cache_hits: objects, or ranges of one, that were read from `cache_dir`.
+      cache_misses: those that weren't there, and were asked for.
+      cache_bytes: that were read from there.
+      in_flight: requests, as it stands: sent, and no answer has begun to come.
+    """
+
+    name: str = ""
+    requests: int = 0
+    retries: int = 0
+    bytes: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cache_bytes: int = 0
+    in_flight: int = 0
+
+
+# Meters ---------------------------------------------------------------------------------------------------------------
+
+
+class HostMeter:
+    """One host of one run. Its writer is the run's event loop.
+
+    Args:
+      pid: returns that of its process; None: there is none yet.
+      resident: returns how many bytes of memory it holds; 0: unknown.
+      stacks: returns what its threads are at, for a person; "": unknown.
+      node: returns the machine that it runs on; "": this one, or none yet.
+
+    Attributes:
+      figures: what was counted of it.
+      shards: of its workers.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        kind: HostKind,
+        pid: Callable[[], int | None],
+        resident: Callable[[], int] = lambda: 0,
+        stacks: Callable[[], str] = lambda: "",
+        node: Callable[[], str] = lambda: "",
+        *,
+        shared: bool = False,
+    ) -> None:
+        self.figures = HostStats(number=number, kind=kind, shared=shared, alive=False)
+        self.shards: set[int] = set()
+        self.stacks = stacks
+        self._pid, self._resident, self._node = pid, resident, node
+
+    def __str__(self) -> str:
+        self._see_process()
+        return self.figures.name
+
+    def _see_process(self) -> None:
+        """Note its process and its machine, or keep the last ones."""
+        figures = self.figures
+        figures.pid, figures.node = self._pid() or figures.pid, self._node() or figures.node
+
+    def see(self) -> None:
+        """Note what can be seen of it now; of one that has ended, that is what was seen at last. From any thread."""
+        self._see_process()
+        if self.figures.alive:
+            self.figures.resident_bytes = self._resident() or self.figures.resident_bytes
+
+    def gone(self) -> None:
+        """There is no host for now: its pid, its machine and its memory stay what they were at last."""
+        self.see()
+        self.figures.alive = False
+
 
 Doing: TypeAlias = Literal["work", "wait_input", "wait_output"]
 
@@ -230,97 +431,97 @@ class LoopMeter:
         self.thread: int | None = None
 
 
-class StageCounts(NamedTuple):
-    """What a `StageMeter` has counted, and what goes on: enough to show it elsewhere. Pickles; `StageMeter.shows`."""
+class MeterHooks:
+    """What is called with what all stages of a run count.
 
-    name: str
-    kind: str
-    shard: int
-    concurrency: int
-    executor: Executor
-    ordered: bool
-    items: int
-    bytes: int
-    worked_s: float
-    held_s: float
-    wait_input_s: float
-    wait_output_s: float
-    begun: float | None
-    slots: tuple[float, ...]
-    waits: tuple[tuple[int, tuple[Doing, float]], ...]
-    details: Details = ()
+    Attributes:
+      observer: called with every segment of work and of waiting; a trace, say. None: the usual case.
+      on_hold: called with how long a segment of at least `HOLD_S` held the stream's own event loop; None: not called.
+    """
 
-    def shifted(self, by: float) -> StageCounts:
+    __slots__ = ("observer", "on_hold")
+
+    def __init__(self) -> None:
+        self.observer: Observer | None = None
+        self.on_hold: Callable[[StageMeter, float], None] | None = None
+
+
+class Ongoing(NamedTuple):
+    """What a stage in a worker is at, with when each of it began.
+
+    Attributes:
+      begun: the segment of work that holds the event loop; None: none does.
+      slots: the awaited or threaded calls; 0.0: none.
+      waits: by slot.
+    """
+
+    begun: float | None = None
+    slots: tuple[float, ...] = ()
+    waits: tuple[tuple[int, tuple[Doing, float]], ...] = ()
+
+    def shifted(self, by: float) -> Ongoing:
         """Return it with the times of a clock that shows `by` seconds more."""
-        return self._replace(
-            begun=None if self.begun is None else self.begun + by,
-            slots=tuple(began + by for began in self.slots),
-            waits=tuple((slot, (doing, began + by)) for slot, (doing, began) in self.waits),
+        return Ongoing(
+            None if self.begun is None else self.begun + by,
+            tuple(began + by for began in self.slots),
+            tuple((slot, (doing, began + by)) for slot, (doing, began) in self.waits),
         )
 
-    def without(self, earlier: StageCounts | None) -> StageCounts:
-        """Return it less what had been counted of it `earlier`; None: nothing."""
-        if earlier is None:
-            return self
-        gained = {name: getattr(self, name) - getattr(earlier, name) for name in SUMMED}
-        return self._replace(**gained, details=since(earlier.details, self.details))
 
+class SizeEstimate:
+    """How large the items of a stage are, from a few of them.
 
-SUMMED = {"items", "bytes", "worked_s", "held_s", "wait_input_s", "wait_output_s"}
-"""Of `StageCounts`: what adds up where a stage is opened again in another process."""
+    Attributes:
+      lists: that were counted.
+      next_sample: how many that are when the next item is looked at.
+      samples: the last ones.
+      items: that were counted when one was looked at last.
+      item_bytes: of one of those that came since.
+    """
+
+    __slots__ = ("item_bytes", "items", "lists", "next_sample", "samples")
+
+    def __init__(self) -> None:
+        self.lists = 0
+        self.next_sample = 1
+        self.items = 0
+        self.item_bytes = 0.0
+        self.samples: list[int] = []
+
+    def sample(self, item: Any) -> None:
+        """Look at an item."""
+        self.next_sample += min(self.lists, SAMPLE_LISTS)
+        self.samples = [*self.samples[-7:], _size(item)]  # sizes may drift
+        self.item_bytes = sum(self.samples) / len(self.samples)
 
 
 class StageMeter:
     """One stage in one worker.
 
     Attributes:
-      shard: the worker's; downstream of the merge, the rank.
-      worked_s: that it was at its own work while others could run: it waited for a call, or was in a thread.
-      held_s: that it was at its own work while the event loop stood still.
+      figures: what it has counted; bytes up to the last sample, and details without those that are read now.
       begun: when the segment of work that holds the loop now began; None: none does.
-      loop: in which its inline functions run, with those of the others.
       slots: when each awaited or threaded call that is at work now began; 0.0: none.
-      observer: called with every segment of work and of waiting; a trace, say. None: the usual case.
-      on_hold: called with how long a segment of at least `HOLD_S` held the event loop; None: not called.
+      loop: in which its inline functions run, with those of the others.
+      hooks: of the run.
       host: in which the worker runs; None: in the stream's own event loop.
     """
 
-    __slots__ = (
-        "_details", "_item_bytes", "_lists", "_sample_at", "_sampled_bytes", "_sampled_items", "_samples", "_waits",
-        "begun", "concurrency", "errors", "executor", "held_s", "host", "items", "kind", "loop", "name", "observer",
-        "on_hold", "ordered", "shard", "slots", "wait_input_s", "wait_output_s", "worked_s",
-    )  # fmt: skip
+    __slots__ = ("_read", "_sizes", "_waits", "begun", "figures", "hooks", "host", "loop", "slots")
 
     def __init__(self, name: str, kind: str, shard: int, concurrency: int = 1) -> None:
-        self.name = name
-        self.kind = kind
-        self.shard = shard
-        self.concurrency = concurrency
-        self.executor: Executor = "inline"
-        self.ordered = True
-        self.items = 0
-        self.worked_s = 0.0
-        self.held_s = 0.0
-        self.wait_input_s = 0.0
-        self.wait_output_s = 0.0
-        self.errors = 0
+        self.figures = StageStats(name=name, kind=kind, shard=shard, concurrency=concurrency)
+        self.begun: float | None = None
         self.slots: list[float] = []
         self.loop = LoopMeter()
-        self.observer: Observer | None = None
-        self.on_hold: Callable[[StageMeter, float], None] | None = None
-        self.begun: float | None = None
+        self.hooks = MeterHooks()
         self.host: HostMeter | None = None
         self._waits: dict[int, tuple[Doing, float]] = {}
-        self._details: tuple[Details, ReadDetails] = (), tuple
-        self._lists = 0
-        self._sample_at = 1
-        self._samples: list[int] = []
-        self._item_bytes = 0.0
-        self._sampled_bytes = 0
-        self._sampled_items = 0
+        self._sizes = SizeEstimate()
+        self._read: ReadDetails = tuple
 
     def __str__(self) -> str:
-        return label(self.name, self.kind)
+        return str(self.figures)
 
     @property
     def since(self) -> float | None:
@@ -329,44 +530,37 @@ class StageMeter:
             return self.begun
         return min(filter(None, list(self.slots)), default=None)
 
-    @since.setter
-    def since(self, began: float | None) -> None:
-        self.begun = began
-
-    @property
-    def busy_s(self) -> float:
-        """How long it was at its own work, all calls together."""
-        return self.worked_s + self.held_s
-
     def worked(self, began: float, ended: float) -> None:
-        """Count a segment of the stage's own work: in the user's function, in reading."""
-        self.worked_s += ended - began
-        if self.observer is not None:
-            self.observer(self, "work", began, ended)
+        """Count a segment of the stage's own work in which others could run: in a call that is awaited, or a thread."""
+        self.figures.busy_s += ended - began
+        if self.hooks.observer is not None:
+            self.hooks.observer(self, "work", began, ended)
 
     def held(self, began: float, ended: float) -> None:
         """Count a segment of the stage's own work in which the event loop stood still."""
         self.begun = None
-        spent = ended - began
-        self.held_s += spent
+        spent, figures = ended - began, self.figures
+        figures.busy_s += spent
+        figures.held_s += spent
         self.loop.held_s += spent
-        if self.observer is not None or spent >= HOLD_S:
+        if self.hooks.observer is not None or spent >= HOLD_S:
             self._report_held(began, ended)
 
     def _report_held(self, began: float, ended: float) -> None:
-        if self.observer is not None:
-            self.observer(self, "work", began, ended)
-        if ended - began >= HOLD_S and self.on_hold is not None:
-            self.on_hold(self, ended - began)
+        hooks = self.hooks
+        if hooks.observer is not None:
+            hooks.observer(self, "work", began, ended)
+        if ended - began >= HOLD_S and hooks.on_hold is not None and self.host is None:
+            hooks.on_hold(self, ended - began)
 
     def waited(self, doing: Doing, began: float, ended: float) -> None:
         """Count a wait: for an item from before the stage ("wait_input"), or for room downstream ("wait_output")."""
         if doing == "wait_input":
-            self.wait_input_s += ended - began
+            self.figures.wait_input_s += ended - began
         else:
-            self.wait_output_s += ended - began
-        if self.observer is not None:
-            self.observer(self, doing, began, ended)
+            self.figures.wait_output_s += ended - began
+        if self.hooks.observer is not None:
+            self.hooks.observer(self, doing, began, ended)
 
     def wait_begins(self, doing: Doing, slot: int = 0) -> None:
         """Record a wait that begins, so that it is seen while it lasts; of several at once, each has a slot."""
@@ -379,87 +573,65 @@ class StageMeter:
 
     def count(self, items: Sequence[Any]) -> None:
         """Count a list that came out of the stage; now and then, look at how large an item is."""
-        self.items += len(items)
-        self._lists += 1
-        if self._lists >= self._sample_at and items:
-            self._sample(items[0])
+        self.figures.items += len(items)
+        sizes = self._sizes
+        sizes.lists += 1
+        if sizes.lists >= sizes.next_sample and items:
+            if sizes.samples:
+                self.figures.bytes, sizes.items = self.bytes, self.figures.items
+            sizes.sample(items[0])
 
     @property
     def bytes(self) -> int:
         """Of the items, estimated from the sizes of a few."""
-        return int(self._sampled_bytes + (self.items - self._sampled_items) * self._item_bytes)
-
-    def _sample(self, item: Any) -> None:
-        if not self._samples:
-            self._item_bytes = _size(item)
-        self._sampled_bytes, self._sampled_items = self.bytes, self.items
-        self._sample_at += min(self._lists, SAMPLE_LISTS)
-        self._samples = [*self._samples[-7:], _size(item)]  # the last ones: sizes may drift
-        self._item_bytes = sum(self._samples) / len(self._samples)
+        sizes = self._sizes
+        return int(self.figures.bytes + (self.figures.items - sizes.items) * sizes.item_bytes)
 
     def details_from(self, read: ReadDetails) -> None:
         """Read details from this function from now on; counts of the one before go on. At the stage's first pull."""
-        self._details = self.details, read
+        self.figures.details, self._read = self.details, read
 
     @property
     def details(self) -> Details:
         """What only this kind of stage counts. From any thread."""
-        before, read = self._details
-        return later(before, read())
+        return later(self.figures.details, self._read())
 
-    def held_until(self, now: float) -> float:
-        """Return how long the stage held the event loop up to `now`, with what is going on."""
-        begun = self.begun
-        return self.held_s + (0.0 if begun is None else max(0.0, now - begun))
+    @property
+    def ongoing(self) -> Ongoing:
+        """What it is at now. From any thread."""
+        return Ongoing(self.begun, tuple(self.slots), tuple(self._waits.items()))
 
-    def busy_until(self, now: float) -> float:
-        """Return how long it was at its own work up to `now`, with what is going on."""
-        calls = sum(max(0.0, now - began) for began in list(self.slots) if began)
-        return self.worked_s + calls + self.held_until(now)
+    def counted(self) -> StageStats:
+        """Return what was counted, without what goes on. From any thread."""
+        found = self.figures.copy()
+        found.bytes, found.details = self.bytes, self.details
+        return found
 
-    def waited_until(self, doing: Doing, now: float) -> float:
-        """Return how long it waited up to `now`, with the waits that are going on."""
-        waited = self.wait_input_s if doing == "wait_input" else self.wait_output_s
-        return waited + sum(now - began for what, began in list(self._waits.values()) if what == doing)
+    def until(self, now: float) -> StageStats:
+        """Return what was counted up to `now`, with what goes on. From any thread."""
+        begun, slots, waits = self.ongoing
+        found = self.counted()
+        held_s = 0.0 if begun is None else max(0.0, now - begun)
+        found.held_s += held_s
+        found.busy_s += held_s + sum(max(0.0, now - began) for began in slots if began)
+        found.wait_input_s += sum(now - began for _, (doing, began) in waits if doing == "wait_input")
+        found.wait_output_s += sum(now - began for _, (doing, began) in waits if doing == "wait_output")
+        return found
 
-    def counted(self) -> StageCounts:
-        """Return what was counted, and what goes on. From any thread."""
-        return StageCounts(
-            self.name, self.kind, self.shard, self.concurrency, self.executor, self.ordered, self.items, self.bytes,
-            self.worked_s, self.held_s, self.wait_input_s, self.wait_output_s, self.begun, tuple(self.slots),
-            tuple(self._waits.items()), self.details,
-        )  # fmt: skip
+    def show(self, gained: StageStats, ongoing: Ongoing) -> None:
+        """Count what a meter elsewhere has counted, too, and show what it is at; what is skipped is counted here."""
+        before, figures = self.figures, gained + self.figures
+        figures.errors, figures.details = before.errors, later(before.details, gained.details)
+        self.figures = figures
+        self._go_on(ongoing)
 
-    def shows(self, counted: StageCounts, more: StageCounts | None = None) -> None:
-        """Show what a meter elsewhere has counted, and what goes on there, in place of what was here.
+    def stop(self, now: float) -> None:
+        """Count what goes on elsewhere up to `now`, as over."""
+        self.figures = self.until(now)
+        self._go_on(Ongoing())
 
-        Args:
-          more: had been counted before that meter began; nothing of it is in progress any more.
-        """
-        if more is not None:
-            summed = {name: getattr(counted, name) + getattr(more, name) for name in SUMMED}
-            counted = counted._replace(**summed, details=later(more.details, counted.details))
-        for name in SUMMED - {"bytes"}:
-            setattr(self, name, getattr(counted, name))
-        self._sampled_items, self._sampled_bytes = counted.items, counted.bytes
-        self.concurrency = counted.concurrency
-        self.executor, self.ordered, self._details = counted.executor, counted.ordered, (counted.details, tuple)
-        self.begun, self.slots, self._waits = counted.begun, list(counted.slots), dict(counted.waits)
-
-    def stopped(self, now: float) -> StageCounts:
-        """Count what goes on up to `now`, as over; return what was counted then."""
-        held_s = self.held_until(now)
-        counted = self.counted()._replace(
-            worked_s=self.busy_until(now) - held_s,
-            held_s=held_s,
-            wait_input_s=self.waited_until("wait_input", now),
-            wait_output_s=self.waited_until("wait_output", now),
-            begun=None,
-            slots=(),
-            waits=(),
-        )
-        self.shows(counted)
-        return counted
+    def _go_on(self, ongoing: Ongoing) -> None:
+        self.begun, self.slots, self._waits = ongoing.begun, list(ongoing.slots), dict(ongoing.waits)
 
 
 class HoldTimer:

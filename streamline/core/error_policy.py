@@ -266,7 +266,7 @@ class Errors:
         self._happened += more
         waiting.append(_PendingSkip(number, failure, line))
         if self._meters is not None:
-            self._meters.stage(failure.stage, failure.kind, failure.shard).errors += more
+            self._meters.stage(failure.stage, failure.kind, failure.shard).figures.errors += more
 
     def decide(self, failure: Failure) -> object:
         """Return the decision, "skip" or "raise", or whatever else a handler returns. One call at a time."""

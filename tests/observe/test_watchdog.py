@@ -60,9 +60,9 @@ def log() -> Iterator[Log]:
 @contextmanager
 def stage_at_work(session: Session, name: str, kind: str, shard: int, since: float, calls: int = 1) -> Iterator[None]:
     meter = session.meters.stage(name, kind, shard, calls)
-    meter.since = since
+    meter.begun = since
     yield
-    meter.since = None
+    meter.begun = None
 
 
 # What it says -------------------------------------------------------------------------------------------------------

@@ -212,10 +212,10 @@ class HostConnection:
         link = await resting(connecting)
         link.on_mapped = session.on_mapped
         self._link = self._hang_detector.link = link
-        self._meter.alive = True
+        self._meter.figures.alive = True
         self._remote_pause.connected(link)
         counted, ask = (None, None) if link.copies else (meters.within(self._meter), session.errors.decide)
-        observed, answer = meters.observer is not None, self._placement is not None
+        observed, answer = meters.hooks.observer is not None, self._placement is not None
         widths = None if self._widths is None else self._widths.values
         link.send(Hello(self.host.name, counted if meters.on else None, observed, ask, answer, self._share, widths))
         self._tasks.start(link.flush, f"connection to {self.host.name}, writing", lambda: None)
@@ -250,15 +250,15 @@ class HostConnection:
     def _items(self, link: Link, message: ItemsMessage) -> None:
         if (worker := self._workers.get(message.worker)) is None:
             return
-        meter, packed, began = self._meter, message.packed, perf_counter()
+        figures, packed, began = self._meter.figures, message.packed, perf_counter()
         worker.items(message, link)
-        meter.arrival_s += perf_counter() - began
-        meter.items += packed.count
-        meter.bytes += packed.nbytes
-        meter.copied_bytes += packed.copied_bytes
+        figures.arrival_s += perf_counter() - began
+        figures.items += packed.count
+        figures.bytes += packed.nbytes
+        figures.copied_bytes += packed.copied_bytes
         made, reused = packed.slabs
-        meter.slabs_made += made
-        meter.slabs_reused += reused
+        figures.slabs_made += made
+        figures.slabs_reused += reused
         self._end_turn(worker)
 
     def _progress(self, link: Link, message: ProgressMessage) -> None:
@@ -290,7 +290,7 @@ class HostConnection:
         stuck_s, self._hang_detector.ended_for_s = self._hang_detector.ended_for_s, None
         if stuck_s is not None:
             ended = f"{ended}: it was stuck for {stuck_s:.3g} s"
-        self._meter.restarts += 1
+        self._meter.figures.restarts += 1
         for worker in lost:
             if worker.finished:
                 worker.gone()
@@ -468,13 +468,13 @@ class HostConnection:
     def _busy(self) -> tuple[str, ...]:
         """Name what seems to be at work in the host."""
         meters = [meter for meter in list(self._meters.stages.values()) if meter.host is self._meter]
-        busy = [f"{meter} of shard {meter.shard}" for meter in meters if meter.since is not None]
+        busy = [f"{meter} of shard {meter.figures.shard}" for meter in meters if meter.since is not None]
         return tuple(f"{name} in {self.host.name}" for name in busy) or (self.host.name,)
 
     def _observe(self) -> None:
         """Tell the host whether a trace is recorded; called in any thread."""
         if self._link is not None:
-            self._link.send_threadsafe(Observe(self._meters.observer is not None))
+            self._link.send_threadsafe(Observe(self._meters.hooks.observer is not None))
 
     def _turn(self, widths: Mapping[str, int]) -> None:
         """SetKnobs knobs in the host."""
