@@ -127,7 +127,7 @@ KEYS = {
 """Fields that are tuples of figures, each with the field of those that tells them apart."""
 
 
-class Tally:
+class Summable:
     """Figures, a dataclass: `+` and `-` are of its fields that grow; all else is as on the left."""
 
     grows: ClassVar[tuple[str, ...]] = ()
@@ -141,7 +141,7 @@ class Tally:
     def __add__(self, other: Self) -> Self:
         return total((self, other))
 
-    def __sub__(self, earlier: Tally) -> Self:
+    def __sub__(self, earlier: Summable) -> Self:
         """Return what was added since `earlier`, at which the same was counted."""
         gained = self.copy()
         now, before, found = vars(self), vars(earlier), vars(gained)  # quickly: of each worker of each stage
@@ -157,18 +157,18 @@ class Tally:
             found["details"] = since(before["details"], now["details"])
         return gained
 
-    def copy(self) -> Self:
+    def copy(self, **changes: Any) -> Self:
         found = object.__new__(type(self))
-        vars(found).update(vars(self))
+        vars(found).update(vars(self), **changes)
         return found
 
-    def add(self, more: Tally) -> None:
+    def add(self, more: Summable) -> None:
         """Count what was counted elsewhere, too."""
         for name in more.grows:
             setattr(self, name, getattr(self, name) + getattr(more, name))
 
 
-T = TypeVar("T", bound=Tally)
+T = TypeVar("T", bound=Summable)
 
 
 def total(parts: Sequence[T]) -> T:
@@ -181,7 +181,7 @@ def total(parts: Sequence[T]) -> T:
 
 
 @dataclass(kw_only=True)
-class StageStats(Tally):
+class StageStats(Summable):
     """One stage, in one worker or all of them together, since the stream was opened.
 
     Attributes:
@@ -238,6 +238,18 @@ class StageStats(Tally):
         there = ", ".join(_name_of(each.name, each.part) for each in self.details) or "none"
         raise KeyError(f"{self} has no detail {_name_of(name, part)}; it has {there}")
 
+    def add_hold(self, seconds: float) -> None:
+        """Count work in which the event loop stood still."""
+        self.busy_s += seconds
+        self.held_s += seconds
+
+    def add_wait(self, doing: Doing, seconds: float) -> None:
+        """Count a wait for an item from before the stage, or for room downstream."""
+        if doing == "wait_input":
+            self.wait_input_s += seconds
+        else:
+            self.wait_output_s += seconds
+
     @property
     def slots(self) -> int:
         """Calls that all workers together may have at work at once."""
@@ -252,7 +264,7 @@ def _name_of(detail: str, part: str) -> str:
 
 
 @dataclass(kw_only=True)
-class ChannelStats(Tally):
+class ChannelStats(Summable):
     """One channel, or those of all workers.
 
     Attributes:
@@ -275,7 +287,7 @@ class ChannelStats(Tally):
 
 
 @dataclass(kw_only=True)
-class HostStats(Tally):
+class HostStats(Summable):
     """A thread or a process in which workers run, since the stream was opened.
 
     Attributes:
@@ -319,6 +331,23 @@ class HostStats(Tally):
     node: str = ""
     shared: bool = False
 
+    def arrived(self, items: int, size: int, copied_bytes: int, slabs: tuple[int, int], took_s: float) -> None:
+        """Count a list of items that has come from it, in `size` bytes, and slabs: new ones, and those used again."""
+        self.items += items
+        self.bytes += size
+        self.copied_bytes += copied_bytes
+        self.slabs_made += slabs[0]
+        self.slabs_reused += slabs[1]
+        self.arrival_s += took_s
+
+    def see_process(self, pid: int | None, node: str) -> None:
+        """Note its process and its machine; those that it had at last stay."""
+        self.pid, self.node = pid or self.pid, node or self.node
+
+    def see_memory(self, resident_bytes: int) -> None:
+        """Note its memory; 0: it isn't known now."""
+        self.resident_bytes = resident_bytes or self.resident_bytes
+
     @property
     def name(self) -> str:
         """How messages call it: "process 2, pid 4711", "shared process 2 on node7, pid 4711", "thread 0"."""
@@ -326,7 +355,7 @@ class HostStats(Tally):
 
 
 @dataclass
-class ReadStats(Tally):
+class ReadStats(Summable):
     """What one source has asked of servers, in all hosts together, since the stream was opened.
 
     Attributes:
@@ -389,14 +418,12 @@ class HostMeter:
 
     def _see_process(self) -> None:
         """Note its process and its machine, or keep the last ones."""
-        figures = self.figures
-        figures.pid, figures.node = self._pid() or figures.pid, self._node() or figures.node
+        self.figures.see_process(self._pid(), self._node())
 
     def see(self) -> None:
         """Note what can be seen of it now; of one that has ended, that is what was seen at last. From any thread."""
         self._see_process()
-        if self.figures.alive:
-            self.figures.resident_bytes = self._resident() or self.figures.resident_bytes
+        self.figures.see_memory(self._resident() if self.figures.alive else 0)
 
     def gone(self) -> None:
         """There is no host for now: its pid, its machine and its memory stay what they were at last."""
@@ -436,14 +463,22 @@ class MeterHooks:
 
     Attributes:
       observer: called with every segment of work and of waiting; a trace, say. None: the usual case.
+      on_observed: called, in the tracing thread, when a trace begins and when it ends.
       on_hold: called with how long a segment of at least `HOLD_S` held the stream's own event loop; None: not called.
     """
 
-    __slots__ = ("observer", "on_hold")
+    __slots__ = ("observer", "on_hold", "on_observed")
 
     def __init__(self) -> None:
         self.observer: Observer | None = None
+        self.on_observed: list[Callable[[], None]] = []
         self.on_hold: Callable[[StageMeter, float], None] | None = None
+
+    def observe(self, observer: Observer | None) -> None:
+        """Call `observer` with every segment of work and of waiting; None: nothing is called."""
+        self.observer = observer
+        for notify in list(self.on_observed):
+            notify()
 
 
 class Ongoing(NamedTuple):
@@ -469,37 +504,33 @@ class Ongoing(NamedTuple):
 
 
 class SizeEstimate:
-    """How large the items of a stage are, from a few of them.
+    """How many bytes the items of a stage have, from the sizes of a few."""
 
-    Attributes:
-      lists: that were counted.
-      next_sample: how many that are when the next item is looked at.
-      samples: the last ones.
-      items: that were counted when one was looked at last.
-      item_bytes: of one of those that came since.
-    """
-
-    __slots__ = ("item_bytes", "items", "lists", "next_sample", "samples")
+    __slots__ = ("_bytes", "_item_bytes", "_items", "_samples")
 
     def __init__(self) -> None:
-        self.lists = 0
-        self.next_sample = 1
-        self.items = 0
-        self.item_bytes = 0.0
-        self.samples: list[int] = []
+        self._bytes = 0  # of the items that had come at the last sample
+        self._items = 0
+        self._item_bytes = 0.0  # of one that has come since
+        self._samples: list[int] = []
 
-    def sample(self, item: Any) -> None:
-        """Look at an item."""
-        self.next_sample += min(self.lists, SAMPLE_LISTS)
-        self.samples = [*self.samples[-7:], _size(item)]  # sizes may drift
-        self.item_bytes = sum(self.samples) / len(self.samples)
+    def of(self, items: int) -> int:
+        """Return the bytes of the first `items`, all that have come."""
+        return int(self._bytes + (items - self._items) * self._item_bytes)
+
+    def sample(self, item: Any, items: int) -> None:
+        """Look at one of `items`, all that have come."""
+        if self._samples:
+            self._bytes, self._items = self.of(items), items
+        self._samples = [*self._samples[-7:], _size(item)]  # the last ones: sizes may drift
+        self._item_bytes = sum(self._samples) / len(self._samples)
 
 
 class StageMeter:
     """One stage in one worker.
 
     Attributes:
-      figures: what it has counted; bytes up to the last sample, and details without those that are read now.
+      figures: what it has counted; bytes, and details that are read now, are added when they are read.
       begun: when the segment of work that holds the loop now began; None: none does.
       slots: when each awaited or threaded call that is at work now began; 0.0: none.
       loop: in which its inline functions run, with those of the others.
@@ -507,17 +538,40 @@ class StageMeter:
       host: in which the worker runs; None: in the stream's own event loop.
     """
 
-    __slots__ = ("_read", "_sizes", "_waits", "begun", "figures", "hooks", "host", "loop", "slots")
+    __slots__ = (
+        "_lists",
+        "_next_sample",
+        "_read",
+        "_sizes",
+        "_waits",
+        "begun",
+        "figures",
+        "hooks",
+        "host",
+        "loop",
+        "slots",
+    )
 
-    def __init__(self, name: str, kind: str, shard: int, concurrency: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        shard: int,
+        concurrency: int = 1,
+        loop: LoopMeter | None = None,
+        hooks: MeterHooks | None = None,
+        host: HostMeter | None = None,
+    ) -> None:
         self.figures = StageStats(name=name, kind=kind, shard=shard, concurrency=concurrency)
         self.begun: float | None = None
         self.slots: list[float] = []
-        self.loop = LoopMeter()
-        self.hooks = MeterHooks()
-        self.host: HostMeter | None = None
+        self.loop = loop or LoopMeter()
+        self.hooks = hooks or MeterHooks()
+        self.host = host
         self._waits: dict[int, tuple[Doing, float]] = {}
         self._sizes = SizeEstimate()
+        self._lists = 0
+        self._next_sample = 1
         self._read: ReadDetails = tuple
 
     def __str__(self) -> str:
@@ -539,9 +593,8 @@ class StageMeter:
     def held(self, began: float, ended: float) -> None:
         """Count a segment of the stage's own work in which the event loop stood still."""
         self.begun = None
-        spent, figures = ended - began, self.figures
-        figures.busy_s += spent
-        figures.held_s += spent
+        spent = ended - began
+        self.figures.add_hold(spent)
         self.loop.held_s += spent
         if self.hooks.observer is not None or spent >= HOLD_S:
             self._report_held(began, ended)
@@ -555,10 +608,7 @@ class StageMeter:
 
     def waited(self, doing: Doing, began: float, ended: float) -> None:
         """Count a wait: for an item from before the stage ("wait_input"), or for room downstream ("wait_output")."""
-        if doing == "wait_input":
-            self.figures.wait_input_s += ended - began
-        else:
-            self.figures.wait_output_s += ended - began
+        self.figures.add_wait(doing, ended - began)
         if self.hooks.observer is not None:
             self.hooks.observer(self, doing, began, ended)
 
@@ -574,18 +624,15 @@ class StageMeter:
     def count(self, items: Sequence[Any]) -> None:
         """Count a list that came out of the stage; now and then, look at how large an item is."""
         self.figures.items += len(items)
-        sizes = self._sizes
-        sizes.lists += 1
-        if sizes.lists >= sizes.next_sample and items:
-            if sizes.samples:
-                self.figures.bytes, sizes.items = self.bytes, self.figures.items
-            sizes.sample(items[0])
+        self._lists += 1
+        if self._lists >= self._next_sample and items:
+            self._next_sample += min(self._lists, SAMPLE_LISTS)
+            self._sizes.sample(items[0], self.figures.items)
 
     @property
     def bytes(self) -> int:
         """Of the items, estimated from the sizes of a few."""
-        sizes = self._sizes
-        return int(self.figures.bytes + (self.figures.items - sizes.items) * sizes.item_bytes)
+        return self.figures.bytes + self._sizes.of(self.figures.items)
 
     def details_from(self, read: ReadDetails) -> None:
         """Read details from this function from now on; counts of the one before go on. At the stage's first pull."""
@@ -603,26 +650,23 @@ class StageMeter:
 
     def counted(self) -> StageStats:
         """Return what was counted, without what goes on. From any thread."""
-        found = self.figures.copy()
-        found.bytes, found.details = self.bytes, self.details
-        return found
+        return self.figures.copy(bytes=self.bytes, details=self.details)
 
     def until(self, now: float) -> StageStats:
         """Return what was counted up to `now`, with what goes on. From any thread."""
         begun, slots, waits = self.ongoing
         found = self.counted()
-        held_s = 0.0 if begun is None else max(0.0, now - begun)
-        found.held_s += held_s
-        found.busy_s += held_s + sum(max(0.0, now - began) for began in slots if began)
-        found.wait_input_s += sum(now - began for _, (doing, began) in waits if doing == "wait_input")
-        found.wait_output_s += sum(now - began for _, (doing, began) in waits if doing == "wait_output")
+        if begun is not None:
+            found.add_hold(max(0.0, now - begun))
+        found.busy_s += sum(max(0.0, now - began) for began in slots if began)
+        for _, (doing, began) in waits:
+            found.add_wait(doing, now - began)
         return found
 
     def show(self, gained: StageStats, ongoing: Ongoing) -> None:
         """Count what a meter elsewhere has counted, too, and show what it is at; what is skipped is counted here."""
-        before, figures = self.figures, gained + self.figures
-        figures.errors, figures.details = before.errors, later(before.details, gained.details)
-        self.figures = figures
+        before, details = self.figures, later(self.figures.details, gained.details)
+        self.figures = (gained + before).copy(errors=before.errors, details=details)
         self._go_on(ongoing)
 
     def stop(self, now: float) -> None:

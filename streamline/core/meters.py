@@ -17,7 +17,6 @@ from streamline.core.counters import (
     HostMeter,
     LoopMeter,
     MeterHooks,
-    Observer,
     ReadStats,
     StageMeter,
 )
@@ -111,7 +110,6 @@ class Meters:
       hooks: of all stages of the run.
       on_first_list: makes `first` of these meters as soon as the consumer is given its first list; None: not called.
       first: what it has made: where the warm-up ended. None: the consumer has no list yet.
-      on_observed: called, in the tracing thread, when a trace begins and when it ends.
     """
 
     def __init__(self, opened_at: float, *, on: bool = True) -> None:
@@ -124,7 +122,6 @@ class Meters:
         self.on = on
         self.hosts: list[HostMeter] = []
         self.hooks = MeterHooks()
-        self.on_observed: list[Callable[[], None]] = []
         self._host: HostMeter | None = None
         self.on_first_list: Callable[[Meters], Any] | None = None
         self.first: Any = None
@@ -144,19 +141,12 @@ class Meters:
         """The event loop in which all inline functions run, and the body of an `async for`."""
         return self.consumer.loop
 
-    def observe(self, observer: Observer | None) -> None:
-        """Call `observer` with every segment of work and of waiting; None: nothing is called."""
-        self.hooks.observer = observer
-        for notify in list(self.on_observed):
-            notify()
-
     def stage(self, name: str, kind: str, shard: int, concurrency: int = 1) -> StageMeter:
         """Return the meter of a stage in a worker."""
         meter = self.stages.get((name, shard))
         if meter is None:
             self.names.add(name)
-            meter = StageMeter(name, kind, shard, concurrency)
-            meter.loop, meter.hooks, meter.host = self.loop, self.hooks, self._host
+            meter = StageMeter(name, kind, shard, concurrency, self.loop, self.hooks, self._host)
             self.stages[name, shard] = meter
         return meter
 

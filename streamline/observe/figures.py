@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from streamline.core.counters import ChannelStats, HostStats, ReadStats, StageStats, Tally
+from streamline.core.counters import ChannelStats, HostStats, ReadStats, StageStats, Summable
 
 __all__ = [
     "ChannelStats",
@@ -20,7 +20,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThreadStats(Tally):
+class ThreadStats(Summable):
     """A thread of this process, since it was started.
 
     Attributes:
@@ -42,7 +42,7 @@ class ThreadStats(Tally):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContentionStats(Tally):
+class ContentionStats(Summable):
     """What slows all stages of this process alike; not those in processes of their own.
 
     Attributes:
@@ -70,7 +70,7 @@ class ContentionStats(Tally):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures(Tally):
+class Figures(Summable):
     """A stream at one moment, or between two.
 
     Attributes:

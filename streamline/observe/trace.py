@@ -98,7 +98,7 @@ class Trace:
         self._file: TraceFile | None = None
         self._begin()
         self._observer = self._observe  # one and the same object each time, so that it can be compared
-        meters.observe(self._observer)  # from now on other threads write, too
+        meters.hooks.observe(self._observer)  # from now on other threads write, too
 
     @property
     def previous(self) -> Path:
@@ -116,7 +116,7 @@ class Trace:
     def stop(self) -> None:
         """Write what is left, and the end. From any thread, at any time; idempotent."""
         if self._meters.hooks.observer is self._observer:
-            self._meters.observe(None)
+            self._meters.hooks.observe(None)
         with self._lock:
             now = perf_counter()
             for meter in list(self._meters.stages.values()):

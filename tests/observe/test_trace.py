@@ -239,7 +239,7 @@ def test_threads_may_tell_it_at_the_same_time(meters: Meters, tmp_path: Path) ->
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
 def test_a_file_has_begun_before_other_threads_write_to_it(meters: Meters, tmp_path: Path) -> None:
     stage = meters.stage("map", "map", 0)
-    meters.on_observed.append(lambda: stage.worked(0.0, 1.0))  # as a thread does that runs meanwhile
+    meters.hooks.on_observed.append(lambda: stage.worked(0.0, 1.0))  # as a thread does that runs meanwhile
     with Trace(tmp_path / "run.json", meters) as trace:
         pass
     assert load(trace.path)[0]["name"] == "process_name"

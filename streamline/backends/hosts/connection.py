@@ -181,7 +181,7 @@ class HostConnection:
     # The task ---------------------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        self._meters.on_observed.append(self._observe)
+        self._meters.hooks.on_observed.append(self._observe)
         if self._widths is not None:
             self._widths.followers.append(self._turn)
         try:
@@ -197,7 +197,7 @@ class HostConnection:
         except BaseException as failure:
             self._fail_all(failure)
         finally:
-            self._meters.on_observed.remove(self._observe)
+            self._meters.hooks.on_observed.remove(self._observe)
             if self._widths is not None:
                 self._widths.followers.remove(self._turn)
             with anyio.CancelScope(shield=True):
@@ -250,15 +250,10 @@ class HostConnection:
     def _items(self, link: Link, message: ItemsMessage) -> None:
         if (worker := self._workers.get(message.worker)) is None:
             return
-        figures, packed, began = self._meter.figures, message.packed, perf_counter()
+        packed, began = message.packed, perf_counter()
         worker.items(message, link)
-        figures.arrival_s += perf_counter() - began
-        figures.items += packed.count
-        figures.bytes += packed.nbytes
-        figures.copied_bytes += packed.copied_bytes
-        made, reused = packed.slabs
-        figures.slabs_made += made
-        figures.slabs_reused += reused
+        took_s = perf_counter() - began
+        self._meter.figures.arrived(packed.count, packed.nbytes, packed.copied_bytes, packed.slabs, took_s)
         self._end_turn(worker)
 
     def _progress(self, link: Link, message: ProgressMessage) -> None:

@@ -148,7 +148,7 @@ class MetricsReporter:
 
     def observe(self, observed: bool) -> None:
         """Record spans of work and waiting from now on, or stop."""
-        self._meters.observe(partial(_note, self) if observed else None)
+        self._meters.hooks.observe(partial(_note, self) if observed else None)
 
     def note(self, span: Span) -> None:
         """Keep a span until the next report."""

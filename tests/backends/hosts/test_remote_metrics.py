@@ -283,7 +283,7 @@ def test_times_of_another_machine_are_shown_by_this_ones_clock(monkeypatch: pyte
     meters, mirror = mirrored()
     reporter = MetricsReporter(link, session)
     reporter.observe(True)
-    meters.observe(lambda _, __, began, ended: spans.append((began, ended)))
+    meters.hooks.observe(lambda _, __, began, ended: spans.append((began, ended)))
     for _ in range(3):  # on the machine with the other clock
         with monkeypatch.context() as patch:
             patch.setattr("streamline.backends.hosts.remote_metrics.perf_counter", lambda: here() + ahead)
