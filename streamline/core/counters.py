@@ -1,8 +1,7 @@
 """Figures of a stage, a channel, a host and a source's requests, the meters that count them, and their labels.
 
-A figure is declared once: meters write the classes that `stats` gives to users, and hosts send them. Each counter has
-one writer, the event loop's thread, and may be read in any thread: it is exact but for the list that is being
-counted. Times are those of `time.perf_counter`.
+A figure is declared once: meters write the classes that `stats` gives to users, and hosts send them. Its one writer is
+the event loop's thread; any may read it, exact but for the list that is being counted. Times are `perf_counter`'s.
 
 Details are what only one kind of stage counts: cycles of a cache, components of a mixture, bytes copied to a device. A
 stage registers a function that reads them (`StageMeter.details_from`), called only when figures are read. They travel
@@ -109,8 +108,6 @@ def host_label(number: int, kind: HostKind, pid: int | None, node: str = "", *, 
         + (f", pid {pid}" if kind == "process" and pid else "")
     )
 
-
-# Figures --------------------------------------------------------------------------------------------------------------
 
 GROWING = frozenset({
     "items", "bytes", "copied_bytes", "slabs_made", "slabs_reused", "errors", "padded", "requests", "retries",
@@ -340,12 +337,9 @@ class HostStats(Summable):
         self.slabs_reused += slabs[1]
         self.arrival_s += took_s
 
-    def see_process(self, pid: int | None, node: str) -> None:
-        """Note its process and its machine; those that it had at last stay."""
+    def see(self, pid: int | None, node: str, resident_bytes: int = 0) -> None:
+        """Note its process, its machine and its memory; what isn't known now stays what it was at last."""
         self.pid, self.node = pid or self.pid, node or self.node
-
-    def see_memory(self, resident_bytes: int) -> None:
-        """Note its memory; 0: it isn't known now."""
         self.resident_bytes = resident_bytes or self.resident_bytes
 
     @property
@@ -379,9 +373,6 @@ class ReadStats(Summable):
     in_flight: int = 0
 
 
-# Meters ---------------------------------------------------------------------------------------------------------------
-
-
 class HostMeter:
     """One host of one run. Its writer is the run's event loop.
 
@@ -413,17 +404,12 @@ class HostMeter:
         self._pid, self._resident, self._node = pid, resident, node
 
     def __str__(self) -> str:
-        self._see_process()
+        self.figures.see(self._pid(), self._node())
         return self.figures.name
-
-    def _see_process(self) -> None:
-        """Note its process and its machine, or keep the last ones."""
-        self.figures.see_process(self._pid(), self._node())
 
     def see(self) -> None:
         """Note what can be seen of it now; of one that has ended, that is what was seen at last. From any thread."""
-        self._see_process()
-        self.figures.see_memory(self._resident() if self.figures.alive else 0)
+        self.figures.see(self._pid(), self._node(), self._resident() if self.figures.alive else 0)
 
     def gone(self) -> None:
         """There is no host for now: its pid, its machine and its memory stay what they were at last."""
@@ -539,18 +525,8 @@ class StageMeter:
     """
 
     __slots__ = (
-        "_lists",
-        "_next_sample",
-        "_read",
-        "_sizes",
-        "_waits",
-        "begun",
-        "figures",
-        "hooks",
-        "host",
-        "loop",
-        "slots",
-    )
+        "_lists", "_next_sample", "_read", "_sizes", "_waits", "begun", "figures", "hooks", "host", "loop", "slots",
+    )  # fmt: skip
 
     def __init__(
         self,
