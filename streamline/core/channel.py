@@ -30,7 +30,7 @@ from streamline.core.tree import nbytes
 from streamline.errors import ClosedError
 
 if TYPE_CHECKING:
-    from streamline.core.counters import ChannelMeter, StageMeter
+    from streamline.core.counters import ChannelStats, StageMeter
     from streamline.core.tasks import Session
 
 T = TypeVar("T")
@@ -180,7 +180,7 @@ class Channel(Sink[T]):
       meter: of this channel; None: not counted.
     """
 
-    meter: ChannelMeter | None = None
+    meter: ChannelStats | None = None
 
     def __init__(self, begin: State, capacity: Capacity, feeder: Feeder | None = None) -> None:
         super().__init__(capacity)

@@ -47,7 +47,7 @@ def behind_channel(
     channel = Channel[T](flow.state, Capacity(capacity, capacity_bytes, by_list=by_list, widest=widest))
     channel.filler = flow.meter
     channel.turns = 1 if last else 2
-    filled_by = name if flow.meter is None else flow.meter.name
+    filled_by = name if flow.meter is None else flow.meter.figures.name
     return run_into(channel, partial(drive, flow, channel, site.tasks.gate), site, name, filled_by)
 
 

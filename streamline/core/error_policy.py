@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -234,10 +235,8 @@ class Errors:
         self._size = size
         self._meters = meters
         self._totals: dict[Key, int] = dict(before or {})
-        self._waiting: dict[Key, deque[_PendingSkip]] = {}
+        self._pending = _PendingSkips()
         self._counting = False
-        self._happened = 0  # written by the event loop's thread only
-        self._counted = 0  # written by the consumer's only
         self.goes_on = bool(self._totals)
         self._unjudged = self.goes_on or cached
         self._cached = cached
@@ -261,12 +260,9 @@ class Errors:
         line = None
         if self._dead_letters is not None:
             line = {**self._dead_letters.written(failure, epoch), "n": number}
-        waiting = self._waiting.setdefault(key, deque())
-        more = failure.items - _forget(waiting, number)
-        self._happened += more
-        waiting.append(_PendingSkip(number, failure, line))
+        more = self._pending.add(key, _PendingSkip(number, failure, line))
         if self._meters is not None:
-            self._meters.stage(failure.stage, failure.kind, failure.shard).errors += more
+            self._meters.stage(failure.stage, failure.kind, failure.shard).figures.errors += more
 
     def decide(self, failure: Failure) -> object:
         """Return the decision, "skip" or "raise", or whatever else a handler returns. One call at a time."""
@@ -278,7 +274,7 @@ class Errors:
 
     def settle(self, state: State) -> None:
         """Count and write what was skipped up to `state`, which the consumer has reached."""
-        if self._happened == self._counted and not self._unjudged:
+        if not self._pending and not self._unjudged:
             return
         self._count(state)
 
@@ -286,7 +282,7 @@ class Errors:
         """Count, and fail the run if the limit is exceeded: from then on, each call raises."""
         if self._failure is not None:
             raise self._failure.with_traceback(None)  # else it would grow with every raise
-        if self._happened == self._counted and not self._unjudged:
+        if not self._pending and not self._unjudged:
             return
         try:
             tally = self._count(state.get())
@@ -311,29 +307,18 @@ class Errors:
 
     def _take(self, totals: Mapping[Key, int]) -> None:
         """Write what is counted now, and only then remove it: an interrupt in between loses nothing."""
-        counts = {key: self._counted_in(key, total) for key, total in totals.items()}
-        counted = [self._waiting[key][at] for key, count in counts.items() for at in range(count)]
+        counts, counted = self._pending.up_to(totals)
         unwritten: DeadLetterError | None = None
         if self._dead_letters is not None and counted:
             try:
                 self._dead_letters.append(left.line for left in counted if left.line is not None)
             except DeadLetterError as error:
                 unwritten = error
-        for key, count in counts.items():
-            for _ in range(count):
-                self._counted += self._waiting[key].popleft().failure.items
+        self._pending.remove(counts)
         self._last.extend(left.failure for left in counted[-LAST:])
         self._totals.update(totals)
         if unwritten is not None:
             raise unwritten
-
-    def _counted_in(self, key: Key, total: int) -> int:
-        """Return how many of the pending skips `total` includes."""
-        count = 0
-        waiting = self._waiting.get(key, ())
-        while count < len(waiting) and waiting[count].number <= total:
-            count += 1
-        return count
 
     def report(self) -> ErrorReport:
         """Return what is counted. From any thread."""
@@ -387,21 +372,47 @@ class _PendingSkip(NamedTuple):
     line: DeadLetter | None
 
 
-def _forget(waiting: deque[_PendingSkip], number: int) -> int:
-    """Drop the pending skips from `number` on, and return how many items that are.
+class _PendingSkips:
+    """Those of all stages and shards: the event loop's thread adds them, the consumer's removes them."""
 
-    A stage that is at `number` again has been opened anew, in another pass of a repeat: what the earlier pass skipped
-    beyond its last consumed item is never consumed.
-    """
-    items = 0
-    while True:
-        try:
-            last = waiting[-1]
-        except IndexError:  # empty, or the consumer's thread has just taken the last one
-            return items
-        if last.number < number:
-            return items
-        items += waiting.pop().failure.items
+    def __init__(self) -> None:
+        self._waiting: dict[Key, deque[_PendingSkip]] = {}
+        self._added = 0  # items; written by the event loop's thread only
+        self._removed = 0  # written by the consumer's only
+
+    def __bool__(self) -> bool:
+        return self._added != self._removed
+
+    def add(self, key: Key, skip: _PendingSkip) -> int:
+        """Add one in place of those from its number on; return how many items more there are.
+
+        A stage that is at a number again has been opened anew, in another pass of a repeat: what the earlier pass
+        skipped beyond its last consumed item is never consumed.
+        """
+        waiting, more = self._waiting.setdefault(key, deque()), skip.failure.items
+        with suppress(IndexError):  # it is empty, or the consumer's thread has just taken the last one
+            while waiting[-1].number >= skip.number:
+                more -= waiting.pop().failure.items
+        self._added += more
+        waiting.append(skip)
+        return more
+
+    def up_to(self, totals: Mapping[Key, int]) -> tuple[dict[Key, int], list[_PendingSkip]]:
+        """Return how many of each stage and shard `totals` include, and which."""
+        counts = {key: self._included(key, total) for key, total in totals.items()}
+        return counts, [self._waiting[key][at] for key, count in counts.items() for at in range(count)]
+
+    def _included(self, key: Key, total: int) -> int:
+        waiting, count = self._waiting.get(key, ()), 0
+        while count < len(waiting) and waiting[count].number <= total:
+            count += 1
+        return count
+
+    def remove(self, counts: Mapping[Key, int]) -> None:
+        """Remove the first so many of each."""
+        for key, count in counts.items():
+            for _ in range(count):
+                self._removed += self._waiting[key].popleft().failure.items
 
 
 class Skips:

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from streamline.core.counters import ChannelMeter, HostMeter, LoopMeter, Observer, StageMeter
+from streamline.core.counters import (
+    ChannelStats,
+    HostMeter,
+    LoopMeter,
+    MeterHooks,
+    ReadStats,
+    StageMeter,
+)
 
 QUICK_S = 0.001
 """A body of the consumer's loop that takes less is timed now and then only."""
@@ -100,28 +106,23 @@ class Meters:
       names: of all stages and channels that have a meter.
       order: names of the stages as they stand in the plan; others come after them.
       on: False: nothing is counted of stages and channels; for measuring what that costs.
-      on_hold: given to every meter made from now on.
       hosts: in which workers run.
+      hooks: of all stages of the run.
       on_first_list: makes `first` of these meters as soon as the consumer is given its first list; None: not called.
       first: what it has made: where the warm-up ended. None: the consumer has no list yet.
-      on_observed: called, in the tracing thread, when a trace begins and when it ends.
     """
 
     def __init__(self, opened_at: float, *, on: bool = True) -> None:
         self.stages: dict[tuple[str, int], StageMeter] = {}
-        self.channels: dict[tuple[str, int], ChannelMeter] = {}
+        self.channels: dict[tuple[str, int], ChannelStats] = {}
         self.traffics: dict[tuple[str, int | None], Traffic] = {}
         self.names: set[str] = set()
-        self.loop = LoopMeter()
-        self.consumer = ConsumerMeter(opened_at, self.loop)
+        self.consumer = ConsumerMeter(opened_at)
         self.order: list[str] = []
         self.on = on
-        self.observer: Observer | None = None
-        self.on_hold: Callable[[StageMeter, float], None] | None = None
         self.hosts: list[HostMeter] = []
-        self.on_observed: list[Callable[[], None]] = []
+        self.hooks = MeterHooks()
         self._host: HostMeter | None = None
-        self._whole = self
         self.on_first_list: Callable[[Meters], Any] | None = None
         self.first: Any = None
 
@@ -132,40 +133,35 @@ class Meters:
         """
         part = Meters(self.consumer.opened_at, on=self.on)
         part.stages, part.channels, part.traffics = self.stages, self.channels, self.traffics
-        part._host, part._whole = host, self
+        part.hooks, part._host = self.hooks, host
         return part
 
-    def observe(self, observer: Observer | None) -> None:
-        """Call `observer` with every segment of work and of waiting; None: nothing is called."""
-        self.observer = observer
-        for meter in list(self.stages.values()):
-            meter.observer = observer
-        for notify in list(self.on_observed):
-            notify()
+    @property
+    def loop(self) -> LoopMeter:
+        """The event loop in which all inline functions run, and the body of an `async for`."""
+        return self.consumer.loop
 
     def stage(self, name: str, kind: str, shard: int, concurrency: int = 1) -> StageMeter:
         """Return the meter of a stage in a worker."""
         meter = self.stages.get((name, shard))
         if meter is None:
             self.names.add(name)
-            meter = self.stages[name, shard] = StageMeter(name, kind, shard, concurrency)
-            meter.loop = self.loop
-            meter.host = self._host
-            meter.on_hold = self.on_hold
-            meter.observer = self._whole.observer  # once it is among the stages: a trace that begins now misses none
+            meter = StageMeter(name, kind, shard, concurrency, self.loop, self.hooks, self._host)
+            self.stages[name, shard] = meter
         return meter
 
-    def channel(self, name: str, shard: int, capacity: int) -> ChannelMeter:
+    def channel(self, name: str, shard: int, capacity: int) -> ChannelStats:
         """Return the meter of the channel that the stage `name` of a worker fills."""
         meter = self.channels.get((name, shard))
         if meter is None:
             self.names.add(name)
-            meter = self.channels[name, shard] = ChannelMeter(name, shard, capacity)
+            meter = self.channels[name, shard] = ChannelStats(name=name, shard=shard, capacity=capacity)
         return meter
 
     def traffic(self, name: str) -> Traffic:
         """Return the counter of what the source `name` asks of servers, in this host."""
-        return self.traffics.setdefault((name, None if self._host is None else self._host.number), Traffic())
+        number = None if self._host is None else self._host.figures.number
+        return self.traffics.setdefault((name, number), Traffic(name))
 
     def began(self) -> None:
         """The consumer gets its first list: what was before was the warm-up."""
@@ -178,31 +174,8 @@ class Meters:
         self.consumer.items += items
 
 
-@dataclass(slots=True)
-class Traffic:
-    """What one source has asked of servers, in one event loop, its only writer. May be read in any thread.
-
-    Attributes:
-      requests: that were sent, retries and redirects among them.
-      retries: further tries, each after a failure.
-      bytes: that arrived of objects; what arrived twice counts twice.
-      hits: objects, or ranges of one, that were read from the cache on disk.
-      misses: those that weren't there.
-      kept_bytes: that were read from it.
-      in_flight: requests whose answer hasn't begun to come.
-    """
-
-    requests: int = 0
-    retries: int = 0
-    bytes: int = 0
-    hits: int = 0
-    misses: int = 0
-    kept_bytes: int = 0
-    in_flight: int = 0
-
-    def add(self, other: Traffic) -> None:
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+class Traffic(ReadStats):
+    """What one source asks of servers, in one event loop, its only writer. May be read in any thread."""
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -213,7 +186,3 @@ class Traffic:
             yield
         finally:
             self.in_flight -= 1
-
-    def counts(self) -> tuple[int, int, int, int, int, int, int]:
-        """Return requests, retries and bytes; hits, misses and bytes of the cache; in flight."""
-        return self.requests, self.retries, self.bytes, self.hits, self.misses, self.kept_bytes, self.in_flight

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
-from streamline.core.counters import FROM_HOST, ChannelMeter, HostMeter, StageMeter, together
+from streamline.core.counters import FROM_HOST, ChannelStats, HostMeter, HostStats, ReadStats, StageStats, total
 from streamline.core.cpus import usable_cpus
-from streamline.core.meters import Meters, Traffic
+from streamline.core.meters import Meters
 from streamline.errors import printable_lines
 from streamline.observe.contention import CONTENTION
-from streamline.observe.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats, WorkerStats, between
+from streamline.observe.figures import Figures
 from streamline.observe.tables import table
 from streamline.observe.verdict import Verdict, verdict_of
 
@@ -26,119 +26,74 @@ def collect(meters: Meters) -> Figures:
     """Return what the meters of a run say now. From any thread."""
     consumer = meters.consumer
     now = perf_counter() if consumer.closed_at is None else consumer.closed_at
-    places = {name: place for place, name in enumerate(meters.order)}
-    stages = list(meters.stages.copy().values())  # copied in one go, whatever other threads add
-    channels = list(meters.channels.copy().values())
+    workers = [(meter.host, meter.until(now)) for meter in meters.stages.copy().values()]  # copied in one go
+    homes: dict[str, set[HostMeter | None]] = {}
+    for home, stats in workers:
+        homes.setdefault(stats.name, set()).add(home)
+    stages = _by_name([stats for _, stats in workers], meters.order)
     return Figures(
         elapsed_s=max(0.0, now - consumer.opened_at),
         items=consumer.items,
         consumer_wait_s=consumer.waited_until(now),
-        stages=tuple(_stage(each, now) for each in _by_name(stages, places)),
+        stages=tuple(
+            replace(total(each), workers=len(each), per_worker=tuple(each), hosts=len(homes[each[0].name] - {None}))
+            for each in stages
+        ),
         hosts=tuple(
-            host_stats(host, [stage for stage in stages if stage.host is host], now)
-            for host in sorted(meters.hosts, key=lambda host: host.number)
+            host_stats(host, [stats for home, stats in workers if home is host])
+            for host in sorted(meters.hosts, key=lambda host: host.figures.number)
         ),
         cpus=usable_cpus(),
-        channels=tuple(_channel(each) for each in _by_name(channels, places)),
+        channels=tuple(
+            replace(
+                total(each),
+                depth=sum(one.depth for one in each),
+                peak=max(one.peak for one in each),
+                channels=len(each),
+            )
+            for each in _by_name(list(meters.channels.copy().values()), meters.order)
+        ),
         consumer_held_s=consumer.held_s,
         ranks_wait_s=consumer.ranks_wait_s,
-        reads=_reads(dict(meters.traffics)),
+        reads=_reads(list(meters.traffics.copy().values())),
         contention=replace(CONTENTION.read(), loop=meters.loop.thread),
     )
 
 
-def _reads(traffics: Mapping[tuple[str, int | None], Traffic]) -> tuple[ReadStats, ...]:
-    """Return what each source has asked of servers, all hosts together; of those that have."""
-    found: dict[str, list[tuple[int, ...]]] = {}
-    for (name, _), traffic in traffics.items():
-        found.setdefault(name, []).append(traffic.counts())
-    return tuple(
-        ReadStats(name, *summed)
-        for name, counts in sorted(found.items())
-        if any(summed := [sum(column) for column in zip(*counts, strict=True)])
-    )
+S = TypeVar("S", StageStats, ChannelStats)
 
 
-def host_stats(host: HostMeter, stages: Sequence[StageMeter], now: float) -> HostStats:
-    """Return what was counted of a host up to `now`, with what its stages did."""
-    return HostStats(
-        number=host.number,
-        kind=host.kind,
-        pid=host.pid,
-        node=host.node,
-        shared=host.shared,
-        shards=tuple(sorted(host.shards)),
-        items=host.items,
-        bytes=host.bytes,
-        copied_bytes=host.copied_bytes,
-        slabs_made=host.slabs_made,
-        slabs_reused=host.slabs_reused,
-        busy_s=sum(stage.held_until(now) for stage in stages),
-        wait_input_s=sum(stage.waited_until("wait_input", now) for stage in stages),
-        wait_output_s=sum(stage.waited_until("wait_output", now) for stage in stages),
-        arrival_s=host.arrival_s,
-        restarts=host.restarts,
-        resident_bytes=host.resident_bytes,
-        alive=host.alive,
-    )
-
-
-def worker_stats(stage: StageMeter, now: float) -> WorkerStats:
-    """Return what was counted of a stage in one worker up to `now`, with what is going on."""
-    return WorkerStats(
-        shard=stage.shard,
-        items=stage.items,
-        busy_s=stage.busy_until(now),
-        wait_input_s=stage.waited_until("wait_input", now),
-        wait_output_s=stage.waited_until("wait_output", now),
-        details=stage.details,
-    )
-
-
-M = TypeVar("M", StageMeter, ChannelMeter)
-
-
-def _by_name(meters: Sequence[M], places: Mapping[str, int]) -> list[list[M]]:
-    """Return the meters of each name together, by shard, in the plan's order."""
-    found: dict[str, list[M]] = {}
-    last = len(places)
-    for meter in sorted(meters, key=lambda meter: (places.get(meter.name.removesuffix(FROM_HOST), last), meter.shard)):
-        found.setdefault(meter.name, []).append(meter)
+def _by_name(figures: Sequence[S], order: Sequence[str]) -> list[list[S]]:
+    """Return the figures of each name together, by shard, in the plan's order."""
+    found: dict[str, list[S]] = {}
+    places = {name: place for place, name in enumerate(order)}
+    for each in sorted(
+        figures, key=lambda each: (places.get(each.name.removesuffix(FROM_HOST), len(order)), each.shard)
+    ):
+        found.setdefault(each.name, []).append(each)
     return list(found.values())
 
 
-def _stage(meters: Sequence[StageMeter], now: float) -> StageStats:
-    workers = tuple(worker_stats(meter, now) for meter in meters)
-    first = meters[0]
-    return StageStats(
-        name=first.name,
-        kind=first.kind,
-        workers=len(meters),
-        concurrency=first.concurrency,
-        items=sum(worker.items for worker in workers),
-        bytes=sum(meter.bytes for meter in meters),
-        busy_s=sum(worker.busy_s for worker in workers),
-        wait_input_s=sum(worker.wait_input_s for worker in workers),
-        wait_output_s=sum(worker.wait_output_s for worker in workers),
-        errors=sum(meter.errors for meter in meters),
-        held_s=sum(meter.held_until(now) for meter in meters),
-        executor=first.executor,
-        ordered=first.ordered,
-        per_worker=workers,
-        hosts=len({meter.host for meter in meters if meter.host is not None}),
-        details=together(worker.details for worker in workers),
+def host_stats(host: HostMeter, workers: Sequence[StageStats]) -> HostStats:
+    """Return what was counted of a host, with what its workers' stages did."""
+    host.see()
+    return replace(
+        host.figures,
+        shards=tuple(sorted(host.shards)),
+        busy_s=sum(stage.held_s for stage in workers),
+        wait_input_s=sum(stage.wait_input_s for stage in workers),
+        wait_output_s=sum(stage.wait_output_s for stage in workers),
     )
 
 
-def _channel(meters: Sequence[ChannelMeter]) -> ChannelStats:
-    return ChannelStats(
-        name=meters[0].name,
-        items=sum(meter.items for meter in meters),
-        depth=sum(meter.depth for meter in meters),
-        peak=max(meter.peak for meter in meters),
-        capacity=meters[0].capacity,
-        channels=len(meters),
-    )
+def _reads(traffics: Sequence[ReadStats]) -> tuple[ReadStats, ...]:
+    """Return what each source has asked of servers, all hosts together; of those that have."""
+    found: dict[str, ReadStats] = {}
+    for traffic in traffics:
+        reads = found.setdefault(traffic.name, ReadStats(traffic.name))
+        reads.add(traffic)
+        reads.in_flight += traffic.in_flight
+    return tuple(reads for name, reads in sorted(found.items()) if reads != ReadStats(name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +117,7 @@ class Stats(Figures):
     @cached_property
     def warm(self) -> Figures:
         """These without what was before the first list; nothing, where there was none yet."""
-        return between(self if self.first is None else self.first, self)
+        return self - (self if self.first is None else self.first)
 
     def since(self, earlier: Stats) -> Stats:
         """Return what was added since `earlier`, a picture of the same stream: a window.
@@ -171,8 +126,8 @@ class Stats(Figures):
         """
         begin = None if earlier.first is None else Figures(elapsed_s=0, items=0, consumer_wait_s=0)
         if self.first is not None and (begin is None or self.first.elapsed_s > earlier.elapsed_s):
-            begin = between(earlier, self.first)
-        return replace(between(earlier, self), first=begin)
+            begin = self.first - earlier
+        return replace(self - earlier, first=begin)
 
     def __str__(self) -> str:
         verdict = self.verdict

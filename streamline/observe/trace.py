@@ -83,7 +83,7 @@ class Trace:
         after_merge: Collection[str] = (),
     ) -> None:
         max_bytes = check_int(".trace(max_bytes=)", max_bytes, LEAST_BYTES)
-        if meters.observer is not None:
+        if meters.hooks.observer is not None:
             raise PlanError("this stream is being traced already: .stop() that trace first")
         self.path = Path(path)
         self._meters = meters
@@ -98,7 +98,7 @@ class Trace:
         self._file: TraceFile | None = None
         self._begin()
         self._observer = self._observe  # one and the same object each time, so that it can be compared
-        meters.observe(self._observer)  # from now on other threads write, too
+        meters.hooks.observe(self._observer)  # from now on other threads write, too
 
     @property
     def previous(self) -> Path:
@@ -115,8 +115,8 @@ class Trace:
 
     def stop(self) -> None:
         """Write what is left, and the end. From any thread, at any time; idempotent."""
-        if self._meters.observer is self._observer:
-            self._meters.observe(None)
+        if self._meters.hooks.observer is self._observer:
+            self._meters.hooks.observe(None)
         with self._lock:
             now = perf_counter()
             for meter in list(self._meters.stages.values()):
@@ -161,13 +161,13 @@ class Trace:
         if len(lanes) == MOST_LANES:
             return None
         host, order, nth = meter.host, self._meters.order, len(lanes)
-        pid = 1 if host is None else 2 + host.number
+        pid = 1 if host is None else 2 + host.figures.number
         if (pid, 0) not in self._named:
             self._name("process", pid, 0, f"streamline, {self._rank}, {host}")
         lanes.append(lane := _Lane(pid, len(self._named)))
-        place = self._rank if meter.name in self._after_merge else f"shard {meter.shard}"
-        stage = order.index(meter.name) if meter.name in order else len(order)
-        sort = (stage * MOST_WORKERS + meter.shard) * MOST_LANES + nth
+        place = self._rank if meter.figures.name in self._after_merge else f"shard {meter.figures.shard}"
+        stage = order.index(meter.figures.name) if meter.figures.name in order else len(order)
+        sort = (stage * MOST_WORKERS + meter.figures.shard) * MOST_LANES + nth
         self._name("thread", pid, lane.tid, f"{place} · {meter}" + (f" #{nth + 1}" if nth else ""))
         self._write({"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": lane.tid, "args": {"sort_index": sort}})
         return lane

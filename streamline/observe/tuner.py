@@ -25,7 +25,7 @@ from typing import ClassVar
 
 from streamline.core.knobs import Knob
 from streamline.errors import printable
-from streamline.observe.figures import Figures, HostStats, StageStats, between
+from streamline.observe.figures import Figures, HostStats, StageStats
 from streamline.observe.verdict import LEAST_ITEMS, LEAST_S, LOADED, WAITS, Loads, limit_of
 
 STEP = 1.5
@@ -238,7 +238,7 @@ class Tuner(HillClimb):
         if trial is not None and look.figures.elapsed_s < trial.settled_at:
             return None
         self._looks = [*self._looks[-self.MOST_SAMPLES :], look] if trial is None else [*self._looks, look]
-        window = between(self._looks[0].figures, look.figures)
+        window = look.figures - self._looks[0].figures
         if len(self._looks) <= (self.ENOUGH_SAMPLES if trial is None else self.LEAST_SAMPLES) or window.elapsed_s <= 0:
             return None
         return self._move(Loads(window)) if trial is None else self._judge(trial, Loads(window))
@@ -380,7 +380,7 @@ class Tuner(HillClimb):
 
     def _call_s(self, stage: str) -> float:
         """Return the seconds that a call of a stage takes."""
-        window = between(self._looks[0].figures, self._looks[-1].figures)
+        window = self._looks[-1].figures - self._looks[0].figures
         calls = [one.busy_s / max(1, one.items) for one in window.stages if one.name == stage]
         return min(self.LONGEST_SAMPLE_S, sum(calls))
 
@@ -511,7 +511,7 @@ class HostTuner(HillClimb):
         if seen.stretch is None:
             return None
         first, last = seen.stretch
-        loads = Loads(between(first.figures, last.figures))
+        loads = Loads(last.figures - first.figures)
         items = sum(host.items for host in loads.figures.hosts)
         if loads.elapsed_s < LEAST_S or items < LEAST_ITEMS:
             return None

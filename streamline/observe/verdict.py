@@ -15,7 +15,7 @@ from statistics import median
 from typing import NamedTuple
 
 from streamline.core.text import counted
-from streamline.observe.figures import Figures, StageStats, ThreadStats, WorkerStats, per_s
+from streamline.observe.figures import Figures, StageStats, ThreadStats, per_s
 
 MOST_FACTOR = 8
 """The most calls at once, for each there are now, that is advised in one step."""
@@ -413,7 +413,7 @@ def _uneven(loads: Loads) -> Finding | None:
     )
 
 
-def _slowest(loads: Loads, stage: StageStats) -> list[tuple[float, WorkerStats]]:
+def _slowest(loads: Loads, stage: StageStats) -> list[tuple[float, StageStats]]:
     """Return the load of the stage's slowest worker and that worker, if it alone is what the others wait for."""
     workers = stage.per_worker
     if len(workers) < 2:
@@ -428,7 +428,7 @@ def _slowest(loads: Loads, stage: StageStats) -> list[tuple[float, WorkerStats]]
     return [(load, slow)]
 
 
-def _each(worker: WorkerStats) -> float:
+def _each(worker: StageStats) -> float:
     """Seconds of work for an item."""
     return worker.busy_s / max(1, worker.items)
 

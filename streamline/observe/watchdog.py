@@ -40,15 +40,15 @@ class HoldHint:
         self._warned: set[str] = set()
 
     def __call__(self, meter: StageMeter, held_s: float) -> None:
-        if meter.name in self._warned:
+        if meter.figures.name in self._warned:
             return
-        self._warned.add(meter.name)
+        self._warned.add(meter.figures.name)
         hints_logger.warning(
             "%s held the event loop for %.2f s (more than %g s), and with it everything else that runs there: try %s",
             meter,
             held_s,
             HOLD_S,
-            way_out(meter.kind, 2),
+            way_out(meter.figures.kind, 2),
         )
 
 
@@ -99,7 +99,7 @@ class Watched:
 
     def _report(self, now: float) -> str:
         busy = [meter for meter in list(self.session.meters.stages.values()) if meter.since is not None]
-        last = [meter for meter in busy if meter.name in self.after_merge]
+        last = [meter for meter in busy if meter.figures.name in self.after_merge]
         if last:
             return f"after the merge, {_at_work(_oldest(last), now)}"
         if missing := self.session.services.get(RankWait).missing:
@@ -116,21 +116,23 @@ class Watched:
         return f"waiting for {whose}: {'; '.join(details)}"
 
     def _worker(self, worker: WaitedWorker, busy: Sequence[StageMeter], now: float) -> str:
-        reader = [meter for meter in busy if self.shared and meter.name == self.source]
+        reader = [meter for meter in busy if self.shared and meter.figures.name == self.source]
         mine = [
             meter
             for meter in busy
-            if meter.shard == worker.shard and meter.name not in self.after_merge and meter not in reader
+            if meter.figures.shard == worker.shard
+            and meter.figures.name not in self.after_merge
+            and meter not in reader
         ] or reader
         where = worker.state.where()
         at = f", after {where}" if where else ""
         if not mine:
             host = self._host(worker.shard)
-            if host is not None and not host.alive:
-                return f"its {host.kind} is not there yet{at}"
+            if host is not None and not host.figures.alive:
+                return f"its {host.figures.kind} is not there yet{at}"
             return f"nothing in it is at work{_in_host(host)}{at}"
         meter = _oldest(mine)
-        if meter.name == self.source and meter.since is not None:
+        if meter.figures.name == self.source and meter.since is not None:
             return f"{meter} has brought nothing for {_seconds(now - meter.since)}{_in_host(meter.host)}{at}"
         return f"{_at_work(meter, now)}{_in_host(meter.host)}{at}"
 
@@ -142,7 +144,7 @@ class Watched:
         """Return the hosts in which a function holds up what the consumer waits for. In the event loop's thread."""
         shards = {worker.shard for worker in self.session.services.get(MergeWait).workers()}
         stages = list(self.session.meters.stages.values())
-        held = {meter.host for meter in stages if meter.shard in shards and meter.begun is not None}
+        held = {meter.host for meter in stages if meter.figures.shard in shards and meter.begun is not None}
         return [host for host in held if host is not None]
 
     def warn(self, waited: float, why: str, stacks: str = "") -> None:
@@ -155,10 +157,10 @@ def working(meters: Meters, now: float) -> dict[int, str]:
     for meter in list(meters.stages.values()):
         since = meter.since
         if meter.host is not None and since is not None:
-            number = meter.host.number
+            number = meter.host.figures.number
             found[number] = min(found.get(number, (since, meter)), (since, meter), key=lambda one: one[0])
     return {
-        number: f"{meter} of shard {meter.shard} for {_seconds(max(0.0, now - since))}"
+        number: f"{meter} of shard {meter.figures.shard} for {_seconds(max(0.0, now - since))}"
         for number, (since, meter) in found.items()
     }
 
@@ -233,7 +235,7 @@ async def watch(watched: Watched, stall_s: float) -> None:
                 limit *= 2
             delay = min(stall_s, limit - waited)  # another wait may begin, whose limit is nearer
         before = consumer.waited_until(now)
-        held_s = {meter: meter.held_s for meter in list(meters.stages.values()) if meter.host is None}
+        held_s = {meter: meter.figures.held_s for meter in list(meters.stages.values()) if meter.host is None}
         await anyio.sleep(delay)
         woken = perf_counter()
         late = woken - now - delay
@@ -277,7 +279,7 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def _by(before: dict[StageMeter, float]) -> str:
-    grown = {meter: meter.held_s - held_s for meter, held_s in before.items()}
+    grown = {meter: meter.figures.held_s - held_s for meter, held_s in before.items()}
     most = max(grown, key=lambda meter: grown[meter], default=None)
     if most is None or grown[most] <= 0:
         return ""
@@ -294,7 +296,7 @@ def _oldest(meters: Sequence[StageMeter]) -> StageMeter:
 
 def _at_work(meter: StageMeter, now: float) -> str:
     took = now - meter.since if meter.since is not None else 0.0
-    call = "one call" if meter.concurrency == 1 else f"up to {meter.concurrency:,} calls"
+    call = "one call" if meter.figures.concurrency == 1 else f"up to {meter.figures.concurrency:,} calls"
     return f"{meter} has been in {call} for {_seconds(took)}"
 
 

@@ -131,7 +131,7 @@ class _Runner(Generic[T]):
         self._resolved = resolved
         self._session = Session(most_ahead=1, threads=_CallingThread())
         self.stream = _Stepped[T](resolved, self._session)
-        self._session.meters.on_hold = None  # a person in a debugger holds the event loop, and needs no hint
+        self._session.meters.hooks.on_hold = None  # a person in a debugger holds the event loop, and needs no hint
         self._session.meters.on_first_list = None  # nor the collector's clock, in which a step of pdb's would stop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False

@@ -155,7 +155,7 @@ class LoopThread(Generic[T]):
         if self.resolved.computes_last:
             name = f"{LAST_TASK} of shard {self.resolved.rank.rank}"
             if meters.on:
-                filled_by = LAST_TASK if flow.meter is None else flow.meter.name
+                filled_by = LAST_TASK if flow.meter is None else flow.meter.figures.name
                 bridge.meter = meters.channel(filled_by, self.resolved.rank.rank, bridge.capacity.items)
         work = partial(drive, flow, bridge, tasks.gate)
         tasks.start(partial(tasks.gate.participate, name, work), name, bridge.abandon)

@@ -508,7 +508,7 @@ class _MergeOpener:
         merge: MergeFlow[Any] = plan.merge.open(inboxes, own)
         merge.meter = site.meter(plan.merge.name, "merge")
         if merge.meter is not None:
-            merge.meter.ordered = not plan.merge.chooses
+            merge.meter.figures.ordered = not plan.merge.chooses
         if feed is not None:
             merge.on_wait, merge.on_ended = feed.merge_waits, feed.worker_ended
         elif site.tasks.session.errors.policy.skips and not plan.merge.chooses:

@@ -56,7 +56,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         super().__init__(resolved, session)
         self._resolve = resolve
         self._failure: Exception | None = None  # of resolving
-        self._session.meters.on_hold = HoldHint()
+        self._session.meters.hooks.on_hold = HoldHint()
         Cleanup(self, self._session.close)  # no supervisor comes to it if it never began, or its loop is gone
         self._pace = Pace()
         self._gave_way_at = 0

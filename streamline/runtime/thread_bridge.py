@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 from streamline.core.capacity import LONG_LIST_ITEMS, Capacity
 from streamline.core.channel import Sink
-from streamline.core.counters import ChannelMeter
+from streamline.core.counters import ChannelStats
 from streamline.core.flow import Chunk
 from streamline.core.gate import Rest
 from streamline.core.pace import HANDOVER_S
@@ -113,7 +113,7 @@ class ThreadBridge(Sink[T]):
     """
 
     capacity: ConsumerCapacity
-    meter: ChannelMeter | None = None
+    meter: ChannelStats | None = None
 
     def __init__(self, capacity: ConsumerCapacity, on_finish: Callable[[], None] = lambda: None) -> None:
         super().__init__(capacity)

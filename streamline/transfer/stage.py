@@ -72,7 +72,7 @@ class Transfer(Stage[Any, Any]):
         flow = upstream(state)
         run = self.run_over(flow, site, state, None)
         if run.meter is not None:
-            run.meter.executor = "thread"
+            run.meter.figures.executor = "thread"
         if run.meter is not None and mover.details is not None:
             run.meter.details_from(mover.details)
         moved = ListsFlow(self.begin(flow.state, None), self._moved(run, mover), run, flow)

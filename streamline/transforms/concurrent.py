@@ -396,7 +396,7 @@ class CallPool(ABC, Generic[In, Out]):
 
         In the event loop's thread.
         """
-        self._at_once = self._meter.concurrency = at_once
+        self._at_once = self._meter.figures.concurrency = at_once
         self._calls.on_resize(at_once)
         if self._start is not None:
             self._start()

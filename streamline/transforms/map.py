@@ -198,7 +198,7 @@ class ConcurrentMap(Stage[In, Out]):
         site = upstream.site
         meter = site.meter(self.name, self.kind, self.concurrency)
         if meter is not None:
-            meter.executor, meter.ordered = self.executor, self.ordered
+            meter.figures.executor, meter.figures.ordered = self.executor, self.ordered
         in_threads = ThreadedPool if self.limit is None else LimitedThreads
         pool = TaskPool if self.executor == "task" else in_threads
         calls = Calls(

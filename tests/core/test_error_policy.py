@@ -491,7 +491,7 @@ def test_meters_count_what_stages_skip() -> None:
     stream = sl.from_items(range(8)).shard(2, mode="contiguous").map(odd_fails).open(**UNLIMITED).sync_stream()
     list(stream)
     meters = stream._session.meters.stages
-    assert [meters["odd_fails", shard].errors for shard in (0, 1)] == [2, 2]
+    assert [meters["odd_fails", shard].figures.errors for shard in (0, 1)] == [2, 2]
 
 
 def test_skipped_errors_hold_on_to_no_frames() -> None:

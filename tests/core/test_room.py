@@ -16,7 +16,7 @@ import streamline.core.driver
 import streamline.core.pace
 from streamline.core.capacity import LIST_ITEMS, LONG_LIST_ITEMS, QUICK_ITEM_S, Capacity
 from streamline.core.channel import Channel
-from streamline.core.counters import ChannelMeter
+from streamline.core.counters import ChannelStats
 from streamline.core.driver import drive
 from streamline.core.flow import Chunk, Flow
 from streamline.core.state import At, CountedStates
@@ -75,7 +75,7 @@ async def filled(channel: Channel[int], source: Source, taken: int) -> None:
 def test_a_channel_is_wider_for_items_that_take_no_time(run: Run, clock: Clock, item_s: float, most: int) -> None:
     async def test() -> None:
         channel: Channel[int] = Channel(BEGIN, Capacity(USUAL, widest=WIDEST))
-        meter = channel.meter = ChannelMeter("items", 0, USUAL)
+        meter = channel.meter = ChannelStats(name="items", capacity=USUAL)
         source = Source(clock, item_s)
         await filled(channel, source, 400)
         assert channel.capacity.held == channel.capacity.items == meter.capacity == meter.peak == most

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from streamline.core.counters import Detail, Details, StageMeter, later, since, together
+from streamline.core.counters import Detail, Details, Ongoing, StageMeter, later, since, together
 from streamline.core.meters import Meters
 from streamline.observe.figures import StageStats
 from streamline.observe.stats import Stats, stats_of
@@ -50,13 +50,13 @@ def test_details_are_computed_on_demand_and_summed_over_openings() -> None:
 def test_details_of_a_host_are_shown_and_those_of_one_that_died_stay() -> None:
     there, here = StageMeter("mix", "mix", 0), StageMeter("mix", "mix", 0)
     there.details_from(lambda: three(5, 50, 2))
-    here.shows(there.counted())
+    here.show(there.counted(), Ongoing())
     assert here.details == three(5, 50, 2)
-    before = here.stopped(0.0)
+    here.stop(0.0)
     assert here.details == three(5, 50, 2)
     successor = StageMeter("mix", "mix", 0)
     successor.details_from(lambda: three(1, 48, 1))
-    here.shows(successor.counted(), before)
+    here.show(successor.counted(), Ongoing())
     assert here.details == three(6, 48, 1)
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamline.core.counters import Detail
-from streamline.observe.exposed_wait import exposed_waits
 from streamline.observe.figures import ChannelStats, Figures, StageStats
+from streamline.observe.metrics import exposed_waits
 
 SOURCE = StageStats(name="items", kind="from_items")
 MAP = StageStats(name="decode", kind="map")

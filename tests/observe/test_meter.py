@@ -13,7 +13,7 @@ from streamline.core import meters as consumer_meter
 from streamline.core.counters import HOLD_S, Doing, HoldTimer, HostMeter, StageMeter, Working
 from streamline.core.meters import ConsumerMeter, Meters
 from streamline.observe import stats as picture
-from streamline.observe.stats import Stats, collect, host_stats, stats_of, worker_stats
+from streamline.observe.stats import Stats, collect, host_stats, stats_of
 
 
 class Clock:
@@ -37,13 +37,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_work_and_waits_add_up_and_reach_the_observer() -> None:
     meter = StageMeter("decode", "map", 3)
     seen: list[tuple[StageMeter, Doing, float, float]] = []
-    meter.observer = lambda *stretch: seen.append(stretch)
+    meter.hooks.observer = lambda *stretch: seen.append(stretch)
     meter.worked(1, 2)
     meter.held(2, 2.5)
     meter.waited("wait_input", 3, 5)
     meter.waited("wait_output", 5, 9)
 
-    assert (meter.busy_s, meter.held_s, meter.wait_input_s, meter.wait_output_s) == (1.5, 0.5, 2, 4)
+    figures = meter.figures
+    assert (figures.busy_s, figures.held_s, figures.wait_input_s, figures.wait_output_s) == (1.5, 0.5, 2, 4)
     assert meter.loop.held_s == 0.5
     assert seen == [
         (meter, "work", 1, 2),
@@ -58,14 +59,14 @@ def test_what_is_going_on_is_seen_before_it_is_over(clock: Clock) -> None:
     meter.slots = [0.0, 96.0, 99.0]
     meter.wait_begins("wait_input", slot=0)
     clock.now = 101.0
-    figures = worker_stats(meter, clock.now)
+    figures = meter.until(clock.now)
     assert (figures.busy_s, figures.wait_input_s, figures.wait_output_s) == (7.0, 1.0, 0.0)
     since = [meter.since]
     meter.wait_ends(slot=0)
     meter.slots = [0.0] * 3
     since.append(meter.since)
     assert since == [96.0, None]
-    assert worker_stats(meter, 200.0).wait_input_s == meter.wait_input_s == 1.0
+    assert meter.until(200.0).wait_input_s == meter.figures.wait_input_s == 1.0
 
 
 @pytest.mark.parametrize("doing", ["wait_input", "wait_output"])
@@ -74,8 +75,8 @@ def test_a_wait_is_counted_as_what_it_was(doing: Doing, clock: Clock) -> None:
     meter.wait_begins(doing)
     clock.now += 3
     meter.wait_ends()
-    assert {"wait_input": meter.wait_input_s, "wait_output": meter.wait_output_s}[doing] == 3
-    assert meter.wait_input_s + meter.wait_output_s == 3
+    assert {"wait_input": meter.figures.wait_input_s, "wait_output": meter.figures.wait_output_s}[doing] == 3
+    assert meter.figures.wait_input_s + meter.figures.wait_output_s == 3
 
 
 def test_a_stretch_of_work_is_counted_also_if_it_fails(clock: Clock) -> None:
@@ -90,7 +91,7 @@ def test_a_stretch_of_work_is_counted_also_if_it_fails(clock: Clock) -> None:
         collate()
     with Working(meter):
         clock.now += 1
-    assert (meter.busy_s, meter.held_s, meter.since) == (3, 2, None)
+    assert (meter.figures.busy_s, meter.figures.held_s, meter.since) == (3, 2, None)
     with HoldTimer(None), Working(None):
         clock.now += 1
 
@@ -109,7 +110,7 @@ def test_a_hold_that_lasts_counts_as_one(clock: Clock) -> None:
 
 def test_only_a_long_hold_is_reported() -> None:
     meter, told = StageMeter("decode", "map", 0), []
-    meter.on_hold = lambda meter, held_s: told.append((meter, held_s))
+    meter.hooks.on_hold = lambda meter, held_s: told.append((meter, held_s))
     meter.held(0, HOLD_S / 2)
     meter.worked(0, 10)
     meter.held(0, 2 * HOLD_S)
@@ -130,7 +131,7 @@ def test_bytes_are_estimated_from_a_few_items(size: int) -> None:
 
     for _ in range(1000):
         meter.count([Item()] * 4)
-    assert meter.items == 4000
+    assert meter.figures.items == 4000
     assert meter.bytes == 4000 * size
     assert looked_at < 50
 
@@ -142,7 +143,7 @@ def test_an_item_that_can_not_be_measured_ends_no_run() -> None:
     meter.count([endless])
     assert meter.bytes > 0
     meter.count([])
-    assert meter.items == 1
+    assert meter.figures.items == 1
 
 
 def test_a_consumer_waits_from_asking_to_getting(clock: Clock) -> None:
@@ -183,7 +184,7 @@ def test_stats_stand_in_the_plans_order_with_workers_added_up(clock: Clock) -> N
     for shard in (1, 0):
         stage = meters.stage("decode", "map", shard, 4)
         stage.held(0, 1 + shard)
-        stage.items = 10 * (1 + shard)
+        stage.figures.items = 10 * (1 + shard)
         channel = meters.channel("decode", shard, 8)
         channel.items, channel.depth, channel.peak = 5, 1 + shard, 3 + shard
     meters.stage("lines", "read_lines", 0)
@@ -210,10 +211,10 @@ def test_the_cpus_are_those_that_the_control_group_has_time_for(monkeypatch: pyt
 def test_a_host_that_is_gone_is_shown_as_it_was_last_seen(clock: Clock) -> None:
     process: tuple[int | None, int] = 4711, 2**20
     host = HostMeter(0, "process", lambda: process[0], lambda: process[1])
-    host.alive = True
+    host.figures.alive = True
     host.gone()
     process = None, 0
-    shown = host_stats(host, (), clock.now)
+    shown = host_stats(host, ())
     assert (shown.pid, shown.resident_bytes, shown.alive) == (4711, 2**20, False)
 
 
@@ -232,11 +233,11 @@ def test_a_window_is_the_difference_of_two_stats(clock: Clock) -> None:
     stage = meters.stage("decode", "map", 0)
     meters.began()
     stage.held(0, 3)
-    stage.items = 10
+    stage.figures.items = 10
     earlier = stats_of(meters)
     clock.now = 104.0
     stage.held(3, 5)
-    stage.items = 25
+    stage.figures.items = 25
     meters.consumer.items = 20
     window = stats_of(meters).since(earlier)
     assert isinstance(window, Stats)
@@ -268,7 +269,7 @@ def test_a_table_is_aligned_and_has_units(clock: Clock) -> None:
     stage = meters.stage("decode", "map", 0)
     stage.count(["four"] * 12_345)
     stage.held(0, 5)
-    stage.errors = 2
+    stage.figures.errors = 2
     meters.channel("decode", 0, 8)
     lines = str(stats_of(meters)).splitlines()
     assert lines == [

@@ -58,7 +58,7 @@ NOT_EXPORTED = {"tuning",
     "first", "cpus", "stages", "channels", "hosts", "reads", "consumer_held_s", "dropped", "padded",  # of the stream
     "contention",
     "name", "kind", "number", "executor", "ordered", "per_worker", "details", "workers", "concurrency",  # of a stage
-    "peak", "capacity", "pid", "node", "shared", "shards", "copied_bytes", "slabs_made", "slabs_reused",
+    "peak", "capacity", "pid", "node", "shard", "shared", "shards", "copied_bytes", "slabs_made", "slabs_reused",
     "arrival_s", "alive",
 }  # fmt: skip
 """Fields that are labels, or parts of other values, or of use to those who measure streamline itself only."""

@@ -102,7 +102,7 @@ def test_meters_that_are_there_already_are_traced_and_none_is_afterwards(meters:
     early.worked(2.0, 3.0)
     late.worked(2.0, 3.0)
     trace.stop()
-    assert early.observer is late.observer is meters.observer is None
+    assert early.hooks.observer is late.hooks.observer is meters.hooks.observer is None
     assert trace.path.stat().st_size == size
     assert set(spans(load(trace.path))) == {"shard 0 · early", "shard 0 · late"} or set(spans(load(trace.path))) == {
         "shard 0 · map(early)",
@@ -150,7 +150,7 @@ def test_what_is_going_on_when_it_stops_is_shown(meters: Meters, tmp_path: Path)
     with Trace(tmp_path / "run.json", meters):
         stage = meters.stage("fetch", "map", 0)
         stage.worked(0.0, 1.0)
-        stage.since = 1.0
+        stage.begun = 1.0
     [first, last] = spans(load(tmp_path / "run.json"))["shard 0 · map(fetch)"]
     assert first[0] == "work"
     assert last[:2] == ("work, not done yet", 1e6)
@@ -239,7 +239,7 @@ def test_threads_may_tell_it_at_the_same_time(meters: Meters, tmp_path: Path) ->
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
 def test_a_file_has_begun_before_other_threads_write_to_it(meters: Meters, tmp_path: Path) -> None:
     stage = meters.stage("map", "map", 0)
-    meters.on_observed.append(lambda: stage.worked(0.0, 1.0))  # as a thread does that runs meanwhile
+    meters.hooks.on_observed.append(lambda: stage.worked(0.0, 1.0))  # as a thread does that runs meanwhile
     with Trace(tmp_path / "run.json", meters) as trace:
         pass
     assert load(trace.path)[0]["name"] == "process_name"
@@ -297,7 +297,7 @@ class _Full:
 def test_a_file_that_cant_be_made_is_an_error_at_once(meters: Meters, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Trace(tmp_path / "nowhere" / "run.json", meters)
-    assert meters.observer is None
+    assert meters.hooks.observer is None
     Trace(tmp_path / "run.json", meters).stop()
 
 

@@ -16,7 +16,6 @@ from streamline.observe.figures import (
     ReadStats,
     StageStats,
     ThreadStats,
-    WorkerStats,
 )
 from streamline.observe.verdict import RULES, verdict_of, way_out
 
@@ -131,7 +130,7 @@ def workers(*each: tuple[int, float]) -> dict[str, Any]:
         "workers": len(each),
         "items": sum(items for items, _ in each),
         "busy_s": sum(busy_s for _, busy_s in each),
-        "per_worker": tuple(WorkerStats(shard=n, items=items, busy_s=s) for n, (items, s) in enumerate(each)),
+        "per_worker": tuple(replace(FETCH, shard=n, items=items, busy_s=s) for n, (items, s) in enumerate(each)),
     }
 
 

@@ -60,9 +60,9 @@ def log() -> Iterator[Log]:
 @contextmanager
 def stage_at_work(session: Session, name: str, kind: str, shard: int, since: float, calls: int = 1) -> Iterator[None]:
     meter = session.meters.stage(name, kind, shard, calls)
-    meter.since = since
+    meter.begun = since
     yield
-    meter.since = None
+    meter.begun = None
 
 
 # What it says -------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_long_waits_are_read_at_a_glance() -> None:
 
 def test_a_failing_report_ends_nothing() -> None:
     session = Session()
-    session.services.add(MergeWait, MergeWait(lambda: 1 / 0))  # type: ignore[arg-type]
+    session.services.add(MergeWait, MergeWait(lambda: [][: int(1 / 0)]))
     assert Watched(session, "items").report(0.0) == "what for is unknown (ZeroDivisionError: division by zero)"
     assert "the merge waits for no worker" in Watched(Session(), "items").report(0.0)
 

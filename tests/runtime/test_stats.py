@@ -177,11 +177,11 @@ def test_a_call_that_is_awaited_or_in_a_thread_is_seen_while_it_lasts(run: Run) 
                 meter = stream._session.meters.stages["wait", 0]
                 assert meter.since is not None
                 assert stage(stream.stats(), "wait").busy_s > 0
-                assert meter.busy_s == 0
+                assert meter.figures.busy_s == 0
                 assert stream._session.meters.consumer.waiting_since is not None
                 let_go.set()
             assert meter.since is None
-            assert meter.busy_s > 0
+            assert meter.figures.busy_s > 0
 
         def stop(item: int) -> int:
             begun_in_thread.set()
@@ -198,7 +198,7 @@ def test_a_call_that_is_awaited_or_in_a_thread_is_seen_while_it_lasts(run: Run) 
                 assert meter.since is not None
                 release.set()
             assert meter.since is None
-            assert meter.busy_s > 0
+            assert meter.figures.busy_s > 0
 
     run(test)
 

@@ -306,7 +306,7 @@ class HostConnection:
         stuck_s, self._slot.stuck_s = self._slot.stuck_s, None
         if stuck_s is not None:
             ended = f"{ended}: it was stuck for {stuck_s:.3g} s"
-        self._slot.meter.restarts += 1
+        self._slot.meter.figures.restarts += 1
         for worker in lost:
             if worker.finished:
                 worker.close()
@@ -417,15 +417,10 @@ class HostConnection:
     def _items(self, link: Link, message: ItemsMessage) -> None:
         if (worker := self._workers.known.get(message.worker)) is None:
             return
-        meter, packed, began = self._slot.meter, message.packed, perf_counter()
+        packed, began = message.packed, perf_counter()
         worker.items(message, link)
-        meter.arrival_s += perf_counter() - began
-        meter.items += packed.count
-        meter.bytes += packed.nbytes
-        meter.copied_bytes += packed.copied_bytes
-        made, reused = packed.slabs
-        meter.slabs_made += made
-        meter.slabs_reused += reused
+        took_s = perf_counter() - began
+        self._slot.meter.figures.arrived(packed.count, packed.nbytes, packed.copied_bytes, packed.slabs, took_s)
         self._end_turn(worker)
 
     def _progress(self, link: Link, message: ProgressMessage) -> None:

@@ -18,7 +18,6 @@ from streamline.backends.ipc.messages import ItemsMessage, PackedItems, PackingE
 from streamline.backends.ipc.state_codec import ColumnEncoder
 from streamline.core.capacity import LIST_ITEMS, Capacity
 from streamline.core.channel import Inbox, Sink
-from streamline.core.counters import label
 from streamline.core.flow import Chunk
 from streamline.errors import TransportError
 
@@ -257,7 +256,7 @@ class ItemSender(Sink[T]):
                 self.on_edge()
 
     def _refusal(self, error: PackingError) -> TransportError:
-        by = f"{label(self.filler.name, self.filler.kind)} gives" if self.filler is not None else "the worker gives"
+        by = f"{self.filler} gives" if self.filler is not None else "the worker gives"
         refusal = TransportError(
             f"{by} an item that can't be pickled, so it can't leave the worker's process: {error.kind} "
             f"({error.__cause__}). Give plain data (arrays, numbers, strings, containers of them), or make the object "

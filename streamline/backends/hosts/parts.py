@@ -163,20 +163,20 @@ class TraceOfHost(HostPart):
         self._meter = meter
 
     def begin(self) -> None:
-        self._meters.on_observed.append(self._observe)
+        self._meters.hooks.on_observed.append(self._observe)
 
     def join(self, link: Link, hello: Hello) -> Hello:
         meters = self._meters
         within = meters.within(self._meter) if meters.on and not link.copies else None
-        return super().join(link, hello)._replace(meters=within, observed=meters.observer is not None)
+        return super().join(link, hello)._replace(meters=within, observed=meters.hooks.observer is not None)
 
     def close(self) -> None:
-        self._meters.on_observed.remove(self._observe)
+        self._meters.hooks.on_observed.remove(self._observe)
 
     def _observe(self) -> None:
         """Say whether a trace is recorded; called in any thread."""
         if (link := self.link) is not None:
-            link.send_threadsafe(Observe(self._meters.observer is not None))
+            link.send_threadsafe(Observe(self._meters.hooks.observer is not None))
 
 
 class ErrorsOfHost(HostPart):
@@ -267,7 +267,7 @@ class RemotePause(HostPart):
         if self._reported:
             return self._reported
         meters = [meter for meter in list(self._meters.stages.values()) if meter.host is self._meter]
-        busy = [f"{meter} of shard {meter.shard}" for meter in meters if meter.since is not None]
+        busy = [f"{meter} of shard {meter.figures.shard}" for meter in meters if meter.since is not None]
         host = self._host_name()
         return tuple(f"{name} in {host}" for name in busy) or (host,)
 

@@ -19,14 +19,15 @@ from typing import Any, TypeVar
 from streamline.backends.hosts.parts import Handlers, HostPart
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import Hello, MetricsUpdate, Span
-from streamline.core.counters import FROM_HOST, ChannelMeter, Doing, HostMeter, StageCounts, StageMeter
+from streamline.core.counters import ChannelStats, Doing, HostMeter, ReadStats, StageMeter, StageStats
 from streamline.core.meters import Meters, Traffic
 from streamline.core.tasks import Session
 from streamline.core.threads import start_thread
 from streamline.errors import HostError
 
 Key = tuple[str, int]
-M = TypeVar("M", StageMeter, ChannelMeter)
+M = TypeVar("M", StageMeter, ChannelStats)
+F = TypeVar("F", StageStats, ChannelStats, ReadStats)
 
 
 class RemoteMetrics(HostPart):
@@ -35,86 +36,63 @@ class RemoteMetrics(HostPart):
     def __init__(self, meters: Meters, host: HostMeter) -> None:
         self._meters = meters
         self._host = host
-        self._shown: dict[Key, StageMeter] = {}
-        self._counted: dict[Key, StageCounts] = {}  # what the host said last
-        self._earlier: dict[Key, StageCounts] = {}
-        self._earlier_items: dict[Key, int] = {}  # of channels
-        self._counted_items: dict[Key, int] = {}
-        self._earlier_traffic: dict[str, tuple[int, ...]] = {}
+        self._counted: dict[Any, Any] = {}  # what the host said last, by what it is of
         self._ahead = math.inf  # of the host's clock, with the least time on the way that was seen
 
     def handlers(self) -> Handlers:
         return {MetricsUpdate: self.show}
 
     def join(self, link: Link, hello: Hello) -> Hello:
-        self._host.alive = True
+        self._host.figures.alive = True
         return super().join(link, hello)
 
-    def show(self, counts: MetricsUpdate) -> None:
-        """Show a host's update."""
-        if counts.clock is not None:
-            self._ahead = min(self._ahead, perf_counter() - counts.clock)
-            counts = _by_own_clock(counts, self._ahead)
-        meters = self._meters
-        for counted in counts.stages:
-            key = counted.name, counted.shard
-            meter = self._shown.get(key)
-            if meter is None:
-                meter = self._shown[key] = meters.stage(counted.name, counted.kind, counted.shard, counted.concurrency)
-                meter.host = self._host
-            self._counted[key] = counted
-            meter.shows(counted, self._earlier.get(key))
-        for name, shard, capacity, items, depth, peak in counts.channels:
-            channel = meters.channel(name, shard, capacity)
-            self._counted_items[name, shard] = items
-            channel.items = items + self._earlier_items.setdefault((name, shard), 0)
-            channel.depth, channel.peak = depth, max(channel.peak, peak)
-        for name, *traffic in counts.traffics:
-            before = self._earlier_traffic.get(name, Traffic().counts())
-            summed = [one + more for one, more in zip(traffic, before, strict=True)]
-            meters.traffics[name, self._host.number] = Traffic(*summed)
-        for key, doing, began, ended in counts.spans:
-            meter = self._shown.get(key)
-            if meter is not None and meter.observer is not None:
-                meter.observer(meter, doing, began, ended)
+    def show(self, update: MetricsUpdate) -> None:
+        """Add what a host's update has more than the one before."""
+        ahead, meters = 0.0, self._meters
+        if update.clock is not None:
+            ahead = self._ahead = min(self._ahead, perf_counter() - update.clock)
+        for counted, ongoing in update.stages:
+            meter = meters.stage(counted.name, counted.kind, counted.shard, counted.concurrency)
+            meter.host = meter.host or self._host
+            meter.show(self._gained(counted), ongoing.shifted(ahead))
+        for channel in update.channels:
+            shown = meters.channel(channel.name, channel.shard, channel.capacity)
+            shown.add(self._gained(channel))
+            shown.depth, shown.peak = channel.depth, max(shown.peak, channel.peak)
+        for reads in update.traffics:
+            traffic = meters.traffics.setdefault((reads.name, self._host.figures.number), Traffic(reads.name))
+            traffic.add(self._gained(reads))
+            traffic.in_flight = reads.in_flight
+        for key, doing, began, ended in update.spans:
+            if key in meters.stages and meters.hooks.observer is not None:
+                meters.hooks.observer(meters.stages[key], doing, began + ahead, ended + ahead)
+
+    def _gained(self, counted: F) -> F:
+        key = type(counted), counted.name, getattr(counted, "shard", None)
+        before, self._counted[key] = self._counted.get(key), counted
+        return counted if before is None else counted - before
 
     def take_over(self, shard: int) -> None:
-        """Go on from what other hosts have counted of a worker, which this one runs now, and may have run before."""
-        now, meters = perf_counter(), self._meters
-        for key in [(name, shard) for name in meters.names]:
-            meter, channel = meters.stages.get(key), meters.channels.get(key)
+        """Show a worker as this host's, which another may have run before."""
+        for name in self._meters.names:
+            meter = self._meters.stages.get((name, shard))
             if meter is not None and meter.host is not None:
                 meter.host = self._host
-                self._shown[key] = meter
-                self._earlier[key] = meter.stopped(now).without(self._counted.get(key))
-            if channel is not None and not key[0].endswith(FROM_HOST):
-                self._earlier_items[key] = channel.items - self._counted_items.get(key, 0)
 
     def on_lost(self) -> None:
         """Keep the counts of a host that has ended; nothing is in progress in it."""
         super().on_lost()
         self._host.gone()
-        now = perf_counter()
-        self._ahead = math.inf
+        now, meters = perf_counter(), self._meters
+        for kind, name, shard in self._counted:
+            if kind is ReadStats:
+                meters.traffics[name, self._host.figures.number].in_flight = 0
+            elif kind is ChannelStats:
+                meters.channels[name, shard].depth = 0
+            elif (meter := meters.stages[name, shard]).host is self._host:
+                meter.stop(now)
         self._counted.clear()
-        self._counted_items.clear()
-        for key, meter in self._shown.items():
-            if meter.host is self._host:
-                self._earlier[key] = meter.stopped(now)
-        for key in self._earlier_items:
-            channel = self._meters.channel(*key, 0)
-            self._earlier_items[key], channel.depth = channel.items, 0
-        traffics = list(self._meters.traffics.items())
-        mine = {name: traffic for (name, number), traffic in traffics if number == self._host.number}
-        for traffic in mine.values():
-            traffic.in_flight = 0
-        self._earlier_traffic = {name: traffic.counts() for name, traffic in mine.items()}
-
-
-def _by_own_clock(counts: MetricsUpdate, ahead: float) -> MetricsUpdate:
-    """Return an update of another machine with this one's times."""
-    spans = tuple((key, doing, began + ahead, ended + ahead) for key, doing, began, ended in counts.spans)
-    return counts._replace(stages=tuple(stage.shifted(ahead) for stage in counts.stages), spans=spans)
+        self._ahead = math.inf
 
 
 TICK_S = 0.1
@@ -161,12 +139,9 @@ class MetricsReporter:
         """
         meters = self._meters
         with self._lock:
-            stages = [(key, meter.counted()) for key, meter in _of(shard, meters.stages, meters)]
-            channels = [
-                (key, (channel.name, channel.shard, channel.capacity, channel.items, channel.depth, channel.peak))
-                for key, channel in _of(shard, meters.channels, meters)
-            ]
-            traffics = [(name, (name, *traffic.counts())) for (name, _), traffic in list(meters.traffics.items())]
+            stages = [(key, (meter.counted(), meter.ongoing)) for key, meter in _of(shard, meters.stages, meters)]
+            channels = [(key, channel.copy()) for key, channel in _of(shard, meters.channels, meters)]
+            traffics = [(name, ReadStats(**vars(traffic))) for (name, _), traffic in list(meters.traffics.items())]
             spans, self._spans = self._spans, []
             update = MetricsUpdate(self._new(stages), self._new(channels), tuple(spans), self._new(traffics))
             news = any(update)
@@ -183,7 +158,7 @@ class MetricsReporter:
 
     def observe(self, observed: bool) -> None:
         """Record spans of work and waiting from now on, or stop."""
-        self._meters.observe(partial(_note, self) if observed else None)
+        self._meters.hooks.observe(partial(_note, self) if observed else None)
 
     def note(self, span: Span) -> None:
         """Keep a span until the next report."""
@@ -219,4 +194,4 @@ def _of(shard: int | None, found: dict[Key, M], meters: Meters) -> list[tuple[Ke
 
 
 def _note(reporter: MetricsReporter, meter: StageMeter, doing: Doing, began: float, ended: float) -> None:
-    reporter.note(((meter.name, meter.shard), doing, began, ended))
+    reporter.note(((meter.figures.name, meter.figures.shard), doing, began, ended))

@@ -305,8 +305,8 @@ class SharedRun:
         for at, peer in enumerate(list(self.peers)):
             shards = {worker.shard for worker in list(self.workers.values()) if peer in worker.peers}
             mine = update._replace(
-                stages=tuple(stage for stage in update.stages if stage.shard in shards),
-                channels=tuple(channel for channel in update.channels if channel[1] in shards),
+                stages=tuple(stage for stage in update.stages if stage[0].shard in shards),
+                channels=tuple(channel for channel in update.channels if channel.shard in shards),
                 spans=tuple(span for span in update.spans if span[0][1] in shards),
                 traffics=() if at else update.traffics,
             )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from streamline.core.channel import FlushPoints
-from streamline.core.counters import Doing, StageCounts
+from streamline.core.counters import ChannelStats, Doing, Ongoing, ReadStats, StageStats
 from streamline.core.limits import Limit
 from streamline.core.state import SkipCounts, Tree
 from streamline.errors import WorkerDied
@@ -263,15 +263,14 @@ class MetricsUpdate(NamedTuple):
 
     Attributes:
       clock: the sender's, where it is on another machine; None: it is not.
-      channels: (stage, shard, capacity, items, depth, peak).
+      stages: what each has counted, and what it is at.
       spans: since the last update, if observed.
-      traffics: (source, and its `Traffic.counts`).
     """
 
-    stages: tuple[StageCounts, ...]
-    channels: tuple[tuple[str, int, int, int, int, int], ...] = ()
+    stages: tuple[tuple[StageStats, Ongoing], ...]
+    channels: tuple[ChannelStats, ...] = ()
     spans: tuple[Span, ...] = ()
-    traffics: tuple[tuple[str, int, int, int, int, int, int, int], ...] = ()
+    traffics: tuple[ReadStats, ...] = ()
     clock: float | None = None
 
 

@@ -74,14 +74,14 @@ class ObjectCache:
                 raise
             if kept is not None or self._keeping.get(name) is keeping:
                 break  # else it was kept just after that look, and would be read once more
-        self.traffic.hits += kept is not None
-        self.traffic.misses += kept is None
+        self.traffic.cache_hits += kept is not None
+        self.traffic.cache_misses += kept is None
         return kept
 
     async def read(self, kept: CachedObject, start: int, stop: int) -> bytes:
         """Return bytes of an open object; fewer if it was cut."""
         data = await asyncio.wrap_future(self._reads.submit(lambda: kept.read(start, stop)))
-        self.traffic.kept_bytes += len(data)
+        self.traffic.cache_bytes += len(data)
         return data
 
     def close(self, kept: CachedObject) -> None:

@@ -19,7 +19,7 @@ from streamline.backends.base import Backend
 from streamline.backends.hosts.remote_metrics import MetricsReporter, RemoteMetrics
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import Message, MetricsUpdate
-from streamline.core.counters import HostMeter, StageCounts, StageMeter
+from streamline.core.counters import HostMeter, StageMeter, StageStats
 from streamline.core.meters import Meters
 from streamline.core.tasks import Session
 from streamline.observe.figures import ReadStats
@@ -238,11 +238,11 @@ def test_a_host_that_is_gone_is_at_nothing_and_what_it_did_stays() -> None:
     mirror.on_lost()
     shown, passed = meters.stages["decode", 3], meters.channels["decode", 3]
     assert shown.since is None
-    assert (shown.items, passed.items, passed.depth, passed.peak) == (2, 7, 0, 6)
-    assert shown.busy_s >= 2.0
+    assert (shown.figures.items, passed.items, passed.depth, passed.peak) == (2, 7, 0, 6)
+    assert shown.figures.busy_s >= 2.0
     mirror.show(link.sent[0])  # of the next one
-    assert (shown.items, passed.items, passed.depth) == (4, 14, 5)
-    assert shown.busy_s >= 4.0
+    assert (shown.figures.items, passed.items, passed.depth) == (4, 14, 5)
+    assert shown.figures.busy_s >= 4.0
 
 
 def test_counts_of_a_worker_that_moves_and_returns_add_up_once() -> None:
@@ -252,7 +252,7 @@ def test_counts_of_a_worker_that_moves_and_returns_add_up_once() -> None:
     meter, channel = session.meters.stage("decode", "map", 3), session.meters.channel("decode", 3, 8)
 
     def counted(items: int, seconds: float) -> MetricsUpdate:
-        meter.items, meter.worked_s, channel.items = items, seconds, items
+        meter.figures.items, meter.figures.busy_s, channel.items = items, seconds, items
         reporter.report()
         return link.sent[-1]
 
@@ -263,8 +263,8 @@ def test_counts_of_a_worker_that_moves_and_returns_add_up_once() -> None:
         if took:
             host.take_over(3)
         host.show(counted(items, float(items)))
-        stage = meters.stages["decode", 3]
-        shown.append((stage.items, stage.busy_s, meters.channels["decode", 3].items, str(stage.host)))
+        stage, channel_shown = meters.stages["decode", 3], meters.channels["decode", 3]
+        shown.append((stage.figures.items, stage.figures.busy_s, channel_shown.items, str(stage.host)))
     assert shown == [
         (10, 10.0, 10, "process 0, pid 4711"),
         (13, 13.0, 13, "process 1, pid 4712"),
@@ -283,7 +283,7 @@ def test_times_of_another_machine_are_shown_by_this_ones_clock(monkeypatch: pyte
     meters, mirror = mirrored()
     reporter = MetricsReporter(link, session)
     reporter.observe(True)
-    meters.observe(lambda _, __, began, ended: spans.append((began, ended)))
+    meters.hooks.observe(lambda _, __, began, ended: spans.append((began, ended)))
     for _ in range(3):  # on the machine with the other clock
         with monkeypatch.context() as patch:
             patch.setattr("streamline.backends.hosts.remote_metrics.perf_counter", lambda: here() + ahead)
@@ -314,8 +314,8 @@ def test_what_hosts_have_asked_of_servers_adds_up_also_of_those_that_are_gone() 
     assert stats_of(meters).reads == (ReadStats(name="read_lines", requests=5, retries=2, bytes=100, in_flight=3),)
     mirror.on_lost()
     assert stats_of(meters).reads[0].in_flight == 0  # nobody waits for those answers any more
-    mirror.show(MetricsUpdate((), traffics=(("read_lines", 1, 0, 7, 2, 1, 5, 2),)))  # of the next one
-    mirror.show(MetricsUpdate((), traffics=(("read_lines", 2, 1, 9, 3, 1, 6, 1),)))
+    mirror.show(MetricsUpdate((), traffics=(ReadStats("read_lines", 1, 0, 7, 2, 1, 5, 2),)))  # of the next one
+    mirror.show(MetricsUpdate((), traffics=(ReadStats("read_lines", 2, 1, 9, 3, 1, 6, 1),)))
     meters.traffic("read_lines").requests += 1  # of a flow in the stream's own event loop
     (reads,) = later = stats_of(meters).reads
     assert (reads.requests, reads.retries, reads.bytes, reads.in_flight) == (8, 3, 109, 1)
@@ -386,7 +386,7 @@ def test_a_trace_has_a_process_of_its_own_for_each_host(backend: Backend, tmp_pa
     with more.open(backend=backend) as stream:
         with stream.trace(path):
             list(stream)
-        assert stream._session.meters.observer is None
+        assert stream._session.meters.hooks.observer is None
     events = json.loads(path.read_text())
     of_pid = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert set(of_pid) == {1, 2, 3}
@@ -442,15 +442,15 @@ def test_the_edge_of_a_worker_costs_the_same_however_many_workers_there_are(monk
             session.meters.channel(name, shard, 8).items = shard + 1
     looked_at: list[int] = []
 
-    def noted(meter: StageMeter) -> StageCounts:
-        looked_at.append(meter.shard)
+    def noted(meter: StageMeter) -> StageStats:
+        looked_at.append(meter.figures.shard)
         return counted(meter)
 
     monkeypatch.setattr(StageMeter, "counted", noted)
     assert reporter.report(7)
     assert looked_at == [7, 7]
     (update,) = link.sent
-    assert [(stage.name, stage.shard) for stage in update.stages] == [("decode", 7), ("items", 7)]
-    assert [(name, shard) for name, shard, *_ in update.channels] == [("decode", 7), ("items", 7)]
+    assert [(stage.name, stage.shard) for stage, _ in update.stages] == [("decode", 7), ("items", 7)]
+    assert [(channel.name, channel.shard) for channel in update.channels] == [("decode", 7), ("items", 7)]
     assert reporter.report()
     assert len(link.sent[1].stages) == 998

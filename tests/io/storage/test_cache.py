@@ -130,8 +130,8 @@ async def test_the_first_pass_streams_and_the_second_reads_the_disk(storage: Cac
     assert await storage.read(URL, 7, None) == DATA[7:]
     assert await blocks_of(storage, len(DATA)) == b""
     assert remote.asked() == []
-    assert (storage.cache.traffic.hits, storage.cache.traffic.misses) == (6, 1)
-    assert storage.cache.traffic.kept_bytes == len(DATA) + len(DATA) - 5000 + 1 + 5000 + len(DATA) - 7
+    assert (storage.cache.traffic.cache_hits, storage.cache.traffic.cache_misses) == (6, 1)
+    assert storage.cache.traffic.cache_bytes == len(DATA) + len(DATA) - 5000 + 1 + 5000 + len(DATA) - 7
 
 
 async def test_a_known_etag_is_not_asked_for(storage: CachedStorage, remote: Remote) -> None:
@@ -297,14 +297,14 @@ async def test_a_file_that_is_cut_while_it_is_read_is_completed_from_afar(
     (path,) = objects(tmp_path)
     for read in (blocks_of(storage), storage.read(URL, 0, None)):
         reading = asyncio.ensure_future(read)
-        while storage.cache.traffic.kept_bytes < 2000:  # noqa: ASYNC110 - it is a task of this loop
+        while storage.cache.traffic.cache_bytes < 2000:  # noqa: ASYNC110 - it is a task of this loop
             await asyncio.sleep(0)
         os.truncate(path, 3500)
         assert await reading == DATA
-        storage.cache.traffic.kept_bytes = 0
+        storage.cache.traffic.cache_bytes = 0
         path.unlink(missing_ok=True)
         await blocks_of(storage)
-        storage.cache.traffic.kept_bytes = 0
+        storage.cache.traffic.cache_bytes = 0
 
 
 async def test_an_object_that_is_evicted_under_its_reader_is_read_on(
@@ -338,7 +338,7 @@ async def test_what_another_process_is_writing_is_read_past_the_cache(
             pass
         assert await kept(storage, tmp_path) == 1  # only now: a thread writes it down
         assert await blocks_of(other) == DATA
-        assert other.cache.traffic.hits == 1
+        assert other.cache.traffic.cache_hits == 1
 
 
 async def test_objects_read_in_part_do_not_hold_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
