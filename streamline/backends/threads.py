@@ -19,6 +19,7 @@ from streamline.backends.hosts.pool import HostingBackend
 from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.ipc.link import Link, PipeLink, pipe
 from streamline.core.options import check_int
+from streamline.core.place import Lender
 from streamline.core.tasks import Session
 from streamline.core.threads import disable_slow_callback_log, new_event_loop, start_thread, threadsafe_call
 from streamline.errors import ClosedError, HostError
@@ -57,7 +58,7 @@ class Threads(HostingBackend):
 
     def payload(self, plan: Plan, session: Session, hosts: int) -> Spec:
         spec = Spec.of(plan, session, memory=max(1, session.budget.most // hosts))  # they share the process's memory
-        return replace(spec, place=session.place)
+        return replace(spec, place=session.services.get(Lender).place)
 
 
 logger = logging.getLogger("streamline.hosts")

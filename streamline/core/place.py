@@ -1,8 +1,8 @@
 """Where arrays are written that will leave a host, or go to a device: at once where they will be read.
 
-A host's link has shared memory, a transfer to a GPU page-locked memory; `Session.place` is what lends it. `.batch`,
-`.pack` and `.regenerate(block=)` ask the place of their site; `empty` is for functions of users, which have no site,
-and finds the place of the host that calls them.
+A host's link has shared memory, a transfer to a GPU page-locked memory; a run's `Lender` says so. `.batch`, `.pack` and
+`.regenerate(block=)` ask for that of their site; `empty` is for functions of users, which have no site, and finds the
+place of the host that calls them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias
 
@@ -50,6 +51,19 @@ class Place(Protocol):
 
     def empty(self, nbytes: int) -> Bytes | None:
         """Return at least `nbytes`, at a cache line; None: there is no room, or so few aren't worth it. Never waits."""
+
+
+@dataclass(frozen=True)
+class Lender:
+    """Where a run writes what leaves this host, or goes to a device: a service of it.
+
+    Attributes:
+      place: None: in ordinary memory.
+      on_mapped: told of memory that a host process shares with this one, and will use again; None: not called.
+    """
+
+    place: Place | None = None
+    on_mapped: Mapped | None = None
 
 
 def lent(place: Place | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:

@@ -29,7 +29,6 @@ from streamline.core.error_policy import Errors
 from streamline.core.forks import disowned_in_copies
 from streamline.core.gate import Event, Gate
 from streamline.core.meters import Meters
-from streamline.core.place import Mapped, Place
 from streamline.core.threads import ThreadPool, undisturbed
 from streamline.errors import PlanError
 
@@ -96,6 +95,14 @@ class MergeWait:
     workers: Callable[[], Sequence[WaitedWorker]] = tuple
 
 
+@dataclass(frozen=True)
+class WorkersExhausted:
+    """To be called, in the event loop's thread, when the workers have given all that they have, or no more is wanted of
+    them; perhaps more than once."""
+
+    tell: Callable[[], None]
+
+
 @dataclass
 class RankWait:
     """Which other ranks have not said what this one waits for; "": it waits for none."""
@@ -112,15 +119,9 @@ class Session:
       most_ahead: items that each channel may hold, where that is less than its own capacity; None: as many as it has.
       threads: for sync user code that shall not hold the loop.
       errors: items that are left out because of an error.
-      workers_exhausted: called, in the event loop's thread, when the workers have given all that they have, or no more
-        is wanted of them; perhaps more than once. None: not called.
       budget: of the bytes that sources may hold read ahead, all together.
       services: what optional features keep.
-      unwrap_output: makes what the last stage hands out of what its channel carries, in the consumer's thread, when it
-        takes it; None: that is the same.
       where: how messages call the host that this is in: "process 2, pid 4711"; "": it is the run itself.
-      place: where what leaves this host, or goes to a device, is written; None: in ordinary memory.
-      on_mapped: told of memory that a host process shares with this one, and will use again; None: not called.
 
     Args:
       metered: False: nothing is counted of stages and channels; only for measuring what that costs.
@@ -142,11 +143,7 @@ class Session:
         self.threads = threads or ThreadPool()
         self.meters = Meters(perf_counter(), on=metered)
         self.errors = Errors()
-        self.unwrap_output: Callable[[Any], Any] | None = None
         self.where = ""
-        self.place: Place | None = None
-        self.on_mapped: Mapped | None = None
-        self.workers_exhausted: Callable[[], None] | None = None
         self._at_leaving: list[Callable[[], None]] = []
         self._on_chunk_boundary: list[Callable[[Reference], None]] = []
         self._at_close: list[Callable[[], None]] = []

@@ -21,7 +21,7 @@ from streamline.core.driver import LAST_TASK, drive
 from streamline.core.flow import Chunk, Flow
 from streamline.core.gate import Rest
 from streamline.core.state import State
-from streamline.core.tasks import Session, Tasks, supervise
+from streamline.core.tasks import Session, Tasks, WorkersExhausted, supervise
 from streamline.core.threads import (
     CALL_S,
     disable_slow_callback_log,
@@ -161,8 +161,9 @@ class LoopThread(Generic[T]):
         tasks.start(partial(tasks.gate.participate, name, work), name, bridge.abandon)
 
     def _on_finish(self) -> None:
-        if self._session.workers_exhausted is not None:  # a take may have had enough before the workers' ends
-            self._session.workers_exhausted()
+        exhausted = self._session.services.find(WorkersExhausted)
+        if exhausted is not None:  # a take may have had enough before the workers' ends
+            exhausted.tell()
 
 
 def _capacity(resolved: ResolvedRun, most: int | None) -> ConsumerCapacity:

@@ -21,6 +21,7 @@ from streamline.backends.hosts.pool import HostingBackend, HostPool
 from streamline.core.meters import Traffic
 from streamline.core.options import check_int
 from streamline.core.state import Json
+from streamline.core.tasks import WorkersExhausted
 from streamline.core.text import Entry, some
 from streamline.core.threads import hold_descriptors
 from streamline.core.tracebacks import TrimmedTraceback
@@ -273,11 +274,12 @@ class Opened(Generic[T]):
 
         Args:
           most_ahead: items that each channel may hold, at the most; None: as many as the plan says.
-          spent: as in `Session`.
+          spent: called when its workers have nothing more to do, see `WorkersExhausted`.
           ahead: as in `SyncStream`.
         """
         session = self.resolved.session(most_ahead)
-        session.workers_exhausted = spent
+        if spent is not None:
+            session.services.add(WorkersExhausted, WorkersExhausted(spent))
         return SyncStream(self.resolved, session, ahead=ahead)
 
     if not TYPE_CHECKING:  # type checkers say so sooner

@@ -29,7 +29,7 @@ from streamline.core.flow import Flow, Opener, Site
 from streamline.core.meters import Meters, Traffic
 from streamline.core.options import check_flag, check_int, check_known, check_seconds, given
 from streamline.core.state import Json, Tree
-from streamline.core.tasks import MEMORY_BYTES, MergeWait, Session, Tasks, WaitedWorker
+from streamline.core.tasks import MEMORY_BYTES, MergeWait, Session, Tasks, WaitedWorker, WorkersExhausted
 from streamline.core.threads import undisturbed
 from streamline.errors import PlanError, PlanTypeError
 from streamline.merge.base import DeferredProgress, Inboxes, MergeFlow
@@ -556,15 +556,15 @@ class _MergeOpener:
 
 def _when_spent(workers: int, session: Session) -> Callable[[bool], None] | None:
     """Return what notifies the session when it was called at the end of each worker. If one fails, that is never."""
-    left = workers
+    left, exhausted = workers, session.services.find(WorkersExhausted)
 
     def ended(failed: bool) -> None:
         nonlocal left
         left -= not failed
-        if not left and session.workers_exhausted is not None:
-            session.workers_exhausted()
+        if not left and exhausted is not None:
+            exhausted.tell()
 
-    return None if session.workers_exhausted is None else ended
+    return None if exhausted is None else ended
 
 
 def _awaited(merge: ref[MergeFlow[Any]], shards: range) -> list[WaitedWorker]:

@@ -26,6 +26,7 @@ from streamline.sharding.ends import EndsReport
 from streamline.snapshot.recorder import StepWriter
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.live_reader import LiveReader
+from streamline.transfer.base import HandOver
 
 if TYPE_CHECKING:
     from streamline.runtime.run import ResolvedRun
@@ -161,9 +162,9 @@ class BaseStream(Cursor[T]):
 
     def _prepare_last(self, hand: CurrentChunk[T]) -> None:
         """What goes to a device comes in lists of one."""
-        arrived = self._session.unwrap_output
-        if arrived is not None:
-            hand.rest[0] = arrived(hand.rest[0])
+        hand_over = self._session.services.find(HandOver)
+        if hand_over is not None:
+            hand.rest[0] = hand_over.arrived(hand.rest[0])
 
     def _snapshot(self, gate: Gate | None, items_ago: int = 0) -> Snapshot:
         """Return the state right after the last item received, or right before it.

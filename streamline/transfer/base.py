@@ -6,6 +6,7 @@ A `Target` is found when a pipeline is opened; in each run, its `Mover` moves th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -41,6 +42,13 @@ class Copies:
         if not self.pinned:
             return (copied,)
         return copied, Detail("staged_bytes", self.staged_bytes), Detail("device_waited_s", self.device_waited_s)
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """Makes, in the consumer's thread, what a stream gives of what the channel of its transfer carries: `arrived`."""
+
+    arrived: Callable[[Any], Any]
 
 
 class Mover(ABC):

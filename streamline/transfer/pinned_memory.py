@@ -1,8 +1,8 @@
 """Page-locked memory in which a batch is written at once where the device reads it: no copy by the CPU in between.
 
 Batches made in this process are written into blocks, which are allocated on demand, up to a bound, and lent through
-`Session.place`. Batches of host processes arrive in slabs of shared memory: each is registered with the driver when the
-first batch in it is copied, and unregistered before it is unmapped.
+the run's `Lender`. Batches of host processes arrive in slabs of shared memory: each is registered with the driver when
+the first batch in it is copied, and unregistered before it is unmapped.
 
 A block is lent for as long as a view of it lives, and a slab for as long at this end; a mover keeps what it copies from
 until the copy is done. So nothing is overwritten that is still read, by the device or by a stage that keeps batches.

@@ -15,8 +15,9 @@ from streamline.core.counters import Working
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
 from streamline.core.pace import results
+from streamline.core.place import Lender
 from streamline.core.state import Tree
-from streamline.transfer.base import Mover, Target
+from streamline.transfer.base import HandOver, Mover, Target
 from streamline.transfer.devices import IN_PLACE, found
 from streamline.transforms.base import Stage
 
@@ -65,10 +66,10 @@ class Transfer(Stage[Any, Any]):
             return super().open(upstream, state)
         site, mover = upstream.site, self._mover()
         site.tasks.own(mover.close)
-        session = site.tasks.session
+        services = site.tasks.session.services
         if mover.hands_over:
-            session.unwrap_output = mover.arrived
-        session.place, session.on_mapped = mover.place, mover.on_mapped  # for what is opened next
+            services.add(HandOver, HandOver(mover.arrived))
+        services.add(Lender, Lender(mover.place, mover.on_mapped))  # for what is opened next
         flow = upstream(state)
         run = self.run_over(flow, site, state, None)
         if run.meter is not None:

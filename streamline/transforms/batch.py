@@ -28,6 +28,7 @@ from streamline.core.driver import behind_channel
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
 from streamline.core.options import check_function, is_async
 from streamline.core.pace import Pace, check_awaited
+from streamline.core.place import Lender
 from streamline.core.replay import FailedCall
 from streamline.core.state import Over, Reference, State, Tree, part_json
 from streamline.core.state_types import Size
@@ -190,7 +191,8 @@ def make_batch(
     try:
         with HoldTimer(run.meter):
             named: Any = collate if collate is stack or collate is stack_tensors else None
-            made = [collate(held) if named is None else named(held, run.site.tasks.session.place)]
+            place = run.site.tasks.session.services.get(Lender).place
+            made = [collate(held) if named is None else named(held, place)]
         check_awaited(stage, made, "await it in a .map after .batch(collate=None)")
         return made
     except BaseException as error:

@@ -23,7 +23,7 @@ from streamline.core.flow import Chunk, Lists, StageRun
 from streamline.core.lazy_numpy import has_more, loaded_np, np
 from streamline.core.options import check_flag, check_int, given
 from streamline.core.pace import Pace
-from streamline.core.place import Place, lent
+from streamline.core.place import Lender, Place, lent
 from streamline.core.replay import FailedCall
 from streamline.core.state import MadeStates, Over, Reference, Since, State
 from streamline.core.state_types import Count
@@ -101,7 +101,7 @@ class Pack(Stage[Any, Block]):
         return max(1, self.length // ITEM_TOKENS)
 
     async def lists(self, run: StageRun[Any]) -> Lists[Block]:
-        held = _OpenDocuments(self, run.own, run.site.tasks.session.place)
+        held = _OpenDocuments(self, run.own, run.site.tasks.session.services.get(Lender).place)
         mark = Reference.to(run.upstream.state)
         pace = Pace()
         while (chunk := await run.upstream.pull(held.documents_wanted(run.want))) is not None:

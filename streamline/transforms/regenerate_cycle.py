@@ -23,7 +23,7 @@ import msgspec
 from streamline.core.flow import Site
 from streamline.core.item_codec import Read, unpack, unpack_all
 from streamline.core.lazy_numpy import has_more, loaded_np, np
-from streamline.core.place import Place, lent
+from streamline.core.place import Lender, Place, lent
 from streamline.core.record_file import DamagedError, packed, read_packed, whose, write_packed
 from streamline.core.state import HeldSince, Json, Over, State, Tree, part_json
 from streamline.core.state_types import Count, FileName, Size, Unsigned
@@ -203,7 +203,8 @@ class Cycle:
             self._served = serving, order_of(place.of, place.seed, site, place.number, serving)
         order = self._served[1]
         if isinstance(held, RowStore):
-            return [held.block(order, number, site.tasks.session.place) for number in range(start, stop)]
+            memory = site.tasks.session.services.get(Lender).place
+            return [held.block(order, number, memory) for number in range(start, stop)]
         if self._items is None:  # references that NumPy gathers, three times as fast as a list's
             self._items, self.held = np.fromiter(held, object, len(held)), []
         picked: list[Any] = self._items.take(order[start:stop]).tolist()

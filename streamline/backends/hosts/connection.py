@@ -45,6 +45,7 @@ from streamline.backends.ipc.messages import (
 )
 from streamline.core.gate import resting
 from streamline.core.knobs import KnobValues
+from streamline.core.place import Lender
 from streamline.core.tasks import Tasks
 from streamline.errors import ClosedError
 
@@ -263,7 +264,7 @@ class HostConnection:
         errors = session.errors
         connecting = self.host.connect(hosting.payload, lambda question: errors.decide(decode_skipped(question)))
         link = await resting(connecting)
-        link.on_mapped = session.on_mapped
+        link.on_mapped = session.services.get(Lender).on_mapped
         self._link = link
         hello = Hello(self.host.name, answer=self._placement.elastic, share=hosting.share)
         for part in self._parts:

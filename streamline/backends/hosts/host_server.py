@@ -59,7 +59,7 @@ from streamline.core.error_policy import Decision, Errors, Failure, Policy
 from streamline.core.flow import Chunk, Site
 from streamline.core.knobs import KnobValues
 from streamline.core.limits import CallLimits
-from streamline.core.place import CURRENT_PLACE, Place
+from streamline.core.place import CURRENT_PLACE, Lender, Place
 from streamline.core.state import At, CountedStates
 from streamline.core.tasks import MEMORY_BYTES, Job, Session, Tasks, supervise
 from streamline.core.tracebacks import waiting_tasks
@@ -187,7 +187,7 @@ async def serve(link: Link, spec: Spec, answer: Callable[[Any], Any] | None = No
         ask=lambda limit, permits: link.send(PermitsWanted(limit, permits)),
         give_back=lambda key, permits, unused: link.send(PermitsReturned(key, permits, unused)),
     )
-    session.place = spec.place if link.place is None else link.place
+    session.services.add(Lender, Lender(spec.place if link.place is None else link.place))
     CURRENT_PLACE.set(link.place)
     errors = session.errors = RemoteErrors(spec.policy, link, answer)
     reporter = MetricsReporter(link, session) if spec.metered and link.copies else None
