@@ -146,9 +146,8 @@ async def test_many_objects_hold_no_more_than_they_may(
         try:
             return await get(client, *args, **options)
         finally:
-            if calls % 20 == 0:
-                connections = max(connections, len(os.listdir("/proc/self/fd")) - before)  # noqa: PTH208 - numbers
-                resident = max(resident, resident_bytes())
+            connections = max(connections, len(os.listdir("/proc/self/fd")) - before)  # noqa: PTH208 - numbers
+            resident = max(resident, resident_bytes())
             held = max(held, *(account.held for account in accounts))
             running -= 1
 
