@@ -79,11 +79,7 @@ class Services:
 
 @dataclass(frozen=True)
 class WaitedWorker:
-    """A worker that the merge waits for.
-
-    Attributes:
-      state: right after the last item that the merge has taken from it.
-    """
+    """A worker that the merge waits for; `state`: right after the last item that the merge has taken from it."""
 
     shard: int
     state: State
@@ -108,14 +104,12 @@ class Session:
 
     Attributes:
       gate: what every task that moves items passes between two lists.
-      meters: what is counted.
       most_ahead: items that each channel may hold, where that is less than its own capacity; None: as many as it has.
       threads: for sync user code that shall not hold the loop.
       errors: items that are left out because of an error.
       workers_exhausted: called, in the event loop's thread, when the workers have given all that they have, or no more
         is wanted of them; perhaps more than once. None: not called.
       budget: of the bytes that sources may hold read ahead, all together.
-      services: what optional features keep.
       unwrap_output: makes what the last stage hands out of what its channel carries, in the consumer's thread, when it
         takes it; None: that is the same.
       where: how messages call the host that this is in: "process 2, pid 4711"; "": it is the run itself.
@@ -270,12 +264,7 @@ class Job:
 
 
 class Tasks:
-    """Starts jobs in the supervisor's task group. `start` may be called from any task of the same loop.
-
-    Attributes:
-      session: the run that all this belongs to.
-      threads: for sync user code that shall not hold the loop.
-    """
+    """Starts jobs in the supervisor's task group. `start` may be called from any task of the same loop."""
 
     def __init__(self, group: TaskGroup, session: Session | None = None) -> None:
         self.session = session or Session()
@@ -287,7 +276,6 @@ class Tasks:
 
     @property
     def gate(self) -> Gate:
-        """What every task that moves items passes between two lists."""
         return self.session.gate
 
     def own(self, cleanup: Callable[[], None]) -> None:
