@@ -28,9 +28,4 @@ class Backend(Protocol):
     """Where workers run."""
 
     def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
-        """Return what opens the workers of a run. No I/O; what it starts later ends with the run.
-
-        Args:
-          site: the rank's.
-          workers: how many there will be.
-        """
+        """Return what opens the workers of a run of the rank at `site`. No I/O; what it starts later ends with it."""

@@ -226,7 +226,6 @@ class _AskedActor:
       replaces: whether another one has run the host before.
 
     Attributes:
-      ticket: of its agent.
       failure: why it doesn't run, or runs no longer.
       fit: whether its node may run it as well as another one.
     """

@@ -314,7 +314,6 @@ def _new(directory: Path, begin: str) -> tuple[Path, FileIO, FileIO | None]:
 
 
 def write_all(descriptor: int, content: bytes | memoryview) -> None:
-    """Write all of `content` to an open file."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]

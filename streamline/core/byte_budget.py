@@ -21,7 +21,6 @@ class Budget:
     """The bytes that all flows of a run hold.
 
     Attributes:
-      most: bytes that may be held.
       held: bytes that are held now: asked for, or arrived and not taken by a format yet.
     """
 
@@ -77,7 +76,6 @@ class Account:
 
     @property
     def part_bytes(self) -> int:
-        """As `Budget.part_bytes`."""
         return self._budget.part_bytes
 
     def take(self, count: int, awaited: bool) -> bool:

@@ -178,7 +178,6 @@ class Channel(Sink[T]):
       begin: the state before the first item.
 
     Attributes:
-      feeder: what fills it.
       gate: of the run that it belongs to, once that is known.
       meter: of this channel; None: not counted.
     """

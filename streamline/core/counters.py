@@ -381,10 +381,6 @@ class HostMeter:
       resident: returns how many bytes of memory it holds; 0: unknown.
       stacks: returns what its threads are at, for a person; "": unknown.
       node: returns the machine that it runs on; "": this one, or none yet.
-
-    Attributes:
-      figures: what was counted of it.
-      shards: of its workers.
     """
 
     def __init__(
@@ -520,7 +516,6 @@ class StageMeter:
       begun: when the segment of work that holds the loop now began; None: none does.
       slots: when each awaited or threaded call that is at work now began; 0.0: none.
       loop: in which its inline functions run, with those of the others.
-      hooks: of the run.
       host: in which the worker runs; None: in the stream's own event loop.
     """
 

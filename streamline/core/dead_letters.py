@@ -83,7 +83,6 @@ class DeadLetters:
             raise _failed(self.path, error) from error
 
     def written(self, failure: Failure, epoch: tuple[int, ...]) -> DeadLetter:
-        """Return the line of a failure, except its number; the item is read now."""
         return {
             "dead_letter": 1,
             "epoch": epoch[0],

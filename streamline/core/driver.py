@@ -57,10 +57,7 @@ def run_into(
     """Return the inbox of `channel`, whose first pull starts `work`.
 
     Args:
-      channel: filled by `work`.
       work: as `Tasks.start` takes it.
-      site: where it runs.
-      name: of the task.
       filled_by: the name of the stage whose items go through the channel, for what is counted of it.
     """
     full_name = f"{name} of shard {site.shard}"

@@ -209,7 +209,6 @@ class Errors:
     """The skipped items of one run.
 
     Args:
-      policy: what may be skipped.
       before: of the state that the run begins at: skipped items by (shard, stage).
       dead_letters: where they are written; None: nowhere.
       size: items of the source in one that the merge takes: more than one where workers make batches.
@@ -416,14 +415,7 @@ class _PendingSkips:
 
 
 class Skips:
-    """The items that one stage skips in one shard.
-
-    Args:
-      count: of the state that it was opened at.
-
-    Attributes:
-      count: items skipped so far.
-    """
+    """The items that one stage skips in one shard; `count` so far, at first that of the state it was opened at."""
 
     __slots__ = ("_consumed", "_epoch", "_errors", "_kind", "count", "name", "shard")
 

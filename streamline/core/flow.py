@@ -252,7 +252,6 @@ class StageRun(StageContext, Generic[In]):
     """One run of a stage, as its generator sees it.
 
     Attributes:
-      upstream: the flow that the stage reads.
       own: the stage's own part of the state that it was opened at; None at the beginning.
     """
 

@@ -287,12 +287,10 @@ class Rest:
         self._end = asyncio.get_running_loop().create_future()
 
     def set(self) -> None:
-        """End it."""
         if not self._end.done():
             self._end.set_result(None)
 
     async def wait(self) -> None:
-        """Rest until it is set."""
         participant = _participant.get()
         if participant is not None:
             participant.rest()

@@ -27,7 +27,6 @@ class Knob:
     """One number of one stage, the same in all shards.
 
     Attributes:
-      stage: its name.
       written: the number in the plan.
       most: of one shard.
       items_each: how many more items may be in flight in a shard for each one more.

@@ -113,11 +113,7 @@ def check_limit(option: str, given: object) -> None:
 
 
 class Issuer:
-    """Issues the permits of one limit, in turn to the holders that wait, by whatever names they have.
-
-    Args:
-      start: `Tasks.start`.
-    """
+    """Issues the permits of one limit, in turn to the holders that wait, by whatever names they have."""
 
     def __init__(self, limit: Limit, gate: Gate, start: Start) -> None:
         self._limit = limit
@@ -361,11 +357,7 @@ class Permits:
 
 
 class StagePermits:
-    """The permits for one stage's calls in one shard, with the time that its calls have waited for them.
-
-    Attributes:
-      acquire_nowait, release: as of `Permits`.
-    """
+    """The permits for one stage's calls in one shard, with the time that its calls have waited for them."""
 
     def __init__(self, permits: Permits) -> None:
         self.acquire_nowait = permits.acquire_nowait
@@ -398,9 +390,7 @@ class CallLimits:
     """
 
     def __init__(
-        self,
-        ask: Callable[[Limit, int], None] | None = None,
-        give_back: Callable[[str, int, bool], None] | None = None,
+        self, ask: Callable[[Limit, int], None] | None = None, give_back: Callable[[str, int, bool], None] | None = None
     ) -> None:
         self._ask = ask
         self._give_back = give_back

@@ -12,14 +12,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
-from streamline.core.counters import (
-    ChannelStats,
-    HostMeter,
-    LoopMeter,
-    MeterHooks,
-    ReadStats,
-    StageMeter,
-)
+from streamline.core.counters import ChannelStats, HostMeter, LoopMeter, MeterHooks, ReadStats, StageMeter
 
 QUICK_S = 0.001
 """A body of the consumer's loop that takes less is timed now and then only."""
@@ -107,7 +100,6 @@ class Meters:
       order: names of the stages as they stand in the plan; others come after them.
       on: False: nothing is counted of stages and channels; for measuring what that costs.
       hosts: in which workers run.
-      hooks: of all stages of the run.
       on_first_list: makes `first` of these meters as soon as the consumer is given its first list; None: not called.
       first: what it has made: where the warm-up ended. None: the consumer has no list yet.
     """
@@ -142,7 +134,6 @@ class Meters:
         return self.consumer.loop
 
     def stage(self, name: str, kind: str, shard: int, concurrency: int = 1) -> StageMeter:
-        """Return the meter of a stage in a worker."""
         meter = self.stages.get((name, shard))
         if meter is None:
             self.names.add(name)
@@ -168,7 +159,6 @@ class Meters:
         self.first = None if self.on_first_list is None else self.on_first_list(self)
 
     def count_list(self, items: int) -> None:
-        """The consumer gets a list."""
         if items and not self.consumer.items:
             self.began()
         self.consumer.items += items

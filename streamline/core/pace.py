@@ -70,11 +70,7 @@ def call_all(fn: Callable[[In], Out], items: Sequence[In]) -> tuple[list[Out], B
 
 
 class Pace:
-    """The clock of one stage.
-
-    Args:
-      meter: counts the time spent in the stage's function; None: not counted.
-    """
+    """The clock of one stage; `meter` counts the time spent in its function, None: nothing does."""
 
     __slots__ = ("_calls", "_meter", "_since")
 
@@ -117,7 +113,6 @@ class Pace:
         """Give way, unless a list begun at `began` has what its reader needs, or has been kept long enough.
 
         Args:
-          made: its items so far.
           need: as in `Flow.need`, and no more than the list may have.
         """
         if made >= need or perf_counter() - began > HOLD_S:
@@ -184,14 +179,10 @@ class Pace:
 
 
 def check_awaited(stage: object, results: Sequence[Any], way: str) -> None:
-    """Insist on results that are no coroutines, which would never be awaited; all among them are closed.
+    """Insist, by the first one, on results that are no coroutines, which would never be awaited; else close all.
 
     Args:
-      results: the first one is looked at.
-      way: what to do about it.
-
-    Raises:
-      PlanTypeError: they are.
+      way: what to do about it, for the `PlanTypeError`.
     """
     if results and isinstance(results[0], CoroutineType):
         for result in results:
@@ -204,9 +195,6 @@ async def results(
     run: StageRun[In], fn: Callable[[In], Out], stage: str, way: str, look: Look | None = None
 ) -> AsyncGenerator[tuple[Chunk[In], list[Out]], None]:
     """Yield parts of the upstream's chunks, each with `fn` of its items; a chunk without items as it is.
-
-    Args:
-      way: as in `check_awaited`.
 
     Raises:
       What `fn` raises, after the results before it were yielded, unless its item is to be left out.

@@ -141,12 +141,7 @@ _HEAD = struct.Struct("<II")
 
 
 class DamagedFrameError(ValueError):
-    """A frame of a log isn't as it was written.
-
-    Attributes:
-      byte: where it begins.
-      what: "a frame's checksum".
-    """
+    """A frame of a log, which begins at `byte`, isn't as it was written: `what`, say "a frame's checksum"."""
 
     def __init__(self, byte: int, what: str) -> None:
         super().__init__(byte, what)

@@ -50,7 +50,6 @@ class FailedCall:
     """A call of user code that failed.
 
     Args:
-      fn: what was called.
       item: the one argument.
       outputs: of a function that makes an iterable, how many came before the failure; None: it makes a value.
     """

@@ -343,7 +343,6 @@ class MadeStates:
 
     Args:
       make: a class of states, or a function; of a module, since columns are pickled.
-      name: of the stage or source.
       given: what all of them share.
       first: `n` of the first state; each next one's is larger by 1. None: `make` takes no number.
       states: the upstream's column; `upstream` is its state i. None: `make` takes none.
@@ -352,12 +351,7 @@ class MadeStates:
     __slots__ = ("_first", "_given", "_make", "_name", "_states")
 
     def __init__(
-        self,
-        make: Callable[..., State],
-        name: str,
-        *given: Any,
-        first: int | None = None,
-        states: States | None = None,
+        self, make: Callable[..., State], name: str, *given: Any, first: int | None = None, states: States | None = None
     ) -> None:
         self._make, self._name, self._given, self._first, self._states = make, name, given, first, states
 

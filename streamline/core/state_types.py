@@ -64,11 +64,7 @@ def check_strict_to(produced: Sequence[int], replay: Sequence[int], strict_to: S
 
 
 def total(ranges: Iterable[Range]) -> int:
-    """Return how many positions some ranges hold.
-
-    Raises:
-      ValueError: more than any stage keeps.
-    """
+    """Return how many positions some ranges hold; `ValueError`: more than any stage keeps."""
     found = sum(one.stop - one.first for one in ranges)
     if found > MOST_IN_RANGES:
         raise ValueError(f"Expected ranges of at most {MOST_IN_RANGES:,} positions, got {found:,}")
@@ -79,7 +75,6 @@ def check_type(value: Json, expected: Any, where: str) -> Any:
     """Return a part of a saved state as the type that its owner declares.
 
     Args:
-      expected: as `msgspec.convert` takes it.
       where: for the message: "the state of 'shuffle' of shard 3".
 
     Raises:
@@ -102,8 +97,6 @@ class MergePart(msgspec.Struct):
 
 
 class FingerprintEntry(msgspec.Struct):
-    """An entry of a fingerprint."""
-
     kind: str
     name: str
     options: dict[str, Any] = {}

@@ -78,11 +78,7 @@ class Services:
 
 @dataclass(frozen=True)
 class WaitedWorker:
-    """A worker that the merge waits for.
-
-    Attributes:
-      state: right after the last item that the merge has taken from it.
-    """
+    """A worker that the merge waits for; `state`: right after the last item that the merge has taken from it."""
 
     shard: int
     state: State
@@ -115,12 +111,10 @@ class Session:
 
     Attributes:
       gate: what every task that moves items passes between two lists.
-      meters: what is counted.
       most_ahead: items that each channel may hold, where that is less than its own capacity; None: as many as it has.
       threads: for sync user code that shall not hold the loop.
       errors: items that are left out because of an error.
       budget: of the bytes that sources may hold read ahead, all together.
-      services: what optional features keep.
       where: how messages call the host that this is in: "process 2, pid 4711"; "": it is the run itself.
 
     Args:
@@ -267,12 +261,7 @@ class Job:
 
 
 class Tasks:
-    """Starts jobs in the supervisor's task group. `start` may be called from any task of the same loop.
-
-    Attributes:
-      session: the run that all this belongs to.
-      threads: for sync user code that shall not hold the loop.
-    """
+    """Starts jobs in the supervisor's task group. `start` may be called from any task of the same loop."""
 
     def __init__(self, group: TaskGroup, session: Session | None = None) -> None:
         self.session = session or Session()
@@ -284,7 +273,6 @@ class Tasks:
 
     @property
     def gate(self) -> Gate:
-        """What every task that moves items passes between two lists."""
         return self.session.gate
 
     def own(self, cleanup: Callable[[], None]) -> None:

@@ -183,11 +183,7 @@ def _heard(outcome: SimpleQueue[BaseException | None]) -> None:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop for a thread: uvloop's, where that is installed.
-
-    Raises:
-      HostError: the system has no room for another one.
-    """
+    """Return an event loop for a thread: uvloop's, where that is installed; `HostError`: no room for another one."""
     make = asyncio.new_event_loop
     if importlib.util.find_spec("uvloop") is not None:
         from uvloop import new_event_loop as make
@@ -317,11 +313,7 @@ class _ThreadCall(Generic[R]):
         return cast(R, result)
 
     def run(self) -> None:
-        """Call the function, in a thread.
-
-        Raises:
-          RuntimeError: the loop has ended.
-        """
+        """Call the function, in a thread; `RuntimeError`: the loop has ended."""
         self._begun = True
         fn = self._fn
         if fn is not None:

@@ -18,7 +18,6 @@ class DeclaredFunction:
     """A function whose author has declared its state. Base of what `@sl.stage` and `@sl.source` make of one.
 
     Attributes:
-      fn: the function as it was written.
       state: makes its first state; None: it has none.
     """
 

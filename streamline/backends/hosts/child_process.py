@@ -108,7 +108,6 @@ class _End:
         call()
 
     def reach(self) -> None:
-        """The end has come."""
         self.hang_up()
         with self._lock:
             self.come.set()

@@ -13,14 +13,7 @@ import anyio
 
 from streamline.backends.hosts.hang_detection import HangDetector
 from streamline.backends.hosts.host import Host, HostSlot
-from streamline.backends.hosts.parts import (
-    ErrorsOfHost,
-    HostPart,
-    KnobsOfHost,
-    PermitsOfHost,
-    RemotePause,
-    TraceOfHost,
-)
+from streamline.backends.hosts.parts import ErrorsOfHost, HostPart, KnobsOfHost, PermitsOfHost, RemotePause, TraceOfHost
 from streamline.backends.hosts.placement import FixedPlacement, Placement
 from streamline.backends.hosts.remote_metrics import RemoteMetrics
 from streamline.backends.hosts.remote_worker import CLOSE_S, RemoteWorker
@@ -63,7 +56,6 @@ class Hosting(NamedTuple):
 
     Attributes:
       payload: what the host gets of the run.
-      crash_tracking: when a host, or a worker in it, is given up.
       own: the host ends with the run.
       share: as in `Hello`.
     """
@@ -216,7 +208,6 @@ class HostConnection:
             self._tasks.start(partial(self._tasks.gate.participate, name, self._serve), name, self._abandon)
 
     def start(self, worker: RemoteWorker[Any]) -> None:
-        """Start a worker."""
         self._workers.start(worker)
         self.begin()
         if self._failure is not None:

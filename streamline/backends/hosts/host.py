@@ -156,11 +156,7 @@ class SocketHost(Host, Generic[P]):
     async def reach(
         self, payload: Any, answer: Callable[[Any], Any] | Relay | None, env: ProcessEnv
     ) -> tuple[socket.socket, P]:
-        """Return the consumer's end of a new connection, and the process at its other end; as `connect` does.
-
-        Args:
-          env: of the consumer.
-        """
+        """Return the consumer's end of a new connection, and the process there, as `connect`; `env`: the consumer's."""
 
     @abstractmethod
     def exit_of(self, process: P) -> HostExit:

@@ -138,12 +138,10 @@ class Spec:
 
 
 async def serve_socket(sock: socket.socket, payload: int) -> None:
-    """Serve a run in a host process."""
     await serve_link(SocketLink(sock), payload)
 
 
 async def serve_link(link: SocketLink, payload: int, load: Callable[[int], Spec] = load) -> None:
-    """Serve a run over `link`."""
     if await first_message(link, payload) is not None and (spec := await load_spec(link, payload, load)) is not None:
         await serve(link, spec)
 
@@ -385,8 +383,6 @@ class _HostedRun:
 
 
 class _Worker:
-    """One worker in the host."""
-
     def __init__(self, sender: ItemSender[Any], shard: int) -> None:
         self.sender = sender
         self.shard = shard

@@ -170,15 +170,12 @@ class ItemSender(Sink[T]):
             start = stop
 
     def finish(self) -> None:
-        """Say that this was all."""
         self._end(None)
 
     def fail(self, failure: BaseException) -> None:
-        """Send the failure after what was sent."""
         self._end(failure)
 
     def abandon(self) -> None:
-        """Send nothing more: the consumer doesn't read."""
         self._over, self._progress = True, None
 
     def credit(self, items: int, size: int) -> None:

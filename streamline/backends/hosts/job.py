@@ -125,12 +125,7 @@ def remove_dead_jobs() -> None:
 
 
 class JobDirectory:
-    """One kind of backend of a job on this machine.
-
-    Args:
-      kind: those whose hosts can be shared have the same.
-      environ: of this process.
-    """
+    """One kind of backend of a job on this machine; `kind`: those whose hosts can be shared have the same."""
 
     def __init__(self, kind: str, environ: Mapping[str, str]) -> None:
         directory, given = job_directory(environ)

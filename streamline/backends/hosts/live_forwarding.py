@@ -53,11 +53,7 @@ class KeptItems:
             self.first += 1
 
     def trim(self, covered: Callable[[], int]) -> None:
-        """Drop items that the worker's state covers; amortised.
-
-        Args:
-          covered: returns how many those are, from the feed's first.
-        """
+        """Drop items that the worker's state covers; amortised. `covered` returns how many, from the feed's first."""
         if len(self.items) >= self._trim_at:
             self.drop_until(covered())
             self._trim_at = max(TRIM_ITEMS, 2 * len(self.items))

@@ -244,11 +244,7 @@ class RemotePause(HostPart):
         self._deferred.clear()
 
     def receive(self, link: Link, message: Message, *, in_order: bool = False) -> None:
-        """Handle a message, or defer it until the pause ends.
-
-        Args:
-          in_order: after those that came before it, whatever it is.
-        """
+        """Handle a message, or defer it until the pause ends; `in_order`: after those before it, whatever it is."""
         if self._gate.holding and (in_order or not isinstance(message, AT_ONCE)):
             self._deferred.append((link, message))
         else:

@@ -112,7 +112,6 @@ class Placement(FixedPlacement):
         worker.connection = self
 
     def start(self, worker: RemoteWorker[Any]) -> None:
-        """Start a worker."""
         if self._failure is not None:
             worker.fail(self._failure)
         if self._failure is not None or self._over:

@@ -110,7 +110,6 @@ class Shipped:
         self._closer = weakref.finalize(self, os.close, fd)
 
     def fileno(self) -> int:
-        """Return its descriptor."""
         return self._fd
 
     def close(self) -> None:
@@ -146,11 +145,7 @@ def ship(payload: object, *, alike: bool = False) -> Shipped:
 
 
 def keep(data: bytes) -> Shipped:
-    """Keep a payload that another machine has pickled, for any number of hosts here.
-
-    Raises:
-      HostError: no memory or descriptors are left.
-    """
+    """Keep a payload that another machine has pickled, for any number of hosts here; `HostError` as of `ship`."""
     with _new_file() as fd, open(fd, "wb", closefd=False) as file:
         file.write(data)
     return Shipped(fd, len(data))

@@ -138,11 +138,7 @@ class HostingBackend(ABC):
 
     @abstractmethod
     def host(self, number: int, *, shared: bool = False) -> Host:
-        """Return a new host of this process; it starts at its first link.
-
-        Args:
-          shared: ranks may use it; then it is a `SocketHost`.
-        """
+        """Return a new host of this process; it starts at its first link. `shared`: for ranks, a `SocketHost`."""
 
     @abstractmethod
     def payload(self, plan: Plan, session: Session, hosts: int) -> Any:

@@ -48,7 +48,6 @@ class ProcessEnv(NamedTuple):
     levels: dict[str, int]
 
     def adopt(self) -> None:
-        """Apply them to this process."""
         sys.path[:] = self.path
         if self.directory is not None:
             with contextlib.suppress(OSError):  # then what needs it says so
@@ -59,7 +58,6 @@ class ProcessEnv(NamedTuple):
 
 
 def process_env() -> ProcessEnv:
-    """Return this process's."""
     try:
         directory = os.getcwd()  # noqa: PTH109 - a string is what crosses
     except FileNotFoundError:

@@ -132,11 +132,7 @@ class MetricsReporter:
                     self._thread = thread
 
     def report(self, shard: int | None = None) -> bool:
-        """Send what is new; return whether anything was. Thread-safe.
-
-        Args:
-          shard: of whose worker; None: of all.
-        """
+        """Send what is new; return whether anything was. Thread-safe. `shard`: of whose worker; None: of all."""
         meters = self._meters
         with self._lock:
             stages = [(key, (meter.counted(), meter.ongoing)) for key, meter in _of(shard, meters.stages, meters)]

@@ -105,11 +105,7 @@ class ResumePoint:
 
 
 class HostCredit:
-    """What a worker's host may send: at most `items` in flight, of `size` bytes.
-
-    Attributes:
-      in_flight: arrived, and not consumed.
-    """
+    """What a worker's host may send: at most `items` in flight, of `size` bytes. `in_flight`: arrived, not consumed."""
 
     def __init__(self, items: int, size: int) -> None:
         self.items = items
@@ -169,7 +165,6 @@ class RemoteWorker(Feeder, Generic[T]):
       feed: what it reads of a shared live source; None: it reads its source itself.
 
     Attributes:
-      connection: which has it.
       link: to its host; None: it has no host at the moment.
       heard_at: `perf_counter` of its last message; before the first one, when that is due.
     """
@@ -244,7 +239,6 @@ class RemoteWorker(Feeder, Generic[T]):
         return self.channel.finished or self._closing.deadline is not None
 
     def cancel(self) -> None:
-        """Ask it to end, without waiting."""
         if self._closing.deadline is None:
             self._closing.deadline = perf_counter() + CLOSE_S
             self._end_parts()
@@ -254,7 +248,6 @@ class RemoteWorker(Feeder, Generic[T]):
                 self.link.send(CloseWorker(self.number))
 
     def on_host_lost(self) -> None:
-        """Note that its host has ended."""
         self.link = None
         self._closing.to_reopen = False
         for part in self._parts:
@@ -270,7 +263,6 @@ class RemoteWorker(Feeder, Generic[T]):
 
     @property
     def has_room(self) -> bool:
-        """Whether it has room to send."""
         return self._credit.has_room(self.held)
 
     @property
@@ -376,7 +368,6 @@ class RemoteWorker(Feeder, Generic[T]):
         self._stop_tracking()
 
     def progress(self, message: ProgressMessage, link: Link) -> None:
-        """Post progress from `link`."""
         if self.finished:
             return
         self._post(self._resume.decode((), message.states))

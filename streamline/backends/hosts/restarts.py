@@ -258,11 +258,7 @@ class CrashReport(Generic[W]):
         self._turns: deque[W] = deque()
 
     def died(self, workers: Collection[W], *, stuck: bool) -> list[W]:
-        """Count a death of these workers' host; return those that have used up their restarts.
-
-        Args:
-          stuck: it was killed because one of them was stuck.
-        """
+        """Count a death of these workers' host, killed for a stuck one if `stuck`; return those out of restarts."""
         in_calls = [worker for worker in workers if worker.restart_policy.calls]
         waiting = list(self._turns)[1:]
         counted = in_calls or [

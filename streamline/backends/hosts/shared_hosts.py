@@ -121,11 +121,7 @@ class _ReachedHost(NamedTuple):
 
 # The owner ------------------------------------------------------------------------------------------------------------
 class HostOwner:
-    """This process owns the hosts, and listens for others.
-
-    Args:
-      unused: called, in any thread, when a guest has left.
-    """
+    """This process owns the hosts, and listens for others. `unused` is called, in any thread, when a guest has left."""
 
     def __init__(self, sharing: Sharing, job: JobDirectory, unused: Callable[[], object]) -> None:
         self.guests: set[_GuestSession] = set()
@@ -220,7 +216,6 @@ class HostOwner:
         session.start()
 
     def on_left(self, session: _GuestSession) -> None:
-        """Note that a guest has left."""
         with self._lock:
             self.guests.discard(session)
         self._unused()

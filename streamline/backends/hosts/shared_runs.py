@@ -183,11 +183,9 @@ class SharedRun:
             self.ended.set()
 
     def post(self, message: Message) -> None:
-        """Send the run a message."""
         self._link.put(message)
 
     def worker_of(self, shard: int) -> _SharedWorker | None:
-        """Return the worker that runs a shard."""
         return next((worker for worker in self.workers.values() if worker.shard == shard), None)
 
     def frees(self, shard: int) -> bool:
@@ -241,7 +239,6 @@ class SharedRun:
         return self._holding
 
     def resume(self, peer: RunPeer) -> None:
-        """End the pause of a peer."""
         self._paused.discard(peer)
         if self._holding:
             self._holding = False
@@ -359,7 +356,6 @@ class _MessageLog:
         self._entries: deque[_KeptMessage] = deque()
 
     def add(self, message: Any) -> _KeptMessage:
-        """Return the new entry."""
         packed = message.packed if isinstance(message, ItemsMessage) else None
         entry = _KeptMessage(message, *(0, 0) if packed is None else (packed.count, packed.nbytes))
         self.progress += isinstance(message, ProgressMessage)

@@ -387,7 +387,6 @@ EXACT: dict[type, Recreate] = {
     **dict.fromkeys(LOCKS, _lock),
     **dict.fromkeys(PRIMITIVES, _as_pickled),
 }
-"""By type."""
 
 
 if hasattr(typing, "TypeAliasType"):

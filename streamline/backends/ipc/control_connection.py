@@ -25,11 +25,7 @@ MOST_DESCRIPTORS = 2
 
 
 class ControlConnection:
-    """One end: `send` in any thread, `receive` in one.
-
-    Attributes:
-      descriptors: that have arrived with messages, in order; the caller closes one that it pops.
-    """
+    """One end: `send` in any thread, `receive` in one. `descriptors` have arrived, in order; who pops one closes it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock

@@ -44,17 +44,14 @@ def encode_failure(link: LinkEnd, failure: BaseException) -> Encoded:
 
 
 def decode_failure(encoded: Encoded) -> BaseException:
-    """Return the failure of a message."""
     return unpickle_exception(encoded) if isinstance(encoded, bytes) else encoded
 
 
 def encode_skipped(link: LinkEnd, failure: Failure) -> Encoded:
-    """Return the record of a skipped item for a message."""
     return pickle_skipped(failure, link.host) if link.copies else failure
 
 
 def decode_skipped(encoded: Encoded) -> Failure:
-    """Return the record of a skipped item from a message."""
     return unpickle_skipped(encoded) if isinstance(encoded, bytes) else encoded
 
 
@@ -114,7 +111,6 @@ def pickle_exception(error: BaseException, host: str = "", *, trace: bool = True
 
 
 def unpickle_exception(data: bytes) -> BaseException:
-    """Return a new exception from the bytes of `pickle_exception`."""
     records, note = cast("tuple[list[_ExceptionRecord], str | None]", pickle.loads(data))
     if note is not None:
         records[0].notes.append(BARE_FRAME.sub(_with_source, note))
@@ -129,11 +125,7 @@ def unpickle_exception(data: bytes) -> BaseException:
 
 
 def pickle_or_none(thing: Any, *, bounded: bool = True) -> bytes | None:
-    """Return the pickled thing, if it can be loaded, here at least; else None.
-
-    Args:
-      bounded: also None if it is larger than `MOST_BYTES`.
-    """
+    """Return the pickled thing; None: it can't be loaded, here at least, or is `bounded` and over `MOST_BYTES`."""
     from streamline.backends.ipc.by_value import ItemPickler  # not at the top: hosts start sooner
 
     for pickler in (partial(pickle.Pickler, protocol=5), ItemPickler):
@@ -358,7 +350,6 @@ def pickle_skipped(failure: Failure, host: str = "") -> bytes:
 
 
 def unpickle_skipped(data: bytes) -> Failure:
-    """Return the record of `pickle_skipped`."""
     record, pickled, failed, text = cast("tuple[Failure, bytes | None, bytes, str]", pickle.loads(data))
     error = unpickle_exception(failed)
     if not isinstance(error, Exception):

@@ -166,7 +166,6 @@ class PipeLink(Link):
 
 
 def pipe() -> tuple[PipeLink, PipeLink]:
-    """Return both ends of a new pipe."""
     lock = threading.Lock()
     first, second = PipeLink(lock), PipeLink(lock)
     first.other, second.other = second, first

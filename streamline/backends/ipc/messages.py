@@ -29,7 +29,6 @@ class Hello(NamedTuple):
     Attributes:
       host: its name in messages: "process 2, pid 4711".
       meters: to count in, where objects are handed over; None: in some of its own, and `MetricsUpdate` tell of them.
-      observed: as in `Observe`.
       ask: decides on items to skip, where the link doesn't copy; None: the host asks over its stdio socket.
       answer: with `HostReady`.
       share: runs with the same one, and not b"", may share their workers: their plans are the same.
@@ -68,7 +67,6 @@ class OpenWorker(NamedTuple):
       live_capacity: items of a live source, read by the consumer, that may be in flight to it. 0: it reads by itself.
       track_calls: report each call of user code; one may have ended an earlier host.
       crashing_call: the call that ended earlier hosts.
-      flush_points: as in `FlushAt`.
     """
 
     worker: int

@@ -301,10 +301,7 @@ def write(pickled: PickledItems, file: BinaryIO) -> int:
 
 
 def load(fd: int) -> Any:
-    """Return what was written, and close `fd`. Its arrays are copy-on-write views of the file.
-
-    Raises as unpickling does.
-    """
+    """Return what was written, and close `fd`; its arrays are copy-on-write views of the file. Raises as unpickling."""
     try:
         mapped = memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
     finally:

@@ -53,7 +53,6 @@ def unpicklable_part(whole: object, dumps: Callable[[object], object]) -> list[S
 
 
 def kind_of(part: object) -> str:
-    """Return the name of a part's type."""
     kind = type(part)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 

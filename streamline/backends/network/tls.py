@@ -192,11 +192,7 @@ def channel_of(certificate: bytes | None) -> bytes:
 
 @dataclass(frozen=True)
 class Certificates:
-    """A folder with certificates, `tls=`: see `HOW`. Picklable; all is read when it is used.
-
-    Attributes:
-      folder: an absolute path.
-    """
+    """A folder with certificates, at an absolute path, `tls=`: see `HOW`. Picklable; all is read when it is used."""
 
     folder: str
 

@@ -68,12 +68,7 @@ class _Hosted:
 
 
 class Agent(AgentCalls):
-    """Serves one trainer over a connection on which the handshake is done.
-
-    Args:
-      trainer: how connections to it begin.
-      hosts: that may run here at once.
-    """
+    """Serves one trainer over a connection on which the handshake is done, with at most `hosts` hosts at once."""
 
     def __init__(self, sock: socket.socket, trainer: Introduction, hosts: int) -> None:
         self._control = ControlConnection(sock)

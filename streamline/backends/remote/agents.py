@@ -69,7 +69,6 @@ class CarriedPlan:
                 agent.send(call(AgentCalls.keep_payload, self.number, PickleBuffer(self._whole)))
 
     def fileno(self) -> int:
-        """Return the descriptor of what was shipped."""
         return self._shipped.fileno()
 
     def close(self) -> None:
@@ -110,12 +109,7 @@ class RemoteProcess:
         self._closed_there: dict[int, float] = {}  # links, and when this end is closed, too
 
     async def link(self, plan: CarriedPlan, answer: Answer | Relay | None, env: ProcessEnv) -> socket.socket:
-        """Return a new connection to it.
-
-        Raises:
-          HostGone: it has ended; see `exit`.
-          HostError: it can't reach this process.
-        """
+        """Return a new connection to it; `HostGone`: it ended (`exit`); `HostError`: it can't reach this process."""
         agent, number = self.agent, next(self._links)
         if answer is not None:
             self.output.answer(number, answer)
@@ -355,7 +349,6 @@ class Agents:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return self._listener.port
 
     def place(

@@ -36,15 +36,7 @@ from streamline.plan.plan import Plan
 
 @dataclass(frozen=True)
 class AgentsBackend(HostingBackend):
-    """Workers run in processes that agents start on their machines: worker w in host w mod n.
-
-    Args:
-      hosts: processes, or the fewest and the most.
-      env: environment variables to change in the hosts.
-      start_timeout_s: seconds to wait for a place for a host.
-      lost_after_s: seconds of silence after which a machine counts as lost.
-      shared: "node", or None.
-    """
+    """Workers run in processes that agents start on their machines: worker w in host w mod n. Options: see `Remote`."""
 
     isolates: ClassVar[bool] = False  # agents offer so many places
 
