@@ -188,11 +188,7 @@ async def train(name: str, url: str, checkpoint: Path, console: Console, die_at:
 
 
 async def compare(every: int, console: Console) -> str:
-    """Kill a trainer, resume it, and say in what it equals one that was left alone.
-
-    Raises:
-      DemoError: it doesn't equal it, or a trainer didn't end as it should.
-    """
+    """Kill a trainer, resume it, and say in what it equals one left alone; a DemoError if it doesn't, or one failed."""
     cancel_at_signals()
     with tempfile.TemporaryDirectory(prefix="streamline-demo-") as name:
         folder = Path(name)

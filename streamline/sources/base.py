@@ -106,11 +106,7 @@ class Length(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class Source(ABC, Generic[T]):
-    """Where items come from.
-
-    Attributes:
-      name: its part of a state is kept under it.
-    """
+    """Where items come from; its part of a state is kept under `name`."""
 
     name: str
 
@@ -149,30 +145,15 @@ class Source(ABC, Generic[T]):
         return replace(self, name=f"{component}/{self.name}")
 
     def check_run(self, epoch: int, world_size: int) -> None:
-        """Check that it can be read in this epoch, on so many ranks.
-
-        Raises:
-          PlanError: it can't be; with the way out.
-        """
+        """Check that it can be read in this epoch, on so many ranks; a PlanError if not, with the way out."""
 
     def check_states(self, split: Split, listing: Json) -> None:
-        """Check the saved parts of the workers' states against this kind of source.
-
-        Args:
-          listing: of the snapshot, checked.
-
-        Raises:
-          SnapshotError: one is damaged.
-        """
+        """Check the workers' parts of a snapshot, whose `listing` is checked; a SnapshotError if one is damaged."""
         for shard, own in split.own.items():
             check_type(own, self.state_type, f"the state of {self.name!r} in shard {shard}")
 
     def check_listing(self, listing: Json) -> None:
-        """Check a snapshot's listing against this kind of source.
-
-        Raises:
-          SnapshotError: it is damaged.
-        """
+        """Check a snapshot's listing against this kind of source; a SnapshotError if it is damaged."""
         check_type(listing, self.listing_type, f"what it lists of {self.name!r}")
 
     def check_within(self, split: Split) -> None:

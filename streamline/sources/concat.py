@@ -61,11 +61,7 @@ class _ConcatState(SeveralState):
 
 
 class _ConcatStates:
-    """The states after some items of one component.
-
-    Args:
-      parts: the states of all before.
-    """
+    """The states after some items of one component; `parts`: the states of all before."""
 
     __slots__ = ("_current", "_name", "_parts", "_states")
 

@@ -201,11 +201,7 @@ def is_torch_iterable(dataset: object) -> bool:
 
 
 def is_huggingface_iterable(dataset: object) -> bool:
-    """Whether a dataset is an `IterableDataset` of Hugging Face, and no `Dataset`.
-
-    Raises:
-      PlanTypeError: it is neither.
-    """
+    """Whether it is an `IterableDataset` of Hugging Face, and no `Dataset`; a PlanTypeError if it is neither."""
     if library_of(dataset, "IterableDataset") == "datasets":
         check_rows("from_huggingface", dataset)
         return True

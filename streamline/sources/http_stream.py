@@ -164,11 +164,7 @@ async def read(request: EndlessRequest, last_id: str, traffic: Traffic) -> Async
 
 @dataclass
 class _FeedReader:
-    """One reading of a feed.
-
-    Attributes:
-      over: the server has ended the stream.
-    """
+    """One reading of a feed; `over`: the server has ended the stream."""
 
     request: EndlessRequest
     client: HttpClient

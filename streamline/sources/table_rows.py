@@ -16,11 +16,7 @@ from streamline.errors import PlanError, PlanTypeError
 
 
 class TableRows:
-    """Reads a table by position, as a map-style dataset is read.
-
-    Attributes:
-      table: as it was given, never changed.
-    """
+    """Reads a `table`, which it never changes, by position, as a map-style dataset is read."""
 
     def __init__(self, table: Any, kind: tuple[str, str]) -> None:
         self.table = table

@@ -85,8 +85,6 @@ class Zip(Several[tuple[Any, ...]]):
 
 @dataclass(slots=True, eq=False)
 class _ZippedStates:
-    """The states after some tuples."""
-
     _name: str
     _columns: Mapping[str, States]
 

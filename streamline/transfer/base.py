@@ -120,11 +120,7 @@ are that come from host processes."""
 
 
 def dtype_of(torch: Any, array: np.ndarray[Any, Any], where: str) -> Any:
-    """Return torch's dtype for an array.
-
-    Raises:
-      DataError: there is none; or elements are masked, which tensors don't support.
-    """
+    """Return torch's dtype for an array; a DataError if there is none, or elements are masked."""
     check_array(array, where)
     dtype = _dtype(torch, array.dtype)
     if dtype is None:

@@ -15,11 +15,7 @@ from streamline.transfer.pinned_ring import Done, RingMover
 
 @dataclass(frozen=True)
 class Cuda(Target):
-    """One GPU.
-
-    Attributes:
-      index: as torch counts them.
-    """
+    """One GPU; `index` as torch counts them."""
 
     index: int
 

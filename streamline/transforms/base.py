@@ -132,11 +132,7 @@ class Stage(ABC, Generic[In, Out]):
         return True
 
     def settled(self) -> Stage[In, Out]:
-        """Return this stage with what depends on the thread and the machine that open it resolved.
-
-        Raises:
-          PlanError: it can't run here.
-        """
+        """Return it with what depends on the opening thread and machine resolved; a PlanError if it can't run here."""
         return self
 
     def before(self, later: Sequence[Stage[Any, Any]]) -> Stage[In, Out]:
@@ -152,11 +148,7 @@ class Stage(ABC, Generic[In, Out]):
         return self
 
     def check_live(self, source: Source[Any]) -> None:
-        """Check that this stage works over a live source, which is read once.
-
-        Raises:
-          PlanError: it doesn't; with the way out.
-        """
+        """Check that it works over a live source, which is read once; a PlanError if not, with the way out."""
 
     def in_part(self, part: Part) -> Part:
         """Return what a worker reads of a source, with this stage, which acts on the files, before the shard."""
@@ -205,11 +197,7 @@ class Stage(ABC, Generic[In, Out]):
         return self.kind if self.name.startswith(self.kind) else printable(f"{self.kind}({self.name})")
 
     def line(self, more: Sequence[str] = ()) -> str:
-        """Return this stage as it was written, more or less: "shuffle(window=4096, seed=0)".
-
-        Args:
-          more: options that it has from the stage before it.
-        """
+        """Return how it was written, more or less, with `more` options of the stage before: "shuffle(window=4096)"."""
         names = [] if self.name.startswith(self.kind) else [self.name]
         return f"{self.kind}({', '.join([*names, *self.shown_options(), *more])})"
 
@@ -240,20 +228,13 @@ class Stage(ABC, Generic[In, Out]):
     def reindexed(self, inner: Callable[[tuple[int, ...]], Index], epoch: tuple[int, ...]) -> Index:
         """Return the index that this stage makes of the index upstream, in an epoch.
 
-        Args:
-          inner: returns the index upstream, in an epoch.
-
         Raises:
           PlanError: this stage doesn't act on an index, or not on this one.
         """
         raise PlanError(f".{self.kind} doesn't act on an index: move it after .shard")
 
     def num_outputs(self, items: float) -> float | None:
-        """Return how many items come out when `items` go in; None: that depends on the items, or is unknown.
-
-        Args:
-          items: a whole number, or `math.inf` for a flow without end.
-        """
+        """Return how many items come out of so many (`math.inf`: no end); None: that depends on them, or is unknown."""
         return items if self.one_to_one else None
 
     def num_left(self, left: float, whole: float, own: Any) -> float | None:
@@ -262,11 +243,7 @@ class Stage(ABC, Generic[In, Out]):
 
     @classmethod
     def check_state(cls, own: Json, options: Mapping[str, Any], where: str) -> None:
-        """Check a saved part of a state against this kind of stage and these options.
-
-        Args:
-          options: as the snapshot has them.
-          where: for the message.
+        """Check a saved part of a state against this kind of stage and its saved `options`; `where`: for the message.
 
         Raises:
           SnapshotError: it is damaged.
@@ -354,12 +331,7 @@ class Stage(ABC, Generic[In, Out]):
         return None
 
     def pass_number(self, before: int, own: Any) -> int:
-        """Return the number of a pass, counted through those of all repeats.
-
-        Args:
-          before: the number that the repeats downstream make.
-          own: what a state says of this stage.
-        """
+        """Return a pass's number, counted through those of all repeats; `before`: that of the repeats downstream."""
         return before
 
     @property

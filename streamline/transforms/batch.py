@@ -201,11 +201,7 @@ def make_batch(
 
 
 def collate_of(option: str, collate: object) -> Callable[[list[Any]], Any]:
-    """Return the function that `collate=` names.
-
-    Raises:
-      PlanError: it can't collate; a `PlanTypeError` if it is no function.
-    """
+    """Return the function that `collate=` names; a PlanError if it can't collate, a PlanTypeError if it is none."""
     if isinstance(collate, str) and collate not in NAMED:
         raise PlanError(f"{option} is 'stack', 'torch', None or a function, got {collate!r}")
     if collate == "torch" and find_spec("torch") is None:
@@ -274,7 +270,6 @@ class BatchCounter:
         self._made = 0
 
     def add(self, size: int) -> None:
-        """A batch of this size was made."""
         self._made += 1
         self._last = size
 
@@ -318,7 +313,6 @@ class LoggedBatches(Generic[In, Out]):
             raise ResumeError(f"{self._stage}: fewer items came than when the snapshot was taken")
 
     def state_after(self, upstream: State) -> State:
-        """Return the state after the last batch, over the upstream's."""
         sizes = None if self._stage.logs_sizes else (self._stage.size, self._size)
         return BatchState(self._stage.name, upstream, self._log, self._made - self._log.start, sizes)
 
@@ -328,7 +322,6 @@ class WaitingBatch(LoggedBatches[In, Out]):
 
     Args:
       inbox: the input; cancelling a pull of it loses nothing.
-      own: the stage's part of the state that it is opened at.
     """
 
     def __init__(self, stage: Batch[In, Out], inbox: Inbox[In], own: Sizes | None) -> None:

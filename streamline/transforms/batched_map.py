@@ -64,11 +64,7 @@ class Gather(Batch[T, list[T]]):
 
 @dataclass(frozen=True, kw_only=True)
 class Scatter(FlatMap[list[T], T]):
-    """Gives the results of a list one by one.
-
-    Attributes:
-      size: of a full list.
-    """
+    """Gives the results of a list one by one; `size` is that of a full list."""
 
     kind: ClassVar[str] = "scatter"
     accepted_changes: ClassVar[Mapping[str, str]] = {

@@ -53,11 +53,7 @@ class BucketPart(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class BucketByLength(Stage[In, Out]):
-    """Collates items of one range of lengths; see `Pipeline.bucket_by_length`.
-
-    Attributes:
-      batch_size: one for each bucket: one more than `boundaries`.
-    """
+    """Collates items of one range of lengths; `batch_size` has one for each bucket: one more than `boundaries`."""
 
     kind: ClassVar[str] = "bucket_by_length"
     accepted_changes: ClassVar[Mapping[str, str]] = {
@@ -249,13 +245,8 @@ class Buckets(Generic[In]):
     """The buckets of one run of a stage.
 
     Args:
-      name: the stage's.
-      measured: returns the length of an item.
       own: the stage's part of the state to begin at.
       begin: the upstream's state there.
-
-    Attributes:
-      count: items in them.
     """
 
     def __init__(

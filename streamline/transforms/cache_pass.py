@@ -40,9 +40,6 @@ T = TypeVar("T")
 class CachePass(ABC, Generic[T]):
     """One pass over a drawing; a subclass keeps it.
 
-    Args:
-      stage: as messages call it.
-
     Attributes:
       served: items delivered.
       drawn: items before the next one that `flow` gives.
@@ -159,8 +156,6 @@ class MemoryDrawing(Generic[T]):
 
 
 class MemoryPass(CachePass[T]):
-    """A pass over a drawing in memory."""
-
     def __init__(self, stage: str, run: StageRun[T], place: PassPlace, served: int, drawing: MemoryDrawing[T]) -> None:
         super().__init__(stage, run, place, served)
         self._drawing = drawing

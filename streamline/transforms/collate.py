@@ -21,7 +21,6 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 @saved_as("as_list")
 def as_list(items: list[Any]) -> list[Any]:
-    """Return the batch as the list of its items."""
     return items
 
 
@@ -204,11 +203,7 @@ def _stack_tensors(rows: list[Any], place: Place | None) -> Any:
 
 
 def unstack(batch: Any) -> Iterable[Any]:
-    """Return the items of a batch, whatever `stack` or `as_list` made it from.
-
-    Raises:
-      PlanTypeError: it is no batch: a number, a string.
-    """
+    """Return the items of what `stack` or `as_list` made; a PlanTypeError if it is no batch: a number, a string."""
     if isinstance(batch, list):
         return batch
     if (isinstance(batch, loaded_np.ndarray) and batch.ndim) or _is_tensor(batch):

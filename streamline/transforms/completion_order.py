@@ -164,7 +164,6 @@ class InOrder(Delivery[In, Out]):
         return Chunk(results[start:stop], Shifted(part.states, start), part.after if stop == end else None)
 
     def _pass_over(self, part: AdmittedInputs[In], index: int) -> Chunk[Out]:
-        """Pass over an item that has no result."""
         self._next = index + 1
         if self._next == len(part.results):
             self._parts.popleft()
@@ -265,7 +264,6 @@ class DeliverySegment(LogSegment):
 
     @property
     def arrived(self) -> int:
-        """Inputs that have arrived so far."""
         return self.inputs[-1].stop if self.inputs else self.low
 
     def low_water(self, count: int, seen: int) -> _LowWaterMark:
@@ -406,10 +404,8 @@ class AsCompleted(Delivery[In, Out]):
     """Results leave when they are complete; at a resume, first in the order that was chosen before.
 
     Args:
-      name: the stage's.
       begin: the upstream's state where it was opened.
       own: this stage's part of that state.
-      max_ahead: inputs that may be admitted beyond the oldest one that isn't done, as long as it stays that.
     """
 
     def __init__(self, name: str, begin: State, own: CompletionPart, max_ahead: int) -> None:

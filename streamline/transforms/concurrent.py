@@ -194,11 +194,9 @@ class Admission(Generic[In]):
             self._tell()
 
     def hold(self) -> None:
-        """Let nothing be claimed."""
         self.held = True
 
     def release(self) -> None:
-        """Let claims go on."""
         self.held = False
         self.wake_all()
 
@@ -210,7 +208,6 @@ class Admission(Generic[In]):
         self._tell()
 
     def wake_all(self) -> None:
-        """Let all workers that wait look again."""
         self._wake(len(self._waiting))
 
     def _wake(self, workers: int) -> None:
@@ -243,7 +240,6 @@ class Deliverer(Generic[In, Out]):
             self._event.set()
 
     def put(self, part: AdmittedInputs[In], index: int, result: Out) -> None:
-        """Take the result of item `index` of `part`."""
         if self._order.put(part, index, result) and self._news_at is None:
             self.tell()
 
@@ -310,8 +306,6 @@ class CallPool(ABC, Generic[In, Out]):
     """The job of one concurrent map: its workers, and what they need.
 
     Args:
-      channel: of the results.
-      order: in which they leave.
       meter: of this stage; None: nothing is counted.
     """
 

@@ -53,10 +53,7 @@ class Declared(DeclaredFunction, Generic[P, Out]):
     """A custom stage with a declared state; callable as the undecorated function."""
 
     def __init__(
-        self,
-        fn: Callable[P, AsyncIterator[Out]],
-        state: Callable[[], dict[str, Any]] | None,
-        snapshot_every: int,
+        self, fn: Callable[P, AsyncIterator[Out]], state: Callable[[], dict[str, Any]] | None, snapshot_every: int
     ) -> None:
         super().__init__(fn, state)
         self.snapshot_every = snapshot_every
@@ -126,8 +123,6 @@ class SafePoint(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Through(Stage[In, Out]):
-    """A custom stage in a pipeline."""
-
     kind: ClassVar[str] = "through"
     accepted_changes: ClassVar[Mapping[str, str]] = {
         "fn": "the new function is given the state that the old one kept; of the inputs since its last safe point, as "
@@ -305,7 +300,6 @@ class _CustomRun(Generic[In, Out]):
                 meter.count((item,))
 
     def _output_state(self) -> State:
-        """Return the state after the outputs so far."""
         own = SafePoint(self._saved, self._inputs, self._outputs)
         return Over(self._stage.name, own, Since(self._mark, self._now))
 

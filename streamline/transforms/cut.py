@@ -83,8 +83,6 @@ class Cut(Batch[In, Out]):
 
 
 class _Cutting(LoggedBatches[In, Out]):
-    """One run of a stage that cuts."""
-
     _stage: Cut[In, Out]
 
     def __init__(self, stage: Cut[In, Out], begin: State, own: Sizes | None) -> None:
@@ -255,7 +253,6 @@ class CostBatch(Cut[In, Out]):
 
 
 def group_by_of(key: Callable[[Any], Any], max_items: int, *, name: str) -> GroupBy[Any]:
-    """Return the stage of `.group_by`; see `Pipeline`."""
     _check_sync(".group_by(key)", key)
     return GroupBy(name=name, key=key, size=check_int(".group_by(max_items=)", max_items, 1))
 
@@ -270,7 +267,6 @@ def cost_batch_of(
     *,
     name: str,
 ) -> CostBatch[Any, Any]:
-    """Return the stage of `.batch(max_cost=)`; see `Pipeline`."""
     if max_cost is None or cost is None:
         raise PlanTypeError(
             ".batch(max_cost=4096, cost=len) takes both: what a batch may cost, and a function of an item"

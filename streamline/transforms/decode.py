@@ -177,7 +177,6 @@ def auto(**decoders: Callable[[Data], Any]) -> Callable[[Any], dict[str, Any]]:
 
 
 def data_of(item: Data) -> bytes | bytearray | memoryview:
-    """Return the bytes of an item."""
     data = item if isinstance(item, bytes | bytearray | memoryview) else getattr(item, "data", None)
     if not isinstance(data, bytes | bytearray | memoryview):
         raise TypeError(f"expected bytes, or what has them as `data`, got {given(item)}")
@@ -382,7 +381,6 @@ class _FrameReader:
         return (frame.time or 0.0) - self._begin_s
 
     def at(self, time_s: float) -> VideoFrame:
-        """Return the frame of a time."""
         if time_s - self.time_s(self._shown) > SEEK_S and not self._seek(time_s):
             self._seek(0)
         while self._next is not None:

@@ -386,11 +386,7 @@ def map_of(
     retry: Retry | None = None,
     limit: Limit | None = None,
 ) -> Map[Any, Any] | ConcurrentMap[Any, Any]:
-    """Return the stage that `.map` with these options means.
-
-    Raises:
-      PlanError: they contradict each other, or the kind of function.
-    """
+    """Return the stage of `.map` with these; a PlanError if they contradict each other, or the kind of function."""
     user = fn
     while isinstance(user, Adapter):
         user = user.fn

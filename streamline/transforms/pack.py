@@ -183,9 +183,6 @@ _Room: TypeAlias = "tuple[Tokens | None, Tokens | None, Tokens | None]"
 class _OpenDocuments:
     """The documents with tokens not delivered yet.
 
-    Args:
-      place: where large blocks are written.
-
     Attributes:
       tokens: of them that were not delivered.
       together: the most blocks that are cut at once.

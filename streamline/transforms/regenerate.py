@@ -91,7 +91,6 @@ class CycleDrawing:
             self._counts.generating_s += perf_counter() - began
 
     async def items(self, size: int) -> list[Any]:
-        """Return the items of a cycle."""
         items: list[Any] = []
         pace = Pace()
         try:

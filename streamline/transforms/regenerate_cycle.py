@@ -372,11 +372,7 @@ class Spill:
         await self._threads.run(partial(self._write, self._folder / name, kept), "a file")
 
     async def read(self, name: str) -> SpilledCycle:
-        """Return the cycle in a file.
-
-        Raises:
-          ResumeError: it is not there, or damaged.
-        """
+        """Return the cycle in a file; a ResumeError if it is not there, or damaged."""
         return await self._threads.run(partial(self._read, self._folder / name), "a file")
 
     def _write(self, path: Path, kept: SpilledCycle) -> None:

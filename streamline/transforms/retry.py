@@ -125,11 +125,7 @@ class Tries:
         self._before = ""
 
     def failed(self, error: Exception) -> float:
-        """Return the seconds to wait before the next try.
-
-        Raises:
-          Exception: `error`; if there were several tries, a note says so.
-        """
+        """Return the seconds to wait before the next try, or raise `error`, with a note if there were several tries."""
         retry = self._retry
         self._failed += 1
         asked_s = _asked_s(error)
@@ -202,11 +198,7 @@ class RetriedCalls(Generic[In, Out]):
         return (Detail("retries", self._retries), *limited)
 
     async def acall(self, item: In) -> Out:
-        """Return what the async function gives for `item`.
-
-        Raises:
-          What it raised last.
-        """
+        """Return what the async function gives for `item`; raises what it raised last."""
         tries, call = Tries(self._retry), self._fn
         while True:
             try:
@@ -221,11 +213,7 @@ class RetriedCalls(Generic[In, Out]):
             self._count()
 
     def call(self, item: In) -> Out:
-        """Return what the sync function gives for `item`; in a thread.
-
-        Raises:
-          What it raised last.
-        """
+        """Return what the sync function gives for `item`; in a thread. Raises what it raised last."""
         tries, call = Tries(self._retry), self._fn
         while True:
             try:

@@ -80,7 +80,6 @@ class Sample(Stage[T, T]):
 
 
 def sample_of(count: int | None, weights: object, replacement: bool, seed: int, *, name: str) -> Sample[Any]:
-    """Return the stage of `.sample`; see `Pipeline`."""
     check_flag(".sample(replacement=)", replacement)
     if weights is None and not replacement:
         raise PlanError(".sample(replacement=False) without weights= is .shuffle().take(count)")

@@ -98,8 +98,6 @@ def _copy(carry: Json, whose: str) -> Json:
 
 
 class _CarriedStates:
-    """The states after some outputs."""
-
     __slots__ = ("_carries", "_name", "_states")
 
     def __init__(self, name: str, carries: Sequence[Json], states: States) -> None:

@@ -94,11 +94,7 @@ class Window(Stage[T, list[T]]):
 
 
 class _WindowStates:
-    """The states after some windows.
-
-    Args:
-      skip: items to be passed over before the next window.
-    """
+    """The states after some windows; `skip` items are to be passed over before the next one."""
 
     __slots__ = ("_ends", "_name", "_skip")
 

@@ -65,21 +65,13 @@ class File:
         return self.part.local
 
     async def found(self) -> FoundObject:
-        """Return what is known of the file; asks if the listing doesn't say its size.
-
-        Raises:
-          ReadError: as `Storage.stat`.
-        """
+        """Return what is known of the file; asks if the listing doesn't say its size. Raises as `Storage.stat`."""
         if self._found.size is None:
             self._found = await self.storage.stat(self.path)
         return self._found
 
     async def size(self, need: str) -> int:
-        """Return the file's size in bytes.
-
-        Raises:
-          ReadError: it is unknown, which `need`, the subject of a sentence, doesn't allow.
-        """
+        """Return the size in bytes; a ReadError if it is unknown, which `need`, a sentence's subject, doesn't allow."""
         size = (await self.found()).size
         if size is None:
             raise ReadError(f"{self.path}: the server doesn't tell its size, which {need} needs")

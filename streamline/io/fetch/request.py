@@ -105,14 +105,11 @@ class Request:
             self.fail(ClosedError("the stream is closed"))
 
     def begins(self, found: FoundObject, end: int | None, ranged: bool) -> bool:
-        """Take what an answer says of itself.
+        """Take what an answer says of itself; return whether its bytes are wanted.
 
         Args:
           end: the offset after its last byte; None: unknown.
           ranged: whether it is what was asked for, and not the whole object.
-
-        Returns:
-          Whether its bytes are wanted.
         """
         if not self._untold:
             return True

@@ -18,8 +18,6 @@ from streamline.sharding.split import contiguous
 
 
 class _ArrowTable(GroupedTable):
-    """Decodes record batches."""
-
     def _select(self, format: Columnar, path: str, schema: Any) -> None:
         self._batch_rows = format.batch_rows
         self.selection = selection_of(path, schema, lambda _: schema, format.columns, format.expression)

@@ -209,11 +209,7 @@ class GroupedTable(ABC):
 
     @abstractmethod
     def decode(self, group: RowGroup, data: Sequence[bytes], start: int) -> Iterator[DecodedRows]:
-        """Yield the rows of a group from row `start` on.
-
-        Args:
-          data: what the group's spans hold.
-        """
+        """Yield the rows of a group from row `start` on; `data`: what its spans hold."""
 
     def close(self) -> None:  # noqa: B027 - not all hold something open
         """Close what is open. Nothing is decoded any more."""
@@ -266,11 +262,7 @@ class GroupReader:
                 return
 
     def _decode(self, decoding: Iterator[DecodedRows]) -> tuple[list[DecodedRows], Exception | None, bool]:
-        """Decode some milliseconds' worth of rows, in a thread.
-
-        Returns:
-          What was decoded, what it failed with, and whether that was all of the group.
-        """
+        """Decode some ms' worth of rows, in a thread; return them, what it failed with, and whether that was all."""
         found: list[DecodedRows] = []
         failure: Exception | None = None
         row, size, stop, ended = self.row, 0, perf_counter() + STEP_S, False

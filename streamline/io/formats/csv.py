@@ -34,11 +34,7 @@ Header = bool | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Dialect:
-    """How fields are told apart.
-
-    Attributes:
-      quotechar: one character; None: quotes mean nothing, and every line is a record.
-    """
+    """How fields are told apart; a `quotechar` of None: quotes mean nothing, and every line is a record."""
 
     delimiter: str = ","
     quotechar: str | None = '"'
@@ -51,11 +47,7 @@ class Dialect:
 
 @dataclass(frozen=True, kw_only=True)
 class CsvFormat(TextFormat[Any]):
-    """CSV files. Place: see `lines`; `line` is the last line of a record.
-
-    Attributes:
-      header: as `Header`; False: items are lists.
-    """
+    """CSV files. Place: see `lines`; `line` is the last line of a record. With a `header` of False, items are lists."""
 
     kind: ClassVar[str] = "read_csv"
     reread: ClassVar[str] = "seeks to its record, and reads the header (compressed: unpacks up to it)"
@@ -84,11 +76,7 @@ class CsvFormat(TextFormat[Any]):
 
 
 class _CsvCursor(TextCursor[Any]):
-    """Where the reading of one file is.
-
-    Attributes:
-      records: makes items; None: the first record, which says what they are like, isn't there yet.
-    """
+    """`records` makes items; None: the first record, which says what they are like, isn't there yet."""
 
     def __init__(self, format: CsvFormat, name: str, path: str, begin: Place, after: Place) -> None:
         splitter = Splitter(format.max_record_bytes, SLICE_LINES)

@@ -53,11 +53,7 @@ INFERRED_ROWS = 1000
 
 
 class UnwritableItemError(Exception):
-    """An item that can't be written; says why.
-
-    Attributes:
-      ago: which one: 0 is the last that was added.
-    """
+    """An item that can't be written; says why. `ago`: which one; 0 is the last that was added."""
 
     def __init__(self, reason: str, ago: int = 0) -> None:
         super().__init__(reason)
@@ -65,11 +61,7 @@ class UnwritableItemError(Exception):
 
 
 class Encoder(ABC):
-    """Writes the items of one shard.
-
-    Attributes:
-      common: what all shards of a job have in common, as JSON; None: nothing, or no item has said so yet.
-    """
+    """Writes a shard's items. `common`: what all shards of a job share, as JSON; None: nothing, or not known yet."""
 
     common: Json = None
 
@@ -111,11 +103,7 @@ class OutputFormat(ABC):
         return f".{self.kind}"
 
     def compressed(self, compression: object) -> Self:
-        """Return this format with another compression.
-
-        Raises:
-          PlanTypeError, PlanError: it has no such compression, or that isn't installed.
-        """
+        """Return it with this compression; a PlanTypeError or PlanError if it has no such, or that isn't installed."""
         option = f"write_{self.kind}(compression=)"
         if not self.compressions:
             raise PlanError(f"{option}: {self.kind} files are mapped into memory as they are: leave it out")
@@ -409,11 +397,7 @@ def _shape_text(common: Json) -> str:
 
 @dataclass(frozen=True)
 class ParquetOutput(OutputFormat):
-    """Rows as dicts, or record batches.
-
-    Attributes:
-      schema: pyarrow's; None: inferred from the first rows.
-    """
+    """Rows as dicts, or record batches; a `schema` of None is inferred from the first rows."""
 
     kind = "parquet"
     compressions = ("brotli", "gzip", "lz4", "none", "snappy", "zstd")

@@ -44,11 +44,7 @@ FETCH_BYTES = 64 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Hdf5Format(RowFormat):
-    """HDF5 files, whose items are dicts of rows.
-
-    Attributes:
-      datasets: their names, with those of their groups; None: all of the file.
-    """
+    """HDF5 files, whose items are dicts of rows of `datasets`, named with their groups; None: all of the file."""
 
     kind: ClassVar[str] = "read_hdf5"
     reread: ClassVar[str] = "reads its chunk again"

@@ -67,11 +67,7 @@ class LanceFormat(Columnar):
 
     @calling()
     def found(self, path: str) -> FoundObject:
-        """Return what is read of a dataset; its version is in the place of an ETag. Blocks.
-
-        Raises:
-          ReadError: it can't be opened.
-        """
+        """Return what is read of a dataset, its version as an ETag; a ReadError if it can't be opened. Blocks."""
         return FoundObject(path, etag=_version(self._open(path, self.version)))
 
     async def table(self, file: File, first: int, in_thread: InThread[Any]) -> GroupedTable:

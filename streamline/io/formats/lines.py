@@ -43,11 +43,7 @@ SLICE_LINES = LIST_ITEMS * 7 // 8
 
 @dataclass(frozen=True)
 class TooLong:
-    """A line that is too long, and was skipped.
-
-    Attributes:
-      size: its bytes with its end; 0: reading ends there.
-    """
+    """A line that is too long, and was skipped; `size`: its bytes, with its end; 0: reading ends there."""
 
     size: int
     error: DataError
@@ -294,8 +290,6 @@ class TextCursor(ABC, Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class LineFormat(TextFormat[T]):
-    """Files of lines."""
-
     reread: ClassVar[str] = "seeks to its line (compressed: unpacks up to it)"
     splits: ClassVar[bool] = True
 

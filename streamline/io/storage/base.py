@@ -68,11 +68,7 @@ class Arrival(Protocol):
 
 
 class ShardFile(Protocol):
-    """A shard that is being written; it has no name yet.
-
-    Attributes:
-      size: bytes so far.
-    """
+    """A shard that is being written, `size` bytes so far; it has no name yet."""
 
     size: int
 

@@ -62,12 +62,7 @@ class HttpClient:
         self._servers: dict[str, tuple[URL, str | None]] = {}
 
     async def get(
-        self,
-        url: str,
-        headers: Mapping[str, str],
-        *,
-        within_s: float = math.inf,
-        unpack: bool = False,
+        self, url: str, headers: Mapping[str, str], *, within_s: float = math.inf, unpack: bool = False
     ) -> aiohttp.ClientResponse:
         """Return the answer to a request, after redirects; the caller closes it.
 

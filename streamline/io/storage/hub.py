@@ -152,11 +152,7 @@ def _object_of(path: str, info: Mapping[str, Any]) -> FoundObject:
 
 
 def meaning(what: str, error: Exception) -> ReadError | TransientError:
-    """Return what an operation on `what` has failed with.
-
-    Returns:
-      TransientError: another try may do better; ReadError: it would not.
-    """
+    """Return what an operation on `what` failed with: a TransientError if another try may help, else a ReadError."""
     if isinstance(error, ReadError | TransientError):
         return error
     response = getattr(error, "response", None)

@@ -76,11 +76,7 @@ def manifest_name(rank: int, world_size: int) -> str:
 
 
 def parse_manifest(content: bytes, path: str) -> Manifest:
-    """Return the manifest in a file's content.
-
-    Raises:
-      ReadError: it is damaged, of a later version, or something else.
-    """
+    """Return the manifest in a file's content; a ReadError if it is damaged, of a later version, or something else."""
 
     def read(envelope: Any) -> Manifest:
         version, told, body = (envelope[key] for key in (MAGIC, "sha256", "body"))
@@ -137,11 +133,7 @@ def shards_of(folder: str, parts: Iterable[Manifest], *, whole: bool) -> list[Wr
 
 
 def check_size(path: str, size: int | None, shard: WrittenShard) -> None:
-    """Refuse a shard that is not as it was written.
-
-    Raises:
-      ReadError: its size is another one.
-    """
+    """Refuse a shard whose size is not as it was written, with a ReadError."""
     if size is not None and size != shard.bytes:
         raise ReadError(
             f"{path} has {size:,} bytes, and {shard.bytes:,} were written: it has been replaced or cut short"

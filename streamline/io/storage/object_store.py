@@ -58,10 +58,7 @@ class ObjectStorage(Storage):
     """
 
     def __init__(
-        self,
-        options: Mapping[str, Any] | None = None,
-        http: HttpOptions | None = None,
-        traffic: Traffic | None = None,
+        self, options: Mapping[str, Any] | None = None, http: HttpOptions | None = None, traffic: Traffic | None = None
     ) -> None:
         self._options = options or {}
         self._http = http or HttpOptions()

@@ -277,11 +277,7 @@ def check_storage_options(options: object) -> None:
 
 
 def open_store(base: str, options: Mapping[str, Any], http: HttpOptions) -> Any:
-    """Return obstore's store of a bucket. It connects when it is first asked, and tries nothing twice.
-
-    Args:
-      base: the bucket's URL, "s3://bucket".
-    """
+    """Return obstore's store of the bucket at URL `base`. It connects when first asked, and tries nothing twice."""
     try:
         obstore = import_module("obstore.store")
         base_error = import_module("obstore.exceptions").BaseError

@@ -181,11 +181,7 @@ async def manifests_in(storage: Storage, folder: str) -> list[FoundObject]:
 
 
 async def written(storages: Storages, path: str, manifests: list[FoundObject], *, whole: bool) -> list[FoundObject]:
-    """Return the shards that manifests name; of one that is another program's file, itself.
-
-    Args:
-      whole: whether all ranks' must be among them.
-    """
+    """Return the shards that manifests name (another program's file: itself); `whole`: all ranks' must be there."""
     storage = storages.of(path)
     contents = [await storage.read(each.path, 0, None) if may_be_manifest(each.path) else b"" for each in manifests]
     parts = [

@@ -33,11 +33,7 @@ large ones; time for one byte would let a server drip for days."""
 
 
 class TransientError(Exception):
-    """A failure that another try may not find again.
-
-    Attributes:
-      retry_after_s: how long the server asks to wait; None if it doesn't.
-    """
+    """A failure that another try may not find again; the server asks to wait `retry_after_s`, None if it doesn't."""
 
     def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
         super().__init__(printable(reason))
@@ -69,11 +65,7 @@ class Attempts:
         return max(0.0, self._deadline_s - self._used())
 
     def arrived(self, size: int) -> None:
-        """Bytes have come, new ones or not.
-
-        Raises:
-          ReadError: too slowly.
-        """
+        """Bytes have come, new ones or not; a ReadError if too slowly."""
         self._traffic.bytes += size
         self._bytes += size
         if self._used() >= self._deadline_s:
