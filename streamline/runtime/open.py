@@ -273,8 +273,7 @@ class Opened(Generic[T]):
 
         Args:
           most_ahead: items that each channel may hold, at the most; None: as many as the plan says.
-          spent: as in `Session`.
-          ahead: as in `SyncStream`.
+          spent, ahead: as in `Session`, and in `SyncStream`.
         """
         session = self.resolved.session(most_ahead)
         session.workers_exhausted = spent
