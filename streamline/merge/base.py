@@ -47,18 +47,12 @@ WORKERS_A_TURN = 8
 
 @dataclass(frozen=True)
 class Inboxes(Generic[T]):
-    """The inboxes of `count` workers, in index order.
-
-    Attributes:
-      open: opens a worker, once, at its state, and returns its inbox.
-      begin: returns the state that a worker is opened at. In any thread.
-      first: workers to open with the merge; the others, when they are to be started.
-    """
+    """The inboxes of `count` workers, in index order."""
 
     count: int
-    open: Callable[[int], Inbox[T]]
-    begin: Callable[[int], State]
-    first: int = FIRST_WORKERS
+    open: Callable[[int], Inbox[T]]  # opens a worker, once, at its state, and returns its inbox
+    begin: Callable[[int], State]  # returns the state that a worker is opened at; in any thread
+    first: int = FIRST_WORKERS  # workers to open with the merge; the others, when they are to be started
 
     @classmethod
     def of(cls, inboxes: Sequence[Inbox[T]]) -> Inboxes[T]:
@@ -68,14 +62,10 @@ class Inboxes(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class Merge(ABC):
-    """A merge, as written in a plan; printed with its options.
-
-    Attributes:
-      chooses: whether another run may deliver the items in another order.
-    """
+    """A merge, as written in a plan; printed with its options."""
 
     name: str
-    chooses: ClassVar[bool]
+    chooses: ClassVar[bool]  # whether another run may deliver the items in another order
 
     @abstractmethod
     def open(self, inboxes: Inboxes[T], own: Json | None) -> MergeFlow[T]:
@@ -86,8 +76,6 @@ class MergeInputs(Generic[T]):
     """The workers of a merge: what was taken from each, which are open, and which have ended.
 
     Args:
-      workers: opens them.
-      produced: items taken from each so far.
       on_ready: called when a worker may have something new to give.
 
     Attributes:
@@ -95,7 +83,6 @@ class MergeInputs(Generic[T]):
       references: the state of each, after the last item taken from it.
       inboxes: of those that are open.
       active: those that haven't ended, in index order.
-      finished: all others.
       unstarted: in the order in which they are started.
       turns: which of their items end a batch, where that is known.
     """
@@ -119,7 +106,6 @@ class MergeInputs(Generic[T]):
             self._open(worker)
 
     def start_more(self, count: int) -> None:
-        """Start the next workers in turn."""
         for worker in list(islice(self.unstarted, count)):
             self._start(worker)
 
@@ -141,12 +127,10 @@ class MergeInputs(Generic[T]):
             self.start_more(1)
 
     def is_idle(self, worker: int) -> bool:
-        """Whether there is nothing to see of a worker."""
         inbox = self.inboxes.get(worker)
         return inbox is None or inbox.nothing_pending
 
     def end(self, worker: int) -> None:
-        """A worker has ended."""
         self.active.remove(worker)
         self.finished.add(worker)
 
@@ -205,8 +189,6 @@ class MergeFlow(Flow[T]):
     """What both merges share: taking lists, counting, repeating choices.
 
     Args:
-      name: the stage's name.
-      workers: opens them.
       own: this stage's part of the state that it is opened at.
       on_ready: called when a worker may have something new to give.
 
@@ -494,9 +476,8 @@ def choices_json(produced: Sequence[int], choices: list[int], strict_to: Sequenc
     n of worker w has the place (n, w). A sequence with rising places may be written as counts.
 
     Args:
-      produced: by each worker, before the first of them.
-      choices: in their order.
-      strict_to: the counts to which strict order goes on after them; None: it doesn't.
+      produced: by each worker, before the first choice.
+      strict_to: the counts to which strict order goes on after the choices; None: it doesn't.
     """
     counts, places = list(produced), list[tuple[int, int]]()
     for worker in choices:
@@ -532,7 +513,6 @@ class MergeTake:
 
     Attributes:
       before: the merge's state before them.
-      log: of the choices.
       picks: the worker of each item.
       progressed: a worker's state has moved without an item.
     """

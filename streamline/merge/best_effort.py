@@ -119,11 +119,7 @@ class BestEffort(Merge):
 
 
 def merge_of(kind: str, max_skips_per_round: int | None, max_lead: int | None) -> Merge:
-    """Return the merge that `.merge` with these options means.
-
-    Raises:
-      PlanError: an unknown kind, an option that the kind doesn't have, or one out of range.
-    """
+    """Return the merge that `.merge` with these options means. Raises `PlanError`."""
     if kind == "strict":
         if max_skips_per_round is not None or max_lead is not None:
             raise PlanError("max_skips_per_round and max_lead are options of .merge('best_effort')")

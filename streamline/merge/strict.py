@@ -18,9 +18,8 @@ class StrictMerge(MergeFlow[T]):
 
     def __init__(self, name: str, inboxes: Inboxes[T], own: Json | None = None) -> None:
         super().__init__(name, inboxes, own)
-        self._turns = [
-            self._turn(worker) for worker in self._inputs.active
-        ]  # a heap; counts may be out of date: smaller
+        # A heap; counts may be out of date, and then are too small.
+        self._turns = [self._turn(worker) for worker in self._inputs.active]
         heapify(self._turns)
 
     def _rounds_of(self, ready: Collection[int]) -> int:
@@ -75,8 +74,6 @@ class StrictMerge(MergeFlow[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class Strict(Merge):
-    """A strict merge, as written in a plan."""
-
     chooses = False
 
     def __str__(self) -> str:

@@ -69,7 +69,6 @@ class ExportedStream:
         self._reading: Reading | None = None
 
     def read(self) -> Reading:
-        """Return the figures as they stand."""
         with self._lock:
             now = perf_counter()
             if self._reading is None or now - self._read_at >= FRESH_S:
@@ -113,7 +112,6 @@ class Exporter(ABC):
         self.streams = [one for one in self.streams if one is not stream]
 
     def exposition(self) -> str:
-        """Return the metrics of all streams in Prometheus's text format."""
         return exposition([(stream.labels, stream.read()) for stream in self.streams])
 
     @abstractmethod
@@ -244,16 +242,11 @@ def keep(to: str, make: Callable[[str], Exporter] = _open) -> Callable[[], None]
 
 
 def exporter_at(to: str) -> Exporter | None:
-    """Return what is open at a place; None: nothing."""
     return _exporters.get(to)
 
 
 def export(to: str, stream: ExportedStream, make: Callable[[str], Exporter] = _open) -> Callable[[], None]:
-    """Export a stream, until the function that this returns is called, once or more. Raises `HostError`.
-
-    Args:
-      to, make: as `keep` has them.
-    """
+    """Export a stream, until the function that this returns is called, once or more; else as `keep`."""
     release = keep(to, make)
     exporter = _exporters[to]
     exporter.add(stream)

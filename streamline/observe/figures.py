@@ -7,16 +7,7 @@ from typing import Self
 
 from streamline.core.counters import ChannelStats, HostStats, ReadStats, StageStats, Summable
 
-__all__ = [
-    "ChannelStats",
-    "ContentionStats",
-    "Figures",
-    "HostStats",
-    "ReadStats",
-    "StageStats",
-    "ThreadStats",
-    "per_s",
-]
+__all__ = ["ChannelStats", "ContentionStats", "Figures", "HostStats", "ReadStats", "StageStats", "ThreadStats", "per_s"]
 
 
 @dataclass(frozen=True, kw_only=True)

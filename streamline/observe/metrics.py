@@ -79,7 +79,6 @@ def scalars(stats: Stats) -> dict[str, float]:
 
 
 def _field(name: str, kind: Kind, unit: str, field: str, description: str) -> Metric:
-    """Return a metric that is a field of `Stats`."""
     return Metric(f"streamline.{name}", kind, unit, (), description, lambda stats, _: [((), getattr(stats, field))])
 
 

@@ -28,14 +28,7 @@ from streamline.core.error_policy import ErrorReport
 from streamline.core.options import given, parse_address
 from streamline.core.text import said
 from streamline.errors import PlanTypeError, printable_lines
-from streamline.observe.exporters import (
-    CONTENT_TYPE,
-    ExportedStream,
-    Exporter,
-    Reading,
-    asked_by_address,
-    exporter_at,
-)
+from streamline.observe.exporters import CONTENT_TYPE, ExportedStream, Exporter, Reading, asked_by_address, exporter_at
 from streamline.observe.figures import ChannelStats, HostStats, ReadStats, StageStats
 from streamline.observe.stats import Stats
 from streamline.observe.tables import table
@@ -94,7 +87,6 @@ class StreamFacts:
       length: items that it gives in all; None: that isn't known.
       workers: names of the stages that run in workers.
       branches: of a mixture, by name of a component's stage, the component.
-      errors: items that were skipped.
       working: what each host is at, by its number: "map(decode) of shard 3 for 2 s".
       stalled: for how long the consumer has waited, and what for; "": it hasn't waited for long.
       ended: it has ended, or is closed.
@@ -212,7 +204,6 @@ class LivePage(Exporter):
         return self._bodies[kind]
 
     def for_script(self) -> bytes:
-        """Return an update for the page's script."""
         seen = self._read()
         streams = [
             {"name": one.labels["stream"], "rank": int(one.labels["rank"])}

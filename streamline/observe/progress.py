@@ -61,11 +61,10 @@ class Progress:
 
     Args:
       stats: returns the figures; called from another thread, some times a second.
-      epoch: as the stream was opened at.
     """
 
     _on_screen: ClassVar[Thread | None] = None
-    """What was shown last, and is as long as it lives."""
+    """What was shown last; on screen as long as the thread lives."""
 
     def __init__(self, stats: Callable[[], Stats], epoch: int = 0) -> None:
         self._stats = stats

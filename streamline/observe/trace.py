@@ -235,27 +235,18 @@ class _Counters:
 
 @dataclass(slots=True)
 class _Lane:
-    """One line of a track, on which nothing overlaps: what a viewer calls a thread.
+    """One line of a track, on which nothing overlaps: what a viewer calls a thread."""
 
-    Attributes:
-      pid: of what viewers take for a process: this one's is 1, that of host n is n + 2.
-      end: of the last span on it.
-    """
-
-    pid: int
+    pid: int  # of what viewers take for a process: this one's is 1, that of host n is n + 2
     tid: int
-    end: float = -math.inf
+    end: float = -math.inf  # of the last span on it
 
 
 END = b"\n]\n"
 
 
 class TraceFile:
-    """A file of events. Not thread-safe.
-
-    Raises:
-      OSError: from each method: it can't be made, or written.
-    """
+    """A file of events. Not thread-safe. Each method raises `OSError`: it can't be made, or written."""
 
     def __init__(self, path: Path) -> None:
         self._file = FileIO(path, "w")
@@ -274,7 +265,6 @@ class TraceFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
         data, self._waiting = self._waiting, bytearray()
         self._append(data)
 

@@ -118,11 +118,9 @@ class HillClimb:
     """The values of knobs, of which one at a time is turned, and turned back where that has gained nothing.
 
     Args:
-      knobs: of the plan.
       values: to begin with; those that aren't named begin as written.
 
     Attributes:
-      values: as they stand.
       resting: why nothing is turned at the moment, for a person; "": a step is being judged.
     """
 
@@ -208,11 +206,7 @@ class HillClimb:
 
 
 class Tuner(HillClimb):
-    """Decides on the knobs of stages.
-
-    Args:
-      memory_bytes: that items in flight may take beyond what they take as written.
-    """
+    """Decides on the knobs of stages; `memory_bytes`: for items in flight, beyond what they take as written."""
 
     NOISE = 0.2, 6
     ENOUGH_SAMPLES, LEAST_SAMPLES, MOST_SAMPLES = 4, 3, 20  # before a step, after it; 20 tell 10 % from 20 % of noise
@@ -335,7 +329,6 @@ class Tuner(HillClimb):
         return _Move(knob, after, why)
 
     def _judge(self, trial: _Trial, loads: Loads) -> TuningStep | None:
-        """Judge the step, if there is something to go by."""
         stage, rates = trial.move.knob.stage, self._rates(trial.move.knob.stage)
         if len(rates) < self.LEAST_SAMPLES:
             return None
@@ -379,7 +372,6 @@ class Tuner(HillClimb):
         return rates
 
     def _call_s(self, stage: str) -> float:
-        """Return the seconds that a call of a stage takes."""
         window = self._looks[-1].figures - self._looks[0].figures
         calls = [one.busy_s / max(1, one.items) for one in window.stages if one.name == stage]
         return min(self.LONGEST_SAMPLE_S, sum(calls))
@@ -434,14 +426,10 @@ PASS_S = 1.0
 
 
 class PassLooks:
-    """What is seen of one pass: its longest stretch without a pause, since all of its hosts run, and no knob is turned.
-
-    Attributes:
-      stretch: its first and last look; None: there were no two.
-    """
+    """What is seen of one pass: its longest stretch without a pause, with all hosts running, and no knob turned."""
 
     def __init__(self) -> None:
-        self.stretch: tuple[Measurement, Measurement] | None = None
+        self.stretch: tuple[Measurement, Measurement] | None = None  # first and last look; None: there were no two
         self._first: Measurement | None = None
 
     def look(self, look: Measurement) -> None:
@@ -474,9 +462,6 @@ class HostTuner(HillClimb):
 
     While the consumer waits and what limits is computing in the hosts, the next pass gets half as many more. That is
     judged by what comes from the hosts in a second, as a knob's step, and goes down again likewise.
-
-    Args:
-      label: what steps are said to be of.
     """
 
     NOISE = 0.05, 2  # of whole passes: that of samples cancels out

@@ -144,14 +144,12 @@ class Loads:
 
     @property
     def heaviest(self) -> StageStats | None:
-        """The stage that holds the loop most."""
         return max(self.stages, key=self.holds, default=None)
 
     def next_limit(self, but: StageStats, *, loop: bool = False) -> float:
         """The highest load when a stage is out of the way: of the consumer, another stage, or the loop without it.
 
         Args:
-          but: the stage.
           loop: whether it is the loop that it is to be taken off.
         """
         full = self.loop_of(but) if loop and self.loop_of(but) >= FULL_LOAD else 0.0
@@ -170,7 +168,6 @@ class Loads:
         return max([0.01, 1 - self.waits, sum(map(self.holds, self.stages[at:])), *downstream])
 
     def in_workers(self, stage: StageStats) -> bool:
-        """Whether a stage stands before the merge."""
         at = self.stages.index(stage)
         return not any(before.kind == "merge" for before in self.stages[:at])
 
@@ -474,11 +471,7 @@ def _more_hosts(loads: Loads, stage: StageStats, rest: float) -> tuple[str, floa
     now = stage.hosts if kind == "process" else 1
     rest = rest if kind == "process" else loads.rest_of_rank(stage)
     elsewhere = any(host.node for host in loads.figures.hosts)  # the CPUs of this machine are no limit
-    count = min(
-        MOST_FACTOR * now if elsewhere else loads.figures.cpus,
-        MOST_FACTOR * now,
-        math.ceil(now / rest),
-    )
+    count = min(MOST_FACTOR * now if elsewhere else loads.figures.cpus, MOST_FACTOR * now, math.ceil(now / rest))
     speedup = min(1 / rest, count / now)
     if not loads.in_workers(stage) or count <= now or speedup < WORTH:
         full = kind == "process" and now >= loads.figures.cpus and not elsewhere

@@ -72,18 +72,12 @@ STDLIB = sysconfig.get_paths()["stdlib"]
 
 @dataclass(frozen=True)
 class Watched:
-    """What is watched: a run, and what of its plan a message needs.
-
-    Attributes:
-      source: name of the plan's source.
-      after_merge: names of the stages downstream of the merge.
-      shared: whether one reader of the source feeds all workers.
-    """
+    """What is watched: a run, and what of its plan a message needs."""
 
     session: Session
-    source: str
-    after_merge: Collection[str] = ()
-    shared: bool = False
+    source: str  # name of the plan's source
+    after_merge: Collection[str] = ()  # names of the stages downstream of the merge
+    shared: bool = False  # whether one reader of the source feeds all workers
 
     @property
     def paused(self) -> bool:

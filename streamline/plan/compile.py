@@ -38,11 +38,7 @@ def compiled(
     merging: Merge | None,
     merged_at: int,
 ) -> Plan:
-    """Return the plan of a pipeline, section by section.
-
-    Raises:
-      PlanError: the stages don't fit together; the message says which, and what to do.
-    """
+    """Return the plan of a pipeline, section by section. Raises `PlanError`: the stages don't fit together."""
     stages = tuple(stage.before(stages[at:]) for at, stage in enumerate(stages, 1))
     end = len(stages) if merging is None else merged_at
     acts_on = "index" if source.indexable else "files" if source.listed else "nothing"

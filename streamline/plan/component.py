@@ -22,13 +22,9 @@ from streamline.sources.items import positions_of
 
 @dataclass(frozen=True)
 class PlanComponent:
-    """See `Component`.
+    """See `Component`."""
 
-    Attributes:
-      plan: without shard and merge, its stages and its source named after the component.
-    """
-
-    plan: Plan
+    plan: Plan  # without shard and merge, its stages and its source named after the component
 
     @property
     def source(self) -> Source[Any]:

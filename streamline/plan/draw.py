@@ -273,5 +273,4 @@ def _cut(words: str, most: int) -> str:
 
 
 def _safe(words: str) -> str:
-    """Return text as XML takes it."""
     return escape(printable(words), quote=False)

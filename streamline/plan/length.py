@@ -20,8 +20,7 @@ from streamline.transforms.base import Stage
 def num_given(plan: Plan, rank: int, world_size: int, policy: EndsPolicy) -> float | None:
     """Return how many items a rank gives in any epoch, which ends as `policy` says, with those of the others.
 
-    Returns:
-      A whole number; `math.inf` for no end; None if it isn't known before they have been read.
+    `math.inf`: there is no end; None: it isn't known before they have been read.
     """
     on_ranks = left_on_ranks(plan, world_size, lambda _: 0)
     if policy == "allow":
@@ -55,7 +54,6 @@ def left_on_ranks(
 
 
 def all_known(numbers: Sequence[float | None]) -> list[float] | None:
-    """Return the numbers if all of them are known."""
     known = [number for number in numbers if number is not None]
     return known if len(known) == len(numbers) else None
 

@@ -37,8 +37,6 @@ MOST_SHARDS = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """How the source is split."""
-
     num_shards: int = 1
     mode: Mode | None = None
     drop_remainder: bool = False
@@ -94,7 +92,6 @@ class Plan:
 
     @property
     def worker_names(self) -> frozenset[str]:
-        """The names of what runs in the workers."""
         return frozenset({*self.source.names, *(stage.name for stage in (*self.before, *self.worker))})
 
     @property

@@ -20,7 +20,6 @@ RESERVED = ("shard", "merge", "errors", "ends")
 
 
 def check_plan(plan: Plan) -> None:
-    """Insist on a plan whose parts fit together."""
     if (deep := depth(plan)) > MOST_DEEP:
         raise PlanError(
             f"an item would pass {deep} stages, one after the other, and {MOST_DEEP} is the most: do several steps in "
@@ -68,7 +67,6 @@ def _check_names(names: Sequence[object]) -> None:
 
 
 def _check_split(plan: Plan) -> None:
-    """Insist on a way to split the source that it has."""
     source, mode, interleave = plan.source, plan.mode, plan.shard.interleave
     if interleave > 1 and not source.listed:
         raise PlanError(f".shard(interleave={interleave}) reads files in turn, and {source.kind} has no list of files")

@@ -44,17 +44,11 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedChannel:
-    """A channel.
+    """A channel."""
 
-    Attributes:
-      items: that it holds at the most.
-      each: the source's items in one of them; 1 unless they are batches.
-      bytes: that it holds at the most; None: they aren't counted.
-    """
-
-    items: int
-    each: int = 1
-    bytes: int | None = None
+    items: int  # that it holds at the most
+    each: int = 1  # the source's items in one of them; 1 unless they are batches
+    bytes: int | None = None  # that it holds at the most; None: they aren't counted
 
     def __str__(self) -> str:
         unit = "items" if self.each == 1 else "batches"

@@ -209,11 +209,7 @@ class _Findings:
 
 
 def check(plan: Plan, *, world_size: int | None, backend: Backend | None, deadline_s: float) -> Report:
-    """Return what is found; what is wrong with the plan or the data is in it, not raised.
-
-    Raises:
-      PlanError: `world_size` or `deadline_s` is out of range or type.
-    """
+    """Return what is found, what is wrong included. Raises `PlanError`: `world_size` or `deadline_s` out of range."""
     if world_size is not None:
         world_size = check_int(".check(world_size=)", world_size, 1)
     check_seconds(".check(deadline_s=)", deadline_s)
@@ -463,11 +459,7 @@ def _balanced(report: Report, plan: Plan, files: list[FoundObject] | None, findi
 
 
 def loads_of(plan: Plan, found: Sequence[FoundObject] | None) -> tuple[Load, ...]:
-    """Return what each shard has to read.
-
-    Args:
-      found: the source's files, as they are listed; None: it has none.
-    """
+    """Return what each shard has to read; `found` are the source's files, as they are listed; None: it has none."""
     num_shards = plan.shard.num_shards
     if found is None:
         part = plan.part((0,))

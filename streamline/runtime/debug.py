@@ -121,11 +121,7 @@ class _BusyError(RuntimeError):
 
 
 class _Runner(Generic[T]):
-    """The event loop, and the stream in it. Doesn't know the iterator: when that is dropped, this is closed.
-
-    Attributes:
-      stream: in that loop.
-    """
+    """The event loop, and the stream in it. Doesn't know the iterator: when that is dropped, this is closed."""
 
     def __init__(self, resolved: ResolvedRun) -> None:
         self._resolved = resolved

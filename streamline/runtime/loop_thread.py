@@ -48,8 +48,6 @@ SLOW_EXIT_S = 2.0
 
 
 class LoopThread(Generic[T]):
-    """The thread, its event loop, and the bridge that lists cross."""
-
     def __init__(self, resolved: ResolvedRun, session: Session) -> None:
         self.resolved = resolved
         self._session = session

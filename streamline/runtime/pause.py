@@ -112,9 +112,6 @@ class RemoteGate:
 
     Requests cross in order. Every request is answered, also from a loop that ends, and waits no longer than
     it said for a loop that is stuck in user code: that finds the gate closed as soon as it gives way.
-
-    Attributes:
-      request: the pause that is on; None: there is none.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -122,7 +119,7 @@ class RemoteGate:
         self._tasks: Tasks | None = None
         self._context = Context()
         self._wake: Callable[[Callable[[], None]], object] | None = None
-        self.request: _PauseRequest | None = None
+        self.request: _PauseRequest | None = None  # the pause that is on
         self._over = False
 
     def begin(self, tasks: Tasks) -> None:

@@ -28,17 +28,11 @@ ENDLESS = 2**53
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """What a run goes on from.
+    """What a run goes on from."""
 
-    Attributes:
-      part: this rank's, as the plan reads it.
-      job: the snapshot that was given: of all ranks, or of this one.
-      same_plan: nothing has changed since.
-    """
-
-    part: Snapshot
-    job: Snapshot
-    same_plan: bool
+    part: Snapshot  # this rank's, as the plan reads it
+    job: Snapshot  # the snapshot that was given: of all ranks, or of this one
+    same_plan: bool  # nothing has changed since
 
 
 def agreed(plan: Plan, ends: Ends, rank: Rank, epoch: int, resumed: Resumed | None, *, skips: bool) -> Agreement:
@@ -90,16 +84,11 @@ def _own(resumed: Resumed | None, ends: Ends) -> Tree:
 
 @dataclass(frozen=True)
 class _ItemsLeft:
-    """How many items are left on each rank.
-
-    Attributes:
-      even: all come to their end together by themselves, also after a resume that knows of one rank only.
-      kept: these are numbers of the snapshot.
-    """
+    """How many items are left on each rank."""
 
     of_ranks: Sequence[float]
-    even: bool = False
-    kept: bool = False
+    even: bool = False  # all come to their end together by themselves, also after a resume that knows of one rank only
+    kept: bool = False  # these are numbers of the snapshot
 
 
 def _end(left: Sequence[float], ends: Ends) -> float:

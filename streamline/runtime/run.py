@@ -129,7 +129,6 @@ class RankOptions:
         checked_ends(self.ends)
 
     def found(self) -> Rank:
-        """Return the rank that was given, or else the one that this process was launched as."""
         return find_rank(self.rank, self.world_size, self.mesh)
 
 
@@ -169,8 +168,6 @@ class WatchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenOptions:
-    """All options of a run, by theme."""
-
     work: WorkOptions = field(default_factory=WorkOptions)
     begin: BeginOptions = field(default_factory=BeginOptions)
     ranks: RankOptions = field(default_factory=RankOptions)
@@ -194,7 +191,6 @@ class OpenOptions:
 THEMES: dict[str, Any] = {theme.name: theme.default_factory for theme in fields(OpenOptions)}
 
 DEFAULTS: dict[str, Any] = {one.name: one.default for theme in THEMES.values() for one in fields(theme)}
-"""Every option, with its default."""
 
 
 class _DataKeywords(TypedDict, total=False):
@@ -286,7 +282,6 @@ class ResolvedRun:
 
     Attributes:
       options: as they were given, but for where it begins.
-      rank: which rank's part of the plan.
       ending: how it ends together with the other ranks.
       epoch: what shuffles and random generators see as the epoch.
       resume: the state to begin at, of this rank and as this plan reads it; None: at the beginning.
@@ -313,7 +308,6 @@ class ResolvedRun:
 
     @cached_property
     def snapshots(self) -> SnapshotCoordinator:
-        """What takes the run's snapshots."""
         return SnapshotCoordinator(
             plan=self.plan,
             rank=self.rank,
@@ -334,7 +328,6 @@ class ResolvedRun:
         return any(stop > (self.first_step or 0) for _, stop in self.left_out)
 
     def leaves_out(self, step: int) -> bool:
-        """Whether the item of a step isn't given."""
         return any(first <= step < stop for first, stop in self.left_out)
 
     @property
@@ -378,11 +371,7 @@ class ResolvedRun:
         return SourceOpener(lambda site, state: ending(opener, site, agreement, state), opener.site)
 
     def errors(self, meters: Meters) -> Errors:
-        """Return what counts the skipped items of one run: made anew for each.
-
-        Raises:
-          DeadLetterError: they can't be written where they should be, or something else is there.
-        """
+        """Return what counts the skipped items, anew for each run. Raises `DeadLetterError`: they can't be written."""
         before, rank, letters, policy = self._skipped, self.rank, None, self.options.errors
         cached = any(cache.path is not None for cache in caches_of(self.plan))
         if policy.dead_letters is not None:
@@ -414,7 +403,6 @@ class ResolvedRun:
         return frozenset({self.plan.merge.name, *(stage.name for stage in self.plan.after)})
 
     def watched(self, session: Session) -> Watched:
-        """Return what a watchdog needs to know of this run."""
         return Watched(session, self.plan.source.name, self.merged, shared=self.plan.mode == "shared")
 
     def show(self, session: Session) -> None:

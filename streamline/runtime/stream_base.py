@@ -35,11 +35,7 @@ T = TypeVar("T")
 
 
 class BaseStream(Cursor[T]):
-    """A place in the items of a plan that runs.
-
-    Args:
-      session: of this run; None: a new one.
-    """
+    """A place in the items of a plan that runs."""
 
     def __init__(self, resolved: ResolvedRun, session: Session | None = None) -> None:
         super().__init__(At("", None))  # until it begins
@@ -156,7 +152,6 @@ class BaseStream(Cursor[T]):
             self._writer.step(self._step, before, after, self._resolved.snapshots, left_out=left_out)
 
     def _end_record(self) -> None:
-        """Nothing more is given."""
         if self._writer is not None:
             self._writer.ends(self._step)
 

@@ -106,14 +106,10 @@ class ThreadBridge(Sink[T]):
 
     Args:
       on_finish: called when all has been sent, before the consumer learns of it.
-
-    Attributes:
-      consumer: the other end.
-      meter: of what is out; None: not counted.
     """
 
     capacity: ConsumerCapacity
-    meter: ChannelStats | None = None
+    meter: ChannelStats | None = None  # of what is out; None: not counted
 
     def __init__(self, capacity: ConsumerCapacity, on_finish: Callable[[], None] = lambda: None) -> None:
         super().__init__(capacity)
@@ -278,11 +274,7 @@ class ConsumerEnd(Generic[T]):
         self._taken: SimpleQueue[None] = SimpleQueue()
 
     def take(self, take: Callable[[], object], now: float, wake: Callable[[Rest], None]) -> None:
-        """Let `take` take from the queue; Ctrl-C comes out of it, or out of here after it.
-
-        Args:
-          wake: as in `note_consumed`.
-        """
+        """Let `take` take from the queue; Ctrl-C comes out of it, or of here after it. `wake`: see `note_consumed`."""
         is_first = not self._bridge.capacity.items
         self._bridge.capacity.note_consumed(now - self.taken_at, finds_none=self.queue.empty())
         self._waits = True

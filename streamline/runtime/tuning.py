@@ -133,11 +133,7 @@ class StreamTuning:
     # A run ------------------------------------------------------------------------------------------------------------
 
     def check(self, plan: Plan, backend: Backend) -> None:
-        """Take note of the knobs of a plan.
-
-        Raises:
-          PlanError: the file is of another pipeline.
-        """
+        """Take note of the knobs of a plan. Raises `PlanError`: the file is of another pipeline."""
         knobs = list(knobs_of(plan, backend, 1))
         self._knobs = self._knobs or {knob.stage: knob for knob in knobs}
         if self._pinned is None:

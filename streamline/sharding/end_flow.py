@@ -92,8 +92,6 @@ class _Padding:
 
 
 class _Ending:
-    """One run of the flow."""
-
     def __init__(
         self, opener: Opener[Any], flow: Flow[Any], agreement: Agreement, session: Session, context: StageContext
     ) -> None:
@@ -114,7 +112,6 @@ class _Ending:
         return upstream if self._left is None else Over(NAME, self._own(), upstream)
 
     async def lists(self) -> Lists[Any]:
-        """Yield the items of this rank."""
         agreement = self._agreement
         rounds = None if agreement.store is None else Rounds(agreement, self._session, self._nth)
         held: Chunk[Any] | None = None

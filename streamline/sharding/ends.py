@@ -80,25 +80,16 @@ def checked_ends(ends: EndsPolicy | Ends) -> Ends:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How a rank's stream ends.
-
-    Attributes:
-      left: items that it gives from here on; None: as many as there are, or agreed on over the store.
-      spare: items that it has beyond those.
-      store: None: nothing is to be agreed on while it runs.
-      key: of this stream among all that agree over a store.
-      padded: items that were padded before the state to begin at.
-      again: the state in the pass for padding; None: at its beginning.
-    """
+    """How a rank's stream ends."""
 
     ends: Ends
     rank: Rank
-    left: int | None = None
-    spare: int = 0
-    store: Store | None = None
-    key: str = ""
-    padded: int = 0
-    again: Tree | None = None
+    left: int | None = None  # items that it gives from here on; None: as many as there are, or agreed on over the store
+    spare: int = 0  # items that it has beyond those
+    store: Store | None = None  # None: nothing is to be agreed on while it runs
+    key: str = ""  # of this stream among all that agree over a store
+    padded: int = 0  # items that were padded before the state to begin at
+    again: Tree | None = None  # the state in the pass for padding; None: at its beginning
 
     @property
     def active(self) -> bool:

@@ -179,10 +179,9 @@ class Repeated(Index):
 
 
 class Sampled(Index):
-    """Draws with replacement from another, finite index: what a position is, depends on the entropy and on it alone.
+    """Draws with replacement from another, finite index, by weights of its positions; None: equal ones.
 
-    Args:
-      weights: of each of its positions; None: equal ones.
+    What a position is, depends on the entropy and on it alone.
     """
 
     def __init__(self, inner: Index, weights: NDArray[np.float64] | None, length: int, entropy: Sequence[int]) -> None:

@@ -95,11 +95,7 @@ class Rounds:
         self._broken = False
 
     async def next(self, have: int, over: bool) -> tuple[int, bool]:
-        """Report how many items this rank has; return how many all may give, and whether that is all.
-
-        Raises:
-          RanksError: a rank is silent, or has failed; or the store can't be reached.
-        """
+        """Say how many items this rank has; return how many all may give, and if that is all. Raises `RanksError`."""
         key, self._round = f"{self._key}/{self._round}", self._round + 1
         try:
             found = await self._call(partial(self._say, key, have, over))
@@ -111,10 +107,7 @@ class Rounds:
         return int(found[1:]), found[:1] == b"="
 
     async def fail(self, error: Exception) -> None:
-        """Report that this rank has failed: else the others wait for it until the timeout.
-
-        If that fails, the error has a note of it.
-        """
+        """Report that this rank has failed: else others wait until the timeout. If this fails, the error notes it."""
         if self._broken:
             return
         said = f"{self._rank} {type(error).__name__}: {error}"[:SAID_CHARS]

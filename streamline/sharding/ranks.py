@@ -42,7 +42,6 @@ class Rank:
         return self.process is not None
 
     def shards(self, num_shards: int) -> range:
-        """Return the shards that this rank runs."""
         return shards_of_rank(num_shards, self.rank, self.world_size)
 
 

@@ -105,42 +105,25 @@ def check_snapshot(option: str, snapshot: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One thing that has changed.
+    """One thing that has changed."""
 
-    Attributes:
-      argument: how `open(accept=)` names it.
-      then: what comes out if it is accepted; or why it can't be, and the way out.
-      possible: whether it can be accepted.
-      lines: of the data, what changed; what changed in the plan is shown by the pairs.
-    """
-
-    argument: str
-    then: str
-    possible: bool
-    lines: tuple[str, ...] = ()
+    argument: str  # how `open(accept=)` names it
+    then: str  # what comes out if it is accepted; or why it can't be, and the way out
+    possible: bool  # whether it can be accepted
+    lines: tuple[str, ...] = ()  # of the data, what changed; what changed in the plan is shown by the pairs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A plan and a snapshot of one rank, side by side.
+    """A plan and a snapshot of one rank, side by side."""
 
-    Attributes:
-      plan: as it goes on: over the data that the snapshot lists.
-      snapshot: as this plan reads it: states by the plan's names, without those of stages that are gone.
-      pairs: the entries of both fingerprints.
-      differences: all, accepted or not.
-      open: those that were not accepted, or can't be.
-      changed_code: functions that are called as before, and do something else.
-      unsteady: of those, which may change what a stage downstream reads again, as sentences.
-    """
-
-    plan: Plan
-    snapshot: Snapshot
-    pairs: tuple[Pair, ...]
-    differences: tuple[Difference, ...]
-    open: tuple[Difference, ...]
-    changed_code: tuple[str, ...] = ()
-    unsteady: tuple[str, ...] = ()
+    plan: Plan  # as it goes on: over the data that the snapshot lists
+    snapshot: Snapshot  # as this plan reads it: states by the plan's names, without those of stages that are gone
+    pairs: tuple[Pair, ...]  # the entries of both fingerprints
+    differences: tuple[Difference, ...]  # all, accepted or not
+    open: tuple[Difference, ...]  # those that were not accepted, or can't be
+    changed_code: tuple[str, ...] = ()  # functions that are called as before, and do something else
+    unsteady: tuple[str, ...] = ()  # of those, which may change what a stage downstream reads again, as sentences
 
 
 def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = ()) -> Fit:
@@ -148,7 +131,7 @@ def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = 
 
     Args:
       now: today's listing of the source.
-      accept: as `streamline.snapshot.compatibility` has checked it.
+      accept: as `checked` returned it.
     """
     if not snapshot.fingerprint or snapshot.fingerprint[0]["kind"] != plan.source.kind:
         return _of_another_source(plan, snapshot, tuple(paired(snapshot.fingerprint, fingerprint(plan))))
@@ -448,16 +431,11 @@ Two = tuple[Entry | None, Entry | None]
 
 @dataclass(frozen=True)
 class Pair:
-    """An entry of the snapshot's fingerprint and the plan's that goes with it; one of them may be missing.
-
-    Attributes:
-      section: 0 before the shard, 1 the workers', 2 after the merge.
-      source: whether it is the source.
-    """
+    """An entry of the snapshot's fingerprint and the plan's that goes with it; one of them may be missing."""
 
     its: Entry | None
     mine: Entry | None
-    section: int
+    section: int  # 0 before the shard, 1 the workers', 2 after the merge
     source: bool = False
 
     @property

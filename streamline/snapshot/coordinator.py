@@ -41,24 +41,17 @@ BACK = {Phase.RUNNING: Event.RESUME, Phase.QUIESCING: Event.QUIESCE, Phase.PAUSE
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotCoordinator:
-    """Takes the snapshots of one run.
-
-    Attributes:
-      listing: what the source reads, bound into snapshots.
-      begun_from: the state that the run began at, as flows write it; None: at the beginning.
-      left_out: as in snapshots.
-    """
+    """Takes the snapshots of one run."""
 
     plan: Plan
     rank: Rank
     epoch: int
-    listing: Any
-    begun_from: Tree | None
+    listing: Any  # what the source reads, bound into snapshots
+    begun_from: Tree | None  # the state that the run began at, as flows write it; None: at the beginning
     left_out: list[list[int]] = field(default_factory=list)
 
     @cached_property
     def last(self) -> LastSnapshot:
-        """What is known of the last one."""
         return LastSnapshot()
 
     @cached_property
@@ -91,11 +84,7 @@ class SnapshotCoordinator:
         return self.written(self.tree(state), journal, step)
 
     def tree(self, state: State, until: State | None = None) -> Tree:
-        """Return a state as flows write it, with what this run adds.
-
-        Args:
-          until: as of `State.json`.
-        """
+        """Return a state as flows write it, with what this run adds; `until` as in `State.json`."""
         return self._with_gone(state.json(until))
 
     def written(self, tree: Tree, journal: Journal | None, step: int | None) -> Snapshot:
@@ -175,7 +164,6 @@ class LastSnapshot:
         """Nothing has to be durable before."""
 
     def stored(self, _: Tree, where: str) -> None:
-        """A snapshot has been stored."""
         try:
             self.bytes = Path(where).stat().st_size
         except (OSError, ValueError):  # it is no file, or has gone

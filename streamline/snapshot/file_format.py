@@ -42,11 +42,7 @@ _START, _END = f'{{\n "{MAGIC}"'.encode(), b"\n }\n}\n"
 
 
 def one_line(body: dict[str, Json]) -> str:
-    """Return a body as one line of JSON.
-
-    Raises:
-      SnapshotError: it holds what JSON would lose or change: a tuple, a key that is no string, NaN.
-    """
+    """Return a body as one line of JSON. Raises `SnapshotError`: it holds what JSON would lose or change."""
     _check_savable(body)
     return json.dumps(body, separators=(",", ":"))
 
@@ -57,11 +53,7 @@ def encode(body: dict[str, Json]) -> bytes:
 
 
 def decode(content: bytes, path: Path) -> Json:
-    """Return the body in a file's content.
-
-    Raises:
-      SnapshotError: empty, cut short, damaged, something else, or of another format.
-    """
+    """Return the body in a file's content. Raises `SnapshotError`: empty, cut short, damaged, or something else."""
     if not content.strip(b"\0 \t\r\n"):
         raise SnapshotError(f"{path} is empty ({len(content)} bytes, none of them text): use an earlier snapshot")
     return decoded(content, partial(_opened, path), partial(_refused, content, path))

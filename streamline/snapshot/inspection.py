@@ -222,11 +222,7 @@ def _short(value: Json) -> str:
 
 
 def describe_steps(records: StepRecords, first: int, last: int, rank: int | None = None) -> Iterator[str]:
-    """Yield what `streamline steps` prints, line by line: of each step, from where to where each shard was read.
-
-    Args:
-      rank: only this one's.
-    """
+    """Yield what `streamline steps` prints, of a rank or all: of each step, from where to where each shard was read."""
     for one in records.ranks if rank is None else [rank]:
         steps = list(records.read(one, first, last))
         missing = sorted(set(range(first, last + 1)).difference(step.number for step in steps))

@@ -120,11 +120,7 @@ class Recorder:
         return f"Recorder({str(self.path)!r})"
 
     def check(self) -> None:
-        """Make the directory, and insist that it can be written to.
-
-        Raises:
-          RecordError: it can't.
-        """
+        """Make the directory, and insist that it can be written to. Raises `RecordError`."""
         try:
             make_directory(self.path)
             if not os.access(self.path, os.W_OK | os.X_OK):
@@ -135,17 +131,11 @@ class Recorder:
 
 @dataclass(frozen=True)
 class _RecordEnd:
-    """How far a record has come. One object, so that going on is one step, wherever Ctrl-C strikes.
+    """How far a record has come. One object, so that going on is one step, wherever Ctrl-C strikes."""
 
-    Attributes:
-      number: of the next step.
-      state: after the last one, as it was recorded; None: it is not kept.
-      tree: likewise, as flows write it.
-    """
-
-    number: int
-    state: State | None
-    tree: Tree
+    number: int  # of the next step
+    state: State | None  # after the last one, as it was recorded; None: it is not kept
+    tree: Tree  # likewise, as flows write it
 
 
 class StepWriter:
@@ -245,11 +235,7 @@ class StepWriter:
 
 
 def _chosen(place: _RecordEnd, after: State, tree: Tree, snapshots: SnapshotCoordinator) -> Json:
-    """Return what the choices up to `after` change in the state before it, or `ANOTHER_PASS`.
-
-    Args:
-      tree: of `after`.
-    """
+    """Return what the choices up to `after`, whose tree this is, change in the state before it, or `ANOTHER_PASS`."""
     assert place.state is not None
     names = repeats_over_choices(snapshots.plan)
     if names and list(_passes(place.tree, names)) != list(_passes(tree, names)):
@@ -294,7 +280,6 @@ def _new_file(directory: Path, snapshots: SnapshotCoordinator, first: int) -> tu
 
 
 def failed(path: Path, error: OSError, what: str = "write") -> RecordError:
-    """Return what is raised where a record can't be written or read."""
     return RecordError(error.errno, f"can't {what} a record of steps: {error.strerror or error}", str(path))
 
 
@@ -302,26 +287,15 @@ def failed(path: Path, error: OSError, what: str = "write") -> RecordError:
 
 
 class StepBlock(NamedTuple):
-    """Some steps of a file, one after the other.
+    """Some steps of a file, one after the other."""
 
-    Attributes:
-      first: the number of the first one.
-      head: the snapshot before it, deflated.
-      steps: the kind of each, and its change, deflated.
-      end: the first step that was not given, where the record says so.
-    """
-
-    first: int
-    head: bytes
-    steps: list[tuple[bytes, bytes]]
-    end: int | None
+    first: int  # the number of the first one
+    head: bytes  # the snapshot before it, deflated
+    steps: list[tuple[bytes, bytes]]  # the kind of each, and its change, deflated
+    end: int | None  # the first step that was not given, where the record says so
 
     def inflated(self) -> Iterator[bytes]:
-        """Yield the snapshot's text, then each step's packed changes.
-
-        Raises:
-          ValueError: it is not what was written.
-        """
+        """Yield the snapshot's text, then each step's packed changes. Raises `ValueError`: not what was written."""
         inflate = decompressobj(wbits=-MAX_WBITS)
         try:
             for data in (self.head, *(data for _, data in self.steps)):

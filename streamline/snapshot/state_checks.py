@@ -18,8 +18,6 @@ from streamline.snapshot.snapshot import Snapshot
 
 
 class _EndsPart(msgspec.Struct):
-    """What is kept of the end of all ranks."""
-
     policy: Literal["allow", "drop", "pad"] = "allow"
     left: Count = 0
     spare: Count = 0

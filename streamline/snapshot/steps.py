@@ -117,7 +117,6 @@ class StepRecords:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks of which there are steps."""
         return list(self._stretches)
 
     def extent(self, rank: int) -> str:
@@ -131,21 +130,13 @@ class StepRecords:
         return ", ".join(f"{first}..{stop - 1}" for first, stop in joined) or "none"
 
     def read(self, rank: int, first: int, last: int) -> Iterator[RecordedStep]:
-        """Yield the steps from `first` to `last` that are recorded; missing ones are left out.
-
-        Raises:
-          RecordError: a file can't be read.
-        """
+        """Yield the recorded steps from `first` to `last`. Raises `RecordError`: a file can't be read."""
         for stretch in self._stretches.get(rank, ()):
             if stretch.first <= last and stretch.stop > first:
                 yield from _decoded(stretch, max(first, stretch.first), min(last + 1, stretch.stop))
 
     def read_all(self, rank: int, first: int, last: int) -> list[RecordedStep]:
-        """Return the steps from `first` to `last`.
-
-        Raises:
-          RecordError: some of them are missing; or a file can't be read.
-        """
+        """Return the steps from `first` to `last`. Raises `RecordError`: some are missing; or a file can't be read."""
         steps = list(self.read(rank, first, last))
         missing = sorted(set(range(first, last + 1)).difference(step.number for step in steps))
         if missing:
