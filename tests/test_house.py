@@ -26,12 +26,12 @@ PUBLIC_PARAMETERS = {"pipeline.map", "readers.stream_http"}
 """Functions that users call, with a keyword for each option."""
 
 MOST = {
-    "modules": 294,
-    "lines": 70_500,
-    "classes of more than 12 attributes": 27,
-    "classes of more than 15 attributes": 14,
-    "functions of more than 8 parameters": 2,
-    "attributes of another object set, in 10,000 lines": 55,
+    "modules": 288,
+    "lines": 70_000,
+    "classes of more than 12 attributes": 10,
+    "classes of more than 15 attributes": 0,
+    "functions of more than 8 parameters": 1,
+    "attributes of another object set, in 10,000 lines": 54,
     "strings multiplied by a condition": 0,
 }
 """What the house may have at the most: the numbers of today, which may only fall."""
