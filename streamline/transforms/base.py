@@ -327,7 +327,7 @@ class Stage(ABC, Generic[In, Out]):
 
     @property
     def knob(self) -> Knob | None:
-        """What of it a tuner may turn while it runs; its `open` lets what runs join `Session.widths`. None: nothing."""
+        """What of it a tuner may turn while it runs, joined to the run's `KnobValues` by `open`. None: nothing."""
         return None
 
     def pass_number(self, before: int, own: Any) -> int:

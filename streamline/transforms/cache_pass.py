@@ -2,7 +2,7 @@
 
 A drawing is one read of the upstream that is kept. All passes of a run serve one drawing, and a resume goes on with
 that of its snapshot, so what a stage downstream reads again is what it was. In memory, it belongs to one shard of the
-run (`Session.per_source`), and a pass that was left before its end is drawn again, from the same state. On disk
+run (a service of it), and a pass that was left before its end is drawn again, from the same state. On disk
 (`streamline.transforms.cache_disk`) it belongs to the folder, and has a number.
 """
 
