@@ -54,13 +54,13 @@ def forget_peak() -> float:
 
 def serve(pipe: sl.Pipeline[Any], wanted: int, count: Callable[[Any], int], backend: Any = None) -> float:
     """Take so many items, or rows, and return the peak of the process that serves them, in MB."""
-    served, more = 0, {} if backend is None else {"backend": backend}
+    served, more, before = 0, {} if backend is None else {"backend": backend}, children()
     with pipe.open(**more) as stream:
         while served < wanted:
             served += count(next(stream))
         if backend is None:
             return status("VmHWM")
-        (worker,) = children()
+        (worker,) = children() - before
         return status("VmHWM", f"{worker}")
 
 

@@ -80,9 +80,11 @@ def children() -> set[int]:
     """Return the processes that this one has started, but for multiprocessing's own helper."""
     pids: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended since it was listed
-            pids.update(int(pid) for pid in (task / "children").read_text().split())
-    return {pid for pid in pids if "resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_text()}
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread or a child that ended since it was listed
+            for pid in (task / "children").read_text().split():
+                if "resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_text():
+                    pids.add(int(pid))
+    return pids
 
 
 MOST_MB = 45
