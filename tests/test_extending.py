@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from zipfile import ZipFile
 
 import pytest
@@ -22,6 +22,15 @@ from tests.extending.own_stage import EveryNth
 from tests.extending.own_storage import ZipStorage
 
 Pipe = Pipeline[Any]
+
+
+def test_a_run_may_change_its_state_in_place() -> None:
+    class Counted(EveryNth[Any]):
+        initial_state: ClassVar[Any] = {"seen": 0}
+
+    stage = Counted(n=2)
+    stage.part_of(None)["seen"] = 5
+    assert stage.part_of(None) == {"seen": 0}
 
 
 def own_stage(folder: Path) -> Pipe:

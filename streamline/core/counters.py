@@ -480,7 +480,7 @@ class Ongoing(NamedTuple):
         """Return it with the times of a clock that shows `by` seconds more."""
         return Ongoing(
             None if self.begun is None else self.begun + by,
-            tuple(began + by for began in self.slots),
+            tuple(began and began + by for began in self.slots),
             tuple((slot, (doing, began + by)) for slot, (doing, began) in self.waits),
         )
 
@@ -625,8 +625,8 @@ class StageMeter:
 
     def until(self, now: float) -> StageStats:
         """Return what was counted up to `now`, with what goes on. From any thread."""
+        found = self.counted()  # first: what ends meanwhile is missed once rather than counted twice
         begun, slots, waits = self.ongoing
-        found = self.counted()
         if begun is not None:
             found.add_hold(max(0.0, now - begun))
         found.busy_s += sum(max(0.0, now - began) for began in slots if began)
@@ -636,8 +636,11 @@ class StageMeter:
 
     def show(self, gained: StageStats, ongoing: Ongoing) -> None:
         """Count what a meter elsewhere has counted, too, and show what it is at; what is skipped is counted here."""
-        before, details = self.figures, later(self.figures.details, gained.details)
-        self.figures = (gained + before).copy(errors=before.errors, details=details)
+        figures = self.figures
+        errors, details = figures.errors, later(figures.details, gained.details)
+        figures.add(gained)
+        figures.errors, figures.details = errors, details
+        figures.concurrency, figures.executor, figures.ordered = gained.concurrency, gained.executor, gained.ordered
         self._go_on(ongoing)
 
     def stop(self, now: float) -> None:

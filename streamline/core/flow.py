@@ -252,7 +252,7 @@ class StageRun(StageContext, Generic[In]):
     """One run of a stage, as its generator sees it.
 
     Attributes:
-      own: the stage's own part of the state that it was opened at; None at the beginning.
+      own: the stage's own part of the state that it was opened at, or of the beginning.
     """
 
     __slots__ = ("own", "upstream")

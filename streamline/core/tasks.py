@@ -64,10 +64,8 @@ class Services:
 
     def get(self, kind: Callable[P, S], *args: P.args, **kwargs: P.kwargs) -> S:
         """Return the service; the first that asks makes it, with these arguments."""
-        if kind not in self._found:
-            self._found[kind] = kind(*args, **kwargs)
-        found: S = self._found[kind]
-        return found
+        found: S | None = self._found.get(kind)
+        return self._found.setdefault(kind, kind(*args, **kwargs)) if found is None else found
 
     def without(self, kind: type) -> Services:
         """Return the same services, but for one, which is not found."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -182,7 +183,7 @@ class Stage(ABC, Generic[In, Out]):
     def part_of(self, state: Tree | None) -> Any:
         """Return its part of a state, or that at the beginning where the state has none."""
         if state is None or self.name not in state:
-            return self.initial_state
+            return deepcopy(self.initial_state)  # a dict, say, is the run's own
         return check_type(state[self.name], self.state_type, f"the state of {self.name!r}")
 
     def begin(self, upstream: State, own: Any) -> State:

@@ -81,7 +81,9 @@ class CachePass(ABC, Generic[T]):
         pace, run = Pace(), self.run
         try:
             await self.find()
-            if 0 < self.served <= self.drawn:  # no later item may come to report what was skipped among these
+            if self.served and (
+                self.place.files is not None or self.served <= self.drawn
+            ):  # no later item may come to report what was skipped among these
                 yield Chunk((), (), self.state())
             while items := await self.kept_items():
                 stop = self.served + len(items)

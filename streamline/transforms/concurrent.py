@@ -450,6 +450,8 @@ class TaskPool(CallPool[In, Out]):
                 result = await fn(part.items[index])
             except BaseException as error:
                 if cancellation_requested(error):
+                    slots[slot] = 0.0
+                    worked(call_began, perf_counter())
                     raise
                 self._results.fail(part, index, error)
             else:

@@ -190,6 +190,8 @@ class Through(Stage[In, Out]):
         Raises:
           ResumeError: it kept a state, and declares none any more.
         """
+        if state is None or self.name not in state:
+            return self.initial_state
         own: SafePoint = super().part_of(state)
         first = self.initial_state.state
         if own.state is not None and first is None:

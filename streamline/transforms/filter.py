@@ -37,7 +37,7 @@ class Filter(Stage[T, T]):
             async for chunk, verdicts in parts:
                 try:
                     kept = [index for index, verdict in enumerate(verdicts) if verdict]
-                except Exception:  # an array, say, has no truth value: `_judged` finds the first one
+                except Exception:  # an array, say, has no truth value: `_filter_chunk` finds the first one
                     async for part in self._filter_chunk(run, chunk, verdicts):
                         yield part
                 else:

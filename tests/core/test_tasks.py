@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from streamline.core.gate import Phase
-from streamline.core.tasks import Session, Starter, Tasks, supervise
+from streamline.core.tasks import Services, Session, Starter, Tasks, supervise
 from tests.kit import LOOPS, AsyncTest, counted_calls, gone, streamline_tasks
 
 Run = Callable[[AsyncTest], None]
@@ -190,3 +190,16 @@ def test_what_ctrl_c_cuts_off_at_the_close_of_a_session_is_done_by_the_next_clos
     session.close()
     session.close()
     assert calls == ["struck", "struck", "first"]
+
+
+def test_a_service_that_is_added_while_another_thread_makes_one_stays() -> None:
+    services = Services()
+
+    class Made:
+        def __init__(self, *, begin: Callable[[], None] = lambda: None) -> None:
+            begin()
+
+    added = Made()
+    assert services.get(Made, begin=lambda: services.add(Made, added)) is added
+    assert services.find(Made) is added
+    assert services.without(Made).find(Made) is None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamline.core.tasks import Session
+from streamline.core.place import Lender
 from streamline.testing.checks import check_stage
 from streamline.transfer import pinned_memory
 from streamline.transfer.pinned_memory import PinnedMemory, _Block
@@ -52,7 +52,7 @@ def heap(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heap]:
     monkeypatch.setattr(_Block, "_returned", poisoned)
     monkeypatch.setattr(pinned_memory, "LEAST_LENT", 1)
     monkeypatch.setattr(pack, "TOGETHER_TOKENS", 1)
-    monkeypatch.setattr(Session, "place", property(lambda _: place, lambda *_: None), raising=False)
+    monkeypatch.setattr(Lender.__init__, "__defaults__", (place, None))
     yield heap
     place.close()
 

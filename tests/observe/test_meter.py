@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError
 from typing import Any
 
+import anyio
 import pytest
 
+import streamline as sl
 from streamline.core import counters as stage_meter
 from streamline.core import cpus
 from streamline.core import meters as consumer_meter
@@ -106,6 +108,19 @@ def test_a_hold_that_lasts_counts_as_one(clock: Clock) -> None:
         clock.now = 107.0
         assert stats_of(meters).stages[0].busy_s == 7
         assert stats_of(meters).stages[0].held_s == 5
+
+
+async def test_calls_that_are_given_up_are_over() -> None:
+    async def wait(item: int) -> int:
+        if item >= 5:
+            await anyio.sleep_forever()
+        return item
+
+    async with sl.from_items(range(40)).map(wait, concurrency=4).take(5).repeat(3).open() as stream:
+        assert [item async for item in stream] == [*range(5)] * 3
+        session: Any = stream._session
+        (meter,) = [meter for meter in session.meters.stages.values() if meter.figures.kind == "map"]
+        assert not any(meter.slots)
 
 
 def test_only_a_long_hold_is_reported() -> None:

@@ -133,6 +133,25 @@ def test_the_kit_lets_a_sound_one_pass() -> None:
     check_stage(lambda pipe: pipe.through(remembers), range(12), behind_choices=False)
 
 
+def test_the_state_to_begin_with_is_made_once_for_each_worker() -> None:
+    made: list[int] = []
+
+    def first() -> dict[str, Any]:
+        made.append(1)
+        return {"seen": 0}
+
+    @sl.stage(state=first)
+    async def counts(items: AsyncIterator[int], *, state: dict[str, Any]) -> AsyncIterator[int]:
+        async for item in items:
+            state["seen"] += 1
+            yield item
+
+    pipe = sl.from_items(range(6)).shard(3).through(counts).merge()
+    del made[:]
+    assert len(list(pipe)) == 6
+    assert len(made) == 3
+
+
 def test_a_function_that_is_declared_twice_is_pickled_by_what_it_is() -> None:
     again = sl.stage(state=dict, snapshot_every=2)(steps.pairs)
     assert pickle.loads(pickle.dumps(again)).fn is steps.pairs

@@ -360,6 +360,12 @@ class HostProcess:
 
         Empty if it has exited, is stopped, or is still starting.
         """
+        try:
+            return self._ask_stacks()
+        except (OSError, ValueError):  # it exits just now: its files are closed
+            return ""
+
+    def _ask_stacks(self) -> str:
         child = self._child
         begin = os.fstat(child.stacks.fileno()).st_size
         if child.popen.poll() is not None:

@@ -82,11 +82,11 @@ class HangDetector(HostPart):
                 spent = self._stuck_s(worker)
                 if spent < timeout_s or reported.get(worker.number) == worker.heard_at:
                     continue
-                reported[worker.number] = worker.heard_at
+                reported[worker.number], link = worker.heard_at, self.link
                 await self._report(worker, spent)
-                if self._crash_tracking.replace_stuck and self.link is not None:
+                if self._crash_tracking.replace_stuck and link is not None and self.link is link:
                     self._slot.stuck_s = spent
-                    self._slot.host.kill(self.link)
+                    self._slot.host.kill(link)
 
     def _stuck_s(self, worker: WatchedWorker) -> float:
         """Return the seconds that the consumer has waited for a worker that gave nothing; 0: it doesn't."""

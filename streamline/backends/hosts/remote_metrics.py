@@ -70,7 +70,9 @@ class RemoteMetrics(HostPart):
     def _gained(self, counted: F) -> F:
         key = type(counted), counted.name, getattr(counted, "shard", None)
         before, self._counted[key] = self._counted.get(key), counted
-        return counted if before is None else counted - before
+        if before is not None and _count(counted) >= _count(before):  # else another run in the host: from nothing
+            counted = counted - before
+        return counted
 
     def take_over(self, shard: int) -> None:
         """Show a worker as this host's, which another may have run before."""
@@ -93,6 +95,10 @@ class RemoteMetrics(HostPart):
                 meter.stop(now)
         self._counted.clear()
         self._ahead = math.inf
+
+
+def _count(figures: StageStats | ChannelStats | ReadStats) -> int:
+    return figures.requests if isinstance(figures, ReadStats) else figures.items
 
 
 TICK_S = 0.1

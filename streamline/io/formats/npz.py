@@ -29,9 +29,12 @@ TAIL_BYTES = 64 * 1024
 MAX_DIRECTORY_BYTES = 64 * 2**20
 """More is damage: it would be the directory of a million arrays."""
 
-LOCAL_HEADER = struct.Struct("<4s2xHH16xHH")
-"""A member's own header: magic, flags, method, and the lengths of the name and of the extra field after it (APPNOTE.TXT
-4.3.7). Its CRC and sizes are the directory's, and `np.lib.format` says how many bytes an array has."""
+LOCAL_HEADER = struct.Struct("<4s2xHH4xIIIHH")
+"""A member's own header: magic, flags, method, CRC, packed and unpacked size, and the lengths of the name and of the
+extra field after it (APPNOTE.TXT 4.3.7)."""
+
+EXTRA_BYTES = 64
+"""Of the extra field, fetched with the header: the sizes of 64 bits that `np.savez` writes there take 20."""
 
 END = struct.Struct("<4s6xH10x")
 """The directory's end: its magic and the number of members (APPNOTE.TXT 4.3.16)."""
@@ -39,8 +42,16 @@ END = struct.Struct("<4s6xH10x")
 ELSEWHERE = 0xFFFF
 """In the place of a number that is larger: it is elsewhere."""
 
+SIZES_FOLLOW = 0x8
+"""The flag of a member whose sizes and CRC follow its data: the header doesn't have them."""
+
 UTF_8 = 0x800
 """The flag of a name in UTF-8; any other is in code page 437."""
+
+SIZE_IN_EXTRA = 0xFFFFFFFF
+"""In the place of a size that is in the extra field, under `ZIP64`."""
+
+ZIP64 = 1
 
 DEFLATE = Compression("deflate", "stream", (), (), partial(Inflate, -zlib.MAX_WBITS), padded=False)
 
@@ -122,17 +133,22 @@ async def _start(file: File, info: ZipInfo, size: int) -> int:
     at, named = info.header_offset, info.orig_filename.encode("utf-8" if info.flag_bits & UTF_8 else "cp437")
     if not 0 <= at <= size - LOCAL_HEADER.size:
         raise DataError(f"the zip archive's directory is damaged: {info.filename!r} begins at byte {at:,} of {size:,}")
-    head = await file.read(at, min(size, at + LOCAL_HEADER.size + len(named)))
-    magic, flags, method, name, extra = LOCAL_HEADER.unpack_from(head)
+    head = await file.read(at, min(size, at + LOCAL_HEADER.size + len(named) + EXTRA_BYTES))
+    magic, flags, method, *sizes, name, extra = LOCAL_HEADER.unpack_from(head)
     start: int = at + LOCAL_HEADER.size + name + extra
     if magic != MAGICS[0] or start + info.compress_size > size:
         raise DataError(f"the zip archive is damaged: {info.filename!r} isn't at byte {at:,}, where its directory says")
+    begin = LOCAL_HEADER.size + len(named)
     own = head[LOCAL_HEADER.size : LOCAL_HEADER.size + name]
     differ: tuple[str, object, object] | None = None
     if own != named or (flags ^ info.flag_bits) & UTF_8:
         differ = "name", info.orig_filename, own.decode("utf-8" if flags & UTF_8 else "cp437", "replace")
     elif method != info.compress_type:
         differ = "method", info.compress_type, method
+    elif not flags & SIZES_FOLLOW:
+        listed = [info.CRC, info.compress_size, info.file_size]
+        found = _with_long_sizes(sizes, head[begin : begin + extra])
+        differ = None if found == listed else ("CRC-32 and sizes", listed, found)
     if differ is not None:
         what, directory, header = differ
         raise DataError(
@@ -140,6 +156,21 @@ async def _start(file: File, info: ZipInfo, size: int) -> int:
             f"member's own header at byte {at:,} says {header!r}; use a copy of the file"
         )
     return start
+
+
+def _with_long_sizes(sizes: list[int], extra: bytes) -> list[int]:
+    """Return CRC, packed and unpacked size of a header, with what its extra field says of them."""
+    crc, stored, size = sizes
+    while len(extra) >= 4:
+        kind, length = struct.unpack_from("<HH", extra)
+        if kind == ZIP64:
+            long = [value for (value,) in struct.iter_unpack("<Q", extra[4 : 4 + length // 8 * 8])]
+            if size == SIZE_IN_EXTRA and long:
+                size = long.pop(0)
+            if stored == SIZE_IN_EXTRA and long:
+                stored = long.pop(0)
+        extra = extra[4 + length :]
+    return [crc, stored, size]
 
 
 async def inflate(file: File, member: ArchivedArray) -> AsyncGenerator[bytes, None]:

@@ -76,6 +76,18 @@ def test_the_stacks_of_a_child_that_holds_the_lock(new_echo: NewEcho, shipped: S
         assert late.recv(1) == b""  # a dead process may be handed a link: it is at its end
 
 
+def test_a_child_that_exits_while_it_is_asked_for_its_stacks_has_none(
+    new_echo: NewEcho, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed_meanwhile(begin: int) -> str:
+        raise ValueError("I/O operation on closed file")
+
+    echo = new_echo()
+    with monkeypatch.context() as patch:
+        patch.setattr(echo.host._child, "read_stacks", closed_meanwhile)
+        assert echo.host.stacks() == ""
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 200
     while not condition():

@@ -273,6 +273,35 @@ def test_counts_of_a_worker_that_moves_and_returns_add_up_once() -> None:
     ]
 
 
+def test_another_run_in_the_same_host_counts_from_nothing_and_adds_up() -> None:
+    """A host that ranks share may serve a shard again that it gave up."""
+    meters, mirror = mirrored()
+    for items, seconds in [(10, 4.0), (1, 0.1), (3, 0.2)]:
+        link, session = Wires(), Session()
+        session.meters.stage("decode", "map", 3).figures.add(StageStats(name="", kind="", items=items, busy_s=seconds))
+        session.meters.channel("decode", 3, 8).items = items
+        MetricsReporter(link, session).report()
+        mirror.show(link.sent[-1])
+    figures = meters.stages["decode", 3].figures
+    assert (figures.items, round(figures.busy_s, 3), meters.channels["decode", 3].items) == (13, 4.2, 13)
+
+
+@pytest.mark.parametrize("ahead", [-1e6, 1e6])
+def test_calls_that_are_free_on_another_machine_are_free_here(monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
+    here = time.perf_counter
+    link, session = Wires(), Session()
+    link.one_machine = False
+    session.meters.stage("fetch", "map", 3, 2).slots = [0.0, 0.0]
+    with monkeypatch.context() as patch:
+        patch.setattr("streamline.backends.hosts.remote_metrics.perf_counter", lambda: here() + ahead)
+        MetricsReporter(link, session).report()
+    meters, mirror = mirrored()
+    mirror.show(link.sent[-1])
+    assert meters.stages["fetch", 3].until(here()).busy_s == 0
+    mirror.on_lost()
+    assert meters.stages["fetch", 3].figures.busy_s == 0
+
+
 @pytest.mark.parametrize("ahead", [-1e6, 1e6])
 def test_times_of_another_machine_are_shown_by_this_ones_clock(monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
     here = time.perf_counter

@@ -237,6 +237,17 @@ async def test_a_flipped_bit_in_what_a_zip_says_of_its_arrays_never_gives_them_o
     assert refused > len(sampled(places, 3)) / 2
 
 
+@pytest.mark.parametrize("packed", [False, True])
+async def test_a_checksum_or_size_that_differs_in_directory_and_header_is_an_error(
+    tmp_path: Path, packed: bool
+) -> None:
+    content, path = zipped(x=np.arange(20), packed=packed), tmp_path / "a.npz"
+    for place in (14, 18, 22):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(DataError, match="CRC-32 and sizes"):
+            await gathered(sl.read_npy(path))
+
+
 async def test_a_name_that_differs_in_directory_and_header_is_an_error_that_says_both(
     made: Callable[..., str],
 ) -> None:

@@ -23,6 +23,9 @@ from tests.laws.profile import sampled
 PAUSE_S = 0.004
 """Between two bytes that drip: a fifteenth of the limits."""
 
+TURNS = 5
+"""Of the loop, from a connection that is accepted to its handler."""
+
 HEAD = b'HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nETag: "v1"\r\nLast-Modified: x\r\n'
 
 Say = Callable[[bytes], Awaitable[None]]
@@ -100,6 +103,8 @@ async def serving(script: Script) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
+        for _ in range(TURNS):
+            await asyncio.sleep(0)  # what was just accepted is connected
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
