@@ -78,8 +78,8 @@ def test_opening_many_takes_calls_in_proportion_to_them(into: Any) -> None:
         return count
 
     calls(2)  # imports
-    few = calls(50)
-    assert calls(150) < 3.4 * few
+    few = calls(100)
+    assert calls(300) < 3.3 * few
 
 
 def same(item: Any) -> Any:
