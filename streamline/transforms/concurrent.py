@@ -540,7 +540,7 @@ class ThreadedPool(CallPool[In, Out]):
             if claim is None and (claim := self._claim(most)) is None:
                 await self._wait(slot)
                 continue
-            call = partial(self._call, wake, slot, most, claim)
+            call = partial(self._call, wake, slot, most, [claim])
             claim = None  # `call` has it
             most, claim, error = await self._site.tasks.threads.run(call)
             del call
@@ -560,14 +560,16 @@ class ThreadedPool(CallPool[In, Out]):
         return (part, start + 1, stop) if start + 1 < stop else None
 
     def _call(
-        self, wake: Callable[[Callable[[], None]], object], slot: int, most: int, claim: Claim[In]
+        self, wake: Callable[[Callable[[], None]], object], slot: int, most: int, claims: list[Claim[In]]
     ) -> tuple[int, Claim[In] | None, BaseException | None]:
         """Call the function of what is claimed, then of more, in a thread.
+
+        It holds nothing of a list whose results are on their way: who gets them may be the only one who has them.
 
         Returns:
           How many items to claim next time; what is left of the last claim; what its first item has failed with.
         """
-        left: Claim[In] | None = claim
+        left: Claim[In] | None = claims.pop()
         fn = self._calls.fn if self._retried is None else self._retried.call
         slots, admission, threads = self._meter.slots, self._admission, self._site.tasks.threads
         comes_back = asyncio._get_running_loop() is not None  # no thread could be started: this is the event loop
@@ -585,12 +587,13 @@ class ThreadedPool(CallPool[In, Out]):
                 results, error = [], failure
             rest = start + len(results)
             untaken.append(results)
-            del results  # large ones are not kept
-            wake(partial(self._take, part, start, untaken, began, ended))
+            left = (part, rest, stop) if rest < stop or error is not None else None
+            takes = [partial(self._take, part, start, untaken, began, ended)]
+            del part, results
+            wake(takes.pop())
             if error is not None:
-                return most, (part, rest, stop), error
+                return most, left, error
             most = self._next_most(most, ended - began)
-            left = (part, rest, stop) if rest < stop else None
             event_loop_is_late = len(untaken) > 1
             if event_loop_is_late or comes_back or admission.held or self._too_many or threads.crowded:
                 break

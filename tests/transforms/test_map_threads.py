@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import AsyncIterator, Callable
 from itertools import islice
 
+import anyio
 import pytest
 
 import streamline as sl
@@ -99,3 +101,34 @@ def test_nothing_after_a_failed_item_is_called_by_one_thread() -> None:
     with pytest.raises(ValueError, match="40"):
         found.extend(sl.from_items(range(300)).map(call, executor="thread", concurrency=1))
     assert called == list(range(41))
+
+
+class Followed:
+    """An item that can be referred to weakly."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_a_thread_at_its_next_item_holds_nothing_of_the_one_before(ordered: bool) -> None:
+    """Whoever lets go of a batch frees its memory; a host sends one without a copy if nothing else there holds it."""
+    freed = threading.Event()
+
+    async def one_by_one() -> AsyncIterator[Followed]:
+        for number in range(4):
+            await anyio.wait_all_tasks_blocked()
+            yield Followed(number)
+
+    def call(item: Followed) -> Followed:
+        if item.number == 1:
+            assert freed.wait(200)
+        return item
+
+    pipe = sl.from_iterable(one_by_one).map(call, executor="thread", concurrency=1, ordered=ordered)
+    async with pipe.open() as stream:
+        first = weakref.ref(await anext(stream))
+        held = first()
+        freed.set()
+        assert held is None
+        assert [item.number async for item in stream] == [1, 2, 3]
