@@ -125,3 +125,27 @@ async def test_a_resume_inside_a_shuffle_reads_two_windows_at_most() -> None:
     async with pipe.open(resume=snapshot) as stream:
         assert await anext(stream) not in head
         assert source.asked <= 2 * 500
+
+
+@pytest.mark.parametrize("kind", ["strict", "best_effort"])
+async def test_a_live_reader_waits_at_a_full_queue_only_while_no_worker_starves(kind: Any) -> None:
+    read = 0
+
+    async def feed() -> AsyncIterator[int]:
+        nonlocal read
+        for x in range(20_000):
+            read += 1
+            yield x
+
+    def odd_or_late(x: int) -> bool:
+        return x % 2 == 1 or x > 10_000
+
+    pipe = sl.from_stream(feed).shard(2).filter(odd_or_late).merge(kind)
+    with anyio.fail_after(200):
+        async with pipe.open() as stream:
+            seen = [await anext(stream)]
+            assert read > 10_000 or kind == "best_effort"  # worker 0 dropped 5,000 in a row, and worker 1's queue grew
+            seen += [x async for x in stream]
+    assert sorted(seen) == [x for x in range(20_000) if odd_or_late(x)]
+    with pytest.raises(sl.errors.WorkerStarved, match="shard 0"):
+        _ = [x async for x in sl.from_stream(feed, max_ahead=1_000).shard(2).filter(odd_or_late).merge()]
