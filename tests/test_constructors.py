@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import streamline as sl
-from streamline.errors import PlanError
+from streamline.errors import PlanError, PlanTypeError
 
 
 class Dataset:
@@ -102,6 +102,17 @@ def test_an_async_iterable_is_read_as_well() -> None:
             yield number
 
     assert sorted(sl.from_iterable(numbers).shard(2)) == list(range(5))
+
+
+@pytest.mark.parametrize("factory", [[1, 2], iter([1]), None], ids=lambda value: type(value).__name__)
+def test_an_iterable_itself_is_refused(factory: Any) -> None:
+    with pytest.raises(PlanTypeError, match=r"from_iterable\(factory\) is a function"):
+        sl.from_iterable(factory)
+
+
+def test_a_factory_of_something_else_is_an_error() -> None:
+    with pytest.raises(PlanTypeError, match="expected from_iterable's factory to return an iterable, got int"):
+        list(sl.from_iterable(lambda: 3))  # type: ignore[arg-type, return-value]
 
 
 def test_each_source_has_a_name_of_its_own() -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import string
 import threading
+import time
+import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
+import numpy as np
 import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.errors import PlanError, PlanTypeError
-from tests.kit import Counting
+from tests.kit import Counting, later
+
+T = TypeVar("T")
 
 Pipe = sl.Pipeline[Any]
 
@@ -108,6 +114,44 @@ async def test_best_effort_follows_the_schedule_and_is_exact_on_each() -> None:
             assert [item for item in order if item % 3 == worker] == list(range(worker, 60, 3))
 
 
+@pytest.mark.parametrize("taken", [1, 4, 10])
+async def test_a_best_effort_run_resumes_exactly_on_another_schedule(taken: int) -> None:
+    """ "All items consumed before checkpoint are preserved": none is lost or comes twice, whoever is slow now."""
+
+    def pipe(stalls: Stalls) -> Pipe:
+        return sl.from_items(range(60)).shard(3).map(stalls).merge("best_effort", max_skips_per_round=2, max_lead=5)
+
+    async with pipe(Stalls(3, 0)).open() as stream:
+        first = [await anext(stream) for _ in range(taken)]
+        snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
+    assert snapshot.produced == [sum(item % 3 == worker for item in first) for worker in range(3)]
+    async with pipe(Stalls(3)).open(resume=snapshot) as stream:
+        order = first + [item async for item in stream]
+    for worker in range(3):
+        assert [item for item in order if item % 3 == worker] == list(range(worker, 60, 3))
+
+
+KINDS: dict[str, Callable[[Pipe], Pipe]] = {
+    "strict": lambda pipe: pipe.merge(),
+    "best effort": lambda pipe: pipe.merge("best_effort", max_skips_per_round=1, max_lead=3),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_is_of_what_was_consumed_from_each_worker(kind: str) -> None:
+    """ "nextWorker", "workerStates: after the last **consumed** item from that worker", "produced"."""
+    source = Counting(300)
+    pipe = KINDS[kind](sl.from_items(source).shard(3).prefetch(8))
+    with pipe.open() as stream:
+        for number, item in enumerate(stream, 1):
+            if number > 20:
+                break
+            snapshot = stream.snapshot()
+            assert snapshot.next_worker == (item + 1) % 3
+            assert sum(snapshot.produced) == number < source.asked  # more was read ahead, and doesn't count
+            assert snapshot.worker_states == [{"items": taken} for taken in snapshot.produced]
+
+
 @pytest.mark.parametrize("taken", [1, 5, 12])
 def test_what_was_prefetched_and_not_consumed_is_discarded_and_made_again(taken: int) -> None:
     """ "Discard any prefetched-but-unconsumed items (they will be regenerated)"."""
@@ -121,6 +165,60 @@ def test_what_was_prefetched_and_not_consumed_is_discarded_and_made_again(taken:
     with pipe.open(resume=snapshot) as stream:
         assert list(stream) == list(range(taken, 500))
     assert (source.asked, source.lowest) == (500 - taken, taken)
+
+
+def round_robin(workers: Sequence[Sequence[T]]) -> Iterator[T]:
+    """The seed's strict order, written as its four rules are: the sequential baseline, without prefetch."""
+    iterators = [iter(worker) for worker in workers]
+    done: set[int] = set()
+    for turn in count():
+        if len(done) == len(iterators):
+            return
+        worker = turn % len(iterators)
+        if worker not in done:
+            try:
+                yield next(iterators[worker])
+            except StopIteration:
+                done.add(worker)
+
+
+def parts(order: list[int], num_workers: int, mode: str, drop_remainder: bool) -> list[list[int]]:
+    """Split an order as the shards do."""
+    each, rest = divmod(len(order), num_workers)
+    if mode == "interleaved":
+        order = order[: each * num_workers] if drop_remainder else order
+        return [order[worker::num_workers] for worker in range(num_workers)]
+    sizes = [each + (worker < rest and not drop_remainder) for worker in range(num_workers)]
+    return [order[sum(sizes[:worker]) : sum(sizes[: worker + 1])] for worker in range(num_workers)]
+
+
+@pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2)], ids=str)
+@pytest.mark.parametrize("drop_remainder", [False, True])
+@pytest.mark.parametrize("mode", ["interleaved", "contiguous"])
+def test_multi_prefetch_resume_smoke(mode: Any, drop_remainder: bool, backend: Any) -> None:
+    """ "Compares multi-prefetch to a sequential round-robin baseline, then checks resume at multiple split points"."""
+    whole = sl.from_items(range(23)).shuffle(seed=3)
+    baseline = list(round_robin(parts(list(whole), 4, mode, drop_remainder)))
+    pipe = whole.shard(4, mode=mode, drop_remainder=drop_remainder).map(later, concurrency=2).prefetch(4).merge()
+    for split in (1, 9, 14, len(baseline)):
+        with pipe.open(backend=backend) as stream:
+            first = [next(stream) for _ in range(split)]
+            snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
+        with pipe.open(backend=backend, resume=snapshot) as stream:
+            assert first == baseline[:split]
+            assert list(stream) == baseline[split:]
+
+
+def test_multi_prefetch_resume_smoke_in_processes(processes: Backend) -> None:
+    """The same over processes, and across: what stopped in one kind of worker goes on in another."""
+    baseline = list(round_robin(parts(list(range(23)), 3, "contiguous", False)))
+    pipe = sl.from_items(range(23)).shard(3, mode="contiguous").map(abs).prefetch(4).merge()
+    for split, before, behind in ((5, processes, sl.Inline()), (16, sl.Inline(), processes)):
+        with pipe.open(backend=before) as stream:
+            first = [next(stream) for _ in range(split)]
+            snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
+        with pipe.open(backend=behind, resume=snapshot) as stream:
+            assert first + list(stream) == baseline
 
 
 async def test_the_buffer_of_each_worker_is_as_large_as_it_is_told() -> None:
@@ -149,6 +247,31 @@ def test_what_the_workers_and_what_the_consumer_may_hold_is_set_apart() -> None:
 
 
 # 001: iterable datasets, by the numbers of the acceptance criteria ---------------------------------------------------
+
+
+class Samples:
+    """A stream of `range(length)`; says how often it was closed."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.closed = 0
+
+    def __call__(self) -> Iterator[int]:
+        try:
+            yield from range(self.length)
+        finally:
+            self.closed += 1
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 50])
+async def test_criterion_6_the_replicator_handles_exhausted_streams(length: int) -> None:
+    samples = Samples(length)
+    async with sl.StreamReplicator(samples(), 3, capacity=50) as replicator:
+        for r in range(3):
+            replica = replicator.replica(r)
+            assert [item async for item in replica] == list(range(r, length, 3))
+            assert [item async for item in replica] == []  # for ever
+    assert samples.closed == 1
 
 
 async def endless() -> AsyncIterator[int]:
@@ -264,6 +387,23 @@ def test_by_file(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("mode", ["interleaved", "contiguous", "file", "replicated"])
+def test_union_is_the_dataset_and_intersection_is_empty(mode: Any, tmp_path: Path) -> None:
+    """ "Union of all shards = full dataset (no gaps). Intersection of shards = empty (no overlaps)"."""
+    letters = list(string.ascii_lowercase[:10])
+    pairs = [letters[at : at + 2] for at in range(0, 10, 2)]
+    for pair in pairs:
+        (tmp_path / f"{pair[0]}.txt").write_text("\n".join(pair))
+    others: dict[str, sl.Pipeline[str]] = {
+        "replicated": sl.from_iterable(lambda: letters),
+        "file": sl.read_lines(tmp_path / "*.txt"),
+    }
+    for num_workers in (1, 2, 3, 8, 11):
+        pipe = others.get(mode, sl.from_items(letters)).shard(num_workers, mode=mode)
+        assert Counter(chain.from_iterable(each_worker(pipe, num_workers))) == Counter(letters)
+        assert sorted(pipe) == letters
+
+
 @pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2)], ids=str)
 def test_an_iterable_in_two_workers_has_no_duplicates(backend: Any) -> None:
     """ "Full duplication" there; here each worker keeps its stride of what it iterates."""
@@ -304,6 +444,108 @@ async def test_workers_prefetch_while_the_consumer_computes() -> None:
 
 
 # 003: caches that are generated during training ----------------------------------------------------------------------
+
+
+SIZE = 6
+"""Samples per regeneration cycle."""
+
+
+def cache(of: int, num_ranks: int, draw: Callable[[int], Any] = abs, **options: Any) -> sl.Pipeline[Any]:
+    """The seed's system: a contiguous shard for each rank, gone round for ever, in caches of SIZE."""
+    return sl.from_items(range(of)).shard(num_ranks, mode="contiguous").repeat().map(draw).regenerate(SIZE, **options)
+
+
+def served(pipe: sl.Pipeline[Any], rank: int, num_ranks: int, cycles: int, **options: Any) -> list[list[Any]]:
+    """Return the first cycles that a rank serves."""
+    with pipe.open(rank=rank, world_size=num_ranks, **options) as stream:
+        return [[next(stream) for _ in range(SIZE)] for _ in range(cycles)]
+
+
+@pytest.mark.parametrize("of", [1, 5, 6, 7, 100])
+def test_each_cycle_is_exactly_its_size(of: int) -> None:
+    """ "Each regeneration creates exactly samples_per_regeneration_cycle samples", however long the shard is."""
+    cycles = served(cache(of, 1), 0, 1, 5)
+    assert [sorted(cycle) for cycle in cycles] == [
+        sorted(number % of for number in range(start, start + SIZE)) for start in range(0, 5 * SIZE, SIZE)
+    ]
+
+
+def test_what_is_generated_in_batches_makes_exact_cycles_too() -> None:
+    """ "Samples are processed in batches": of 4, in caches of 6."""
+    pipe = sl.from_items(range(10)).repeat().batch(4).map(lambda batch: batch * 10).unbatch().regenerate(SIZE)
+    cycles = served(pipe, 0, 1, 4)
+    drawn = [sample * 10 for _ in range(3) for sample in range(10)]
+    assert [sorted(cycle) for cycle in cycles] == [sorted(drawn[at : at + SIZE]) for at in range(0, 4 * SIZE, SIZE)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_all_ranks_regenerate_at_the_same_step_however_fast_they_are(overlap: bool) -> None:
+    """ "samples_processed_since_last_regen >= samples_per_regeneration_cycle", and not "slightly different ... speeds
+    could lead to regeneration at different global steps": a shard of 10, a slow one of 9."""
+
+    def slow_at_rank_1(sample: int) -> int:
+        time.sleep(0.001 if sample >= 10 else 0)
+        return sample
+
+    steps = []
+    for rank in range(2):
+        with cache(19, 2, slow_at_rank_1, overlap=overlap).open(rank=rank, world_size=2) as stream:
+            places = []
+            for _ in range(3 * SIZE + 2):
+                next(stream)
+                (state,) = stream.snapshot().worker_states
+                places.append((state["regenerate"]["cycle"], state["regenerate"]["served"]))
+        steps.append(places)
+    assert steps[0] == steps[1] == [divmod(step, SIZE) for step in range(1, 3 * SIZE + 3)]
+
+
+class Activation:
+    """What is made of a sample, which a weak reference can follow."""
+
+    def __init__(self, sample: int) -> None:
+        self.sample = sample
+
+
+@pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(1)], ids=str)
+def test_the_old_cache_is_cleared_before_the_new_one_is_generated(backend: Any) -> None:
+    """ "Old cache (self.data_store) is cleared", then "new activations are generated"."""
+    alive: weakref.WeakSet[Activation] = weakref.WeakSet()
+    before_draws: list[int] = []
+
+    def draw(sample: int) -> Activation:
+        before_draws.append(len(alive))
+        activation = Activation(sample)
+        alive.add(activation)
+        return activation
+
+    pipe = cache(100, 1, draw).map(lambda activation: activation.sample).take(5 * SIZE)
+    with pipe.open(backend=backend) as stream:
+        assert len(list(stream)) == 5 * SIZE
+    assert before_draws[: 5 * SIZE] == list(range(SIZE)) * 5
+
+
+def drawn_position(sample: int, *, rng: np.random.Generator) -> tuple[int, int]:
+    return sample, int(rng.integers(1000))
+
+
+@pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2)], ids=str)
+def test_positions_that_are_drawn_come_from_the_seed(backend: Any) -> None:
+    """ "Deterministic Activation Positions" also where they are random: the same in each run, and after a resume."""
+
+    def positions(seed: int) -> sl.Pipeline[Any]:
+        shards = sl.from_items(range(9)).shard(2, mode="contiguous").repeat()
+        return shards.map(drawn_position, seed=seed).regenerate(SIZE).merge()
+
+    pipe = positions(3)
+    with pipe.open(backend=backend) as stream:
+        first = [next(stream) for _ in range(16)]
+        snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
+        rest = [next(stream) for _ in range(16)]
+    assert pipe.first(32) == first + rest
+    with pipe.open(backend=backend, resume=snapshot) as stream:
+        assert [next(stream) for _ in range(16)] == rest
+    assert positions(4).first(32) != first + rest
+    assert len(set(first + rest)) > 25  # a sample has another position each time that it is drawn
 
 
 def test_a_cycle_goes_on_where_the_last_one_ended() -> None:

@@ -261,7 +261,7 @@ WAYS = [
 ]
 
 
-@examples(60)
+@examples(80)
 @given(compositions(stages=3, more=failing_steps()), st.sampled_from(WAYS), st.integers(0, 8), backends)
 def test_a_run_with_skipped_items_may_be_left_in_any_way(
     composition: Composition, leave: Callable[[AnyPipeline, int], None], most: int, backend: Backend

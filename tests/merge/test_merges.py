@@ -166,7 +166,7 @@ def test_no_task_is_busy_while_a_plain_loop_waits(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dropped", [6000])
+@pytest.mark.parametrize("dropped", [20_000])
 def test_a_worker_whose_filter_drops_many_items_in_a_row_stops_no_other_for_ever(
     kind: Kind, dropped: int, run: Run
 ) -> None:

@@ -89,6 +89,28 @@ def test_a_thread_that_keeps_the_gil_is_seen() -> None:
     thread.join()
 
 
+def test_a_thread_that_computes_in_python_is_counted_as_keeping_the_gil(meter: ContentionMeter) -> None:
+    stop = threading.Event()
+
+    def compute() -> None:
+        for number in itertools.count():
+            if number % 100_000 == 0 and stop.is_set():
+                return
+
+    thread = threading.Thread(target=compute, name="exporter")
+    thread.start()
+    waits, first = 0, meter.read()
+    while waits < 9:  # where cores are busy, it doesn't get one at each look
+        seen = meter.read()
+        waits = seen.gil_waits - first.gil_waits
+    stop.set()
+    thread.join()
+    assert seen.gil_looks - first.gil_looks >= waits
+    before, after = ([each for each in look.threads if each.name == "exporter"] for look in (first, seen))
+    assert len(before) == len(after) == 1
+    assert after[0].cpu_s > before[0].cpu_s
+
+
 def test_waiting_for_a_core_is_not_waiting_for_the_gil(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, waited = itertools.count(step=1.0), itertools.count(step=0.75)
     monkeypatch.setattr(contention, "perf_counter", lambda: next(clock))

@@ -43,6 +43,20 @@ def slow(item: Any) -> Any:
     return item
 
 
+async def skewed(item: int) -> int:
+    await anyio.sleep(10 * SLOW_S if item % 4 == 3 else 0)
+    return item
+
+
+async def straggling(item: int) -> int:
+    await anyio.sleep(1 if item % 100 == 50 else 0)
+    return item
+
+
+def rare(item: int) -> bool:
+    return item % 10_000 == 0
+
+
 async def fetch(item: Any) -> Any:
     await anyio.sleep(SLOW_S)
     return item
@@ -210,6 +224,15 @@ FAULTS = {
     ),
     "cores that others use": Fault(
         ITEMS.map(slow), "cores", "process", "The machine's cores limit", partial(told, threads=starved)
+    ),
+    "a filter that drops nearly all": Fault(
+        ITEMS.filter(rare).map(quick), "selective filter", "filter(rare)", "filter(rare) keeps 1 of"
+    ),
+    "stragglers": Fault(
+        ITEMS.map(straggling, concurrency=16).map(quick), "order", "map(straggling)", "while slow ones hold up"
+    ),
+    "a skewed shard": Fault(
+        ITEMS.shard(4).map(skewed), "uneven workers", "map(skewed)", "map(skewed) of shard 3 limits"
     ),
 }  # fmt: skip
 """Some of each kind: which limit is named of which pipeline, runtime/test_verdict.py says."""

@@ -295,7 +295,7 @@ def test_numbered_generators_before_the_choices_are_fine() -> None:
         (lambda p: p.map(same, executor="process"), ".map(executor=) is 'thread' or None, got 'process'"),
         (lambda p: p.map(noisy, seed=-1), ".map(seed=) is at least 0"),
         (lambda p: p.filter(wait), "an async one would always be true"),
-        (lambda p: p.flat_map(wait), ".flat_map takes a sync function"),
+        (lambda p: p.flat_map(wait), ".flat_map takes a sync function; for an async one, write a stage for .through"),
         (lambda p: p.through(None), ".through(fn) is a function"),
         (lambda p: p.merge("eager"), ".merge is 'strict' or 'best_effort', got 'eager'"),
         (lambda p: p.merge(max_lead=3), "options of .merge('best_effort')"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -135,6 +136,12 @@ def test_the_data_are_not_in_it() -> None:
     assert of(sl.from_items([1, 2])) == of(sl.from_items([1, 2, 3]))
     assert of(sl.from_items([1])) != of(sl.from_items([1], name="other"))
     assert of(sl.from_items([1])) != of(sl.from_iterable(lambda: [1]))
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_it_is_json(name: str) -> None:
+    for change in OTHER[name]:
+        assert json.loads(json.dumps(of(change(source())))) == of(change(source()))
 
 
 def test_the_difference_reads_like_one() -> None:

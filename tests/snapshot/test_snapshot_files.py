@@ -86,6 +86,15 @@ def test_the_file_is_named_for_the_rank(tmp_path: Path) -> None:
     assert make(rank=3, world_size=8, num_shards=9).save(tmp_path).name == "rank-00003-of-00008.json"
 
 
+def test_a_person_can_read_the_file(tmp_path: Path) -> None:
+    text = make().save(tmp_path).read_text("ascii")
+    assert json.loads(text).keys() == {"streamline_snapshot", "sha256", "body"}
+    assert '  "epoch": 1,\n' in text
+    assert re.findall(r'^     "\d": (\{"rows": .*\}),?$', text, re.MULTILINE) == [
+        json.dumps(state) for state in make().worker_states
+    ]
+
+
 def test_the_file_has_the_usual_permissions(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:

@@ -405,7 +405,11 @@ def test_a_shared_stream_is_no_workers_part_of_a_stream() -> None:
         ({"worker_id": 0, "num_workers": 0}, PlanError, "at least 1"),
         ({"worker_id": True, "num_workers": 2}, PlanTypeError, "is an integer, got bool"),
         ({"worker_id": 0, "num_workers": 2.0}, PlanTypeError, "is an integer, got float"),
+        ({"worker_id": 0, "num_workers": -3}, PlanError, "at least 1"),
+        ({"worker_id": False, "num_workers": 1}, PlanTypeError, "is an integer, got bool"),
+        ({"worker_id": "0", "num_workers": 2}, PlanTypeError, "is an integer, got str"),
         ({"worker_id": 1}, PlanError, "together"),
+        ({"num_workers": 2}, PlanError, "together"),
         ({"strategy": "split"}, PlanError, "'replicated', 'shared'"),
     ],
 )
