@@ -263,7 +263,8 @@ def test_a_loader_whose_state_is_loaded_into_another_one(steps: int | None) -> N
 
 
 @pytest.mark.parametrize(
-    ("backend", "take"), [(sl.Threads(2), by_for), pytest.param(sl.Processes(2), by_next, marks=LONG)]
+    ("backend", "take"),
+    [(sl.Threads(2), by_for), *(pytest.param(hosts(2), by_next, marks=LONG) for hosts in (sl.Threads, sl.Processes))],
 )
 def test_a_stream_of_workers_in_threads_and_processes(backend: Any, take: Callable[..., None]) -> None:
     strikes, got = Strikes(times=1), list[int]()

@@ -56,6 +56,7 @@ STRICT: dict[str, Callable[[], sl.Pipeline[Any]]] = {
 """Where the order is fixed."""
 
 FREE: dict[str, Callable[[], sl.Pipeline[Any]]] = {
+    "best effort": lambda: items().map(abs).merge("best_effort", max_skips_per_round=1),
     "unordered": lambda: (
         items().map(later, concurrency=2, ordered=False).merge().flat_map(twice).batch(3, collate=None)
     ),

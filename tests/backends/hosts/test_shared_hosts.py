@@ -209,7 +209,7 @@ def test_ranks_pause_alone_and_together(job: StartJob, tmp_path: Path) -> None:
 
 
 # Who ends -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("pipe", long_but(["arrays"], ["arrays", "windows"]))
+@pytest.mark.parametrize("pipe", long_but(["arrays"], ["items", "arrays", "windows"]))
 def test_when_the_owner_is_killed_another_rank_takes_over(job: StartJob, tmp_path: Path, pipe: str) -> None:
     with job(tmp_path) as made:
         owner, one, two = made.opened(3, pipe)
@@ -466,7 +466,7 @@ def test_it_is_pickled_with_its_backend() -> None:
     assert again == sl.Processes(2, shared="node") != sl.Processes(2)
 
 
-@pytest.mark.parametrize("ranks", [8, 64])
+@pytest.mark.parametrize("ranks", long_but([8, 64], [8, 64, 512]))
 @pytest.mark.parametrize("consecutive", [True, False])
 def test_hosts_of_a_machine_get_equally_many_shards(ranks: int, consecutive: bool) -> None:
     machines, shards = ranks // 8, range(2 * ranks)
