@@ -81,9 +81,9 @@ def test_the_file_is_on_disk_before_it_is_renamed_and_its_name_afterwards(
     assert content(path) == NEW
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO, errno.EDQUOT])
 @pytest.mark.parametrize("step", range(len(STEPS)))
-def test_a_failure_at_any_step_is_raised_and_leaves_a_whole_file_alone(step: int, path: Path) -> None:
-    code = errno.ENOSPC
+def test_a_failure_at_any_step_is_raised_and_leaves_a_whole_file_alone(step: int, code: int, path: Path) -> None:
     replace_file(path, OLD)
     before = open_files()
     with pytest.MonkeyPatch.context() as patch:

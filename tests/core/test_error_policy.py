@@ -200,6 +200,21 @@ def test_the_rest_that_a_batch_drops_doesnt_hide_errors() -> None:
         assert stream.errors.total == 4
 
 
+def test_counts_go_on_through_the_passes_of_a_repeat_and_through_resumes() -> None:
+    for pipe in (
+        sl.from_items(range(4)).shard(2, mode="contiguous").map(odd_fails).repeat(3).merge(),
+        sl.from_items(range(4)).shard(2, mode="contiguous").map(odd_fails).merge().repeat(3),
+        sl.from_items(range(4)).map(odd_fails).repeat(3).repeat(1, name="outer"),
+    ):
+        for k in range(7):
+            with pipe.open(**UNLIMITED) as stream:
+                before = list(islice(stream, k))
+                snapshot = stream.snapshot()
+            with pipe.open(resume=snapshot, **UNLIMITED) as stream:
+                assert sorted(before + list(stream)) == [0, 0, 0, 2, 2, 2]
+                assert stream.errors.total == 6
+
+
 def test_an_endless_repeat_of_what_fails_altogether_ends() -> None:
     with sl.from_items([1, 3]).map(odd_fails).repeat().open(**UNLIMITED) as stream:
         assert list(stream) == []

@@ -96,6 +96,40 @@ def test_the_first_filling_of_a_channel_says_nothing_of_its_items(run: Run, cloc
     run(test)
 
 
+def test_room_is_back_to_its_usual_size_after_slow_items(run: Run, clock: Clock) -> None:
+    async def test() -> None:
+        channel: Channel[int] = Channel(BEGIN, Capacity(USUAL, widest=WIDEST))
+        source = Source(clock, 0.0)
+        async with anyio.create_task_group() as group:
+            group.start_soon(drive, source, channel, channel.gate)
+            for _ in range(2):
+                await anyio.wait_all_tasks_blocked()
+                await channel.inbox.pull(200)
+            await anyio.wait_all_tasks_blocked()
+            assert channel.capacity.held == WIDEST
+            source.item_s = 1.0
+            for _ in range(30):
+                await channel.inbox.pull(200)
+                await anyio.wait_all_tasks_blocked()
+            assert channel.capacity.held <= USUAL
+            assert channel.capacity.longest == LIST_ITEMS
+            group.cancel_scope.cancel()
+
+    run(test)
+
+
+@pytest.mark.parametrize("most", [1, 100, 512, 600, 5000])
+def test_a_bound_holds_however_quick_items_are(run: Run, clock: Clock, most: int) -> None:
+    async def test() -> None:
+        channel: Channel[int] = Channel(BEGIN, Capacity(USUAL, widest=WIDEST))
+        channel.capacity.limit_to(most)
+        await filled(channel, Source(clock, 0.0), min(most, 400))
+        assert channel.capacity.held <= most
+        assert (channel.capacity.held == WIDEST) == (most > WIDEST)
+
+    run(test)
+
+
 def test_what_is_kept_for_another_end_is_no_wider(run: Run, clock: Clock) -> None:
     async def test() -> None:
         channel: Channel[int] = Channel(BEGIN, Capacity(USUAL, widest=WIDEST))
@@ -109,6 +143,17 @@ def test_what_is_kept_for_another_end_is_no_wider(run: Run, clock: Clock) -> Non
             await anyio.wait_all_tasks_blocked()
             assert channel.capacity.held == USUAL
             group.cancel_scope.cancel()
+
+    run(test)
+
+
+def test_a_budget_of_bytes_holds_however_quick_items_are(run: Run, clock: Clock) -> None:
+    """An int has 32 bytes or less: a list stands where an item stands."""
+
+    async def test() -> None:
+        channel: Channel[int] = Channel(BEGIN, Capacity(USUAL, 8000, by_list=True, widest=WIDEST))
+        await filled(channel, Source(clock, 0.0), 400)
+        assert 0 < channel.capacity.held_bytes <= 8000 + LONG_LIST_ITEMS * 32
 
     run(test)
 

@@ -119,6 +119,20 @@ def test_every_figure_is_exported_or_named_as_one_that_is_not() -> None:
     assert {field.name for field in fields(Figures)} <= {field.name for field in fields(Stats)}
 
 
+def test_the_last_seconds_are_ten_or_since_the_last_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporters, "FRESH_S", 0.0)
+    clock = [0.0]
+    stream = ExportedStream("s", 0, lambda: Stats(elapsed_s=clock[0], items=0, consumer_wait_s=0.0))
+
+    def window_at(now: float) -> float:
+        clock[0] = now
+        return stream.read().lately.elapsed_s
+
+    assert [window_at(now) for now in (1.0, 2.0, 9.0)] == [1.0, 2.0, 9.0]
+    assert [window_at(now) for now in (11.0, 12.0, 13.0)] == [10.0, 10.0, 11.0]
+    assert [window_at(now) for now in (100.0, 101.0, 111.0)] == [87.0, 1.0, 10.0]
+
+
 def test_scalars_are_a_flat_dict_of_numbers() -> None:
     found = scalars(STATS)
     assert found["streamline.consumer.items"] == 64

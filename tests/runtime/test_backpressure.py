@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -303,3 +303,31 @@ def test_dropped_items_do_not_pile_up_before_a_plain_consumer_that_stops() -> No
             time.sleep(0.001)
         waiting = stream._loop_thread.bridge.consumer.queue.qsize()
     assert waiting < 20
+
+
+def endless() -> Iterator[int]:
+    item = 0
+    while True:
+        yield item
+        item += 1
+
+
+def test_an_endless_iterator_is_stopped_too(run: Run) -> None:
+    seen: list[int] = []
+
+    def watched() -> Iterator[int]:
+        for item in endless():
+            seen.append(item)
+            yield item
+
+    pipe = sl.from_iterable(watched)
+
+    async def test() -> None:
+        async with pipe.open() as stream:
+            for consumed in range(1, 2000):
+                await anext(stream)
+                if consumed % 500 == 0:
+                    await anyio.wait_all_tasks_blocked()
+                    assert len(seen) - consumed <= pipe.max_in_flight - at_the_border(pipe.plan)
+
+    run(test)

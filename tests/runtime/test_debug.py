@@ -59,6 +59,15 @@ def test_items_order_and_states_are_those_of_open_and_snapshots_go_both_ways(
             assert same(others + list(debugged), composition) == expected
 
 
+def test_states_are_those_of_open_item_by_item() -> None:
+    pipe = sl.from_items(range(40)).shard(3).shuffle(window=4).map(later, concurrency=4).merge().batch(3, collate=None)
+    with pipe.debug() as debugged, pipe.open() as opened:
+        for ours, theirs in zip(debugged, opened, strict=True):
+            assert ours == theirs
+            assert debugged.snapshot() == opened.snapshot()
+        assert debugged.snapshot() == opened.snapshot()
+
+
 class Seen:
     """Where user code was called, and with what."""
 
@@ -309,7 +318,8 @@ def test_pdb_stops_in_user_code_of_every_kind_goes_on_and_quits_without_noise(st
     script = PDB.format(pipes=", ".join([*PLACES.values(), PLACES["async map"]]), more=MORE)
     with start_python(script, stdin=subprocess.PIPE) as process:
         output, errors = process.communicate("p item + 40\nu\np item\nw\nc\n" * len(PLACES) + "q\n", timeout=200)
-    for place, printed in zip(PLACES, output.split("== next\n")[1:], strict=False):
+    _, *parts, _ = output.split("== next\n")  # the last one is of the pipeline that is quit
+    for place, printed in zip(PLACES, parts, strict=True):
         before, _, after = printed.partition("(Pdb) ")
         assert after.startswith("42\n"), place
         assert before.count("got") == 2, place
@@ -319,6 +329,7 @@ def test_pdb_stops_in_user_code_of_every_kind_goes_on_and_quits_without_noise(st
         assert after.count("got") == 2, place
     assert process.returncode == 1
     assert errors.startswith("Traceback")  # of the quitting, and nothing before it
+    assert errors.count("Traceback") == 1
     assert errors.rstrip().splitlines()[-2].startswith("bdb.BdbQuit")
     assert "destroyed" not in errors
     assert "never" not in errors

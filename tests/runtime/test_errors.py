@@ -25,7 +25,7 @@ from streamline.core.flow import Flow
 from streamline.core.tasks import Tasks
 from streamline.testing.laws import ExpectedItems, quiescence_law, resume_law
 from streamline.testing.subjects import PipelineSubject, run
-from tests.laws.profile import examples
+from tests.laws.profile import examples, long_but
 from tests.laws.stages import pairs
 
 Pipe = sl.Pipeline[Any]
@@ -163,6 +163,8 @@ REORDERS = (
 )  # fmt: skip
 """A merge goes by how many items each worker gave, so leaving one out moves the others."""
 
+ON_UVLOOP = ["map", "async map", "unordered map", "flat_map", "best effort"]
+
 bad_items = st.frozensets(st.integers(0, LENGTH - 1), min_size=1, max_size=LENGTH)
 
 
@@ -193,7 +195,7 @@ def test_it_is_exact_behind_stages_that_read_again(behind: str, bad: frozenset[i
     )
 
 
-@pytest.mark.parametrize("stage", ["unordered map", "flat_map", "best effort"])
+@pytest.mark.parametrize("stage", long_but(ON_UVLOOP[2:], ON_UVLOOP))
 @examples(2)
 @given(bad=st.frozensets(st.integers(0, LENGTH - 1), min_size=2, max_size=9))
 def test_it_is_exact_on_uvloop(stage: str, bad: frozenset[int]) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,28 @@ async def sent(bridge: ThreadBridge[int], clock: Clock, items: int, item_s: floa
     await bridge.send(chunk(items))
 
 
+async def test_lists_of_tiny_items_are_piled_up_until_as_many_are_out_as_may_be(
+    bridge: ThreadBridge[int], clock: Clock
+) -> None:
+    queue = bridge.consumer.queue
+    for _ in range(4):
+        assert bridge.pull_size(await bridge.wait_room()) == (LONG_LIST_ITEMS, 1)
+        assert queue.empty()
+        await sent(bridge, clock, LONG_LIST_ITEMS)
+    waiting = asyncio.create_task(bridge.wait_room())
+    await asyncio.sleep(0)
+    assert queue.qsize() == 4
+    found: list[Any] = []
+    events: list[Rest] = []
+    for number in range(1, 5):
+        assert events == []  # the loop is woken when nothing is left
+        bridge.consumer.take(lambda: found.append(queue.get()), clock.now, events.append)
+        bridge.consumer.note_consumed(number * LONG_LIST_ITEMS, events.append)
+    assert [len(chunk.items) for chunk in found] == 4 * [LONG_LIST_ITEMS]
+    events.pop().set()
+    assert await waiting == MOST
+
+
 async def test_a_list_that_took_its_time_is_handed_over_at_once_with_those_before(
     bridge: ThreadBridge[int], clock: Clock
 ) -> None:
@@ -83,6 +106,21 @@ async def test_what_is_sent_before_the_driver_gives_way_is_handed_over_as_one_li
     assert list(found.items) == 3 * list(range(10))
     assert [found.states[at].json() for at in range(30)] == 3 * [{"items": at + 1} for at in range(10)]
     assert bridge.consumer.queue.empty()
+
+
+async def test_the_loop_is_woken_when_a_consumer_that_is_not_quick_leaves_a_quarter_free(clock: Clock) -> None:
+    bridge = ThreadBridge[int](ConsumerCapacity(2))
+    bridge.capacity.begin()
+    for _ in range(2):
+        await sent(bridge, clock, 1)
+    waiting = asyncio.create_task(bridge.wait_room())
+    await asyncio.sleep(0)
+    events: list[Rest] = []
+    for _ in range(3):  # Ctrl-C came in the middle of the first two
+        bridge.consumer.note_consumed(1, events.append)
+    assert len(events) == 1
+    events.pop().set()
+    assert await waiting == 1
 
 
 async def test_a_pile_waits_no_longer_than_a_moment(bridge: ThreadBridge[int], clock: Clock) -> None:
@@ -114,6 +152,28 @@ async def test_no_more_bytes_are_out_than_may_be_but_one_list_always(clock: Cloc
     bridge.consumer.note_consumed(1, lambda freed: freed.set())
     await sending
     assert bridge.capacity.held == 1
+
+
+async def test_items_are_made_when_the_consumer_asks_and_ahead_when_it_has_one(clock: Clock) -> None:
+    bridge = ThreadBridge[int](ConsumerCapacity(4096, 512))
+    assert bridge.room_at_once == 0
+    waiting = asyncio.create_task(bridge.wait_room())
+    await asyncio.sleep(0)
+    bridge.consumer.take(lambda: None, 1e6, Rest.set)
+    assert await waiting == 2
+    await sent(bridge, clock, 1)
+    assert bridge.room_at_once == 1
+    bridge.consumer.note_consumed(1, lambda freed: None)
+    assert bridge.room_at_once == 512
+
+
+async def test_it_begins_without_a_consumer_too(clock: Clock) -> None:
+    """One that comes later finds them ready."""
+    bridge = ThreadBridge[int](ConsumerCapacity(4096, 512))
+    assert await bridge.wait_room() == 2
+    for _ in range(2):
+        await sent(bridge, clock, 1)
+    assert await bridge.wait_room() == 510
 
 
 async def test_the_loop_holds_still_after_slow_items_alone(

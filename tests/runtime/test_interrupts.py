@@ -240,8 +240,31 @@ def test_an_epoch_of_a_loader_that_is_gone_on_with(steps: int | None, opcodes: b
         assert strikes.struck >= {"_fetch_part", "_over", "_end"}
 
 
+@pytest.mark.parametrize("steps", [None, pytest.param(5, marks=LONG)])
+def test_a_loader_whose_state_is_loaded_into_another_one(steps: int | None) -> None:
+    """The interrupt leaves the iteration: what it has given, and what the state says, go together."""
+    with PIPE.loader(steps_per_epoch=steps) as loader:
+        whole = [batch for _ in range(2) for batch in loader]
+    strikes = Strikes(*set(HANDOVER) - {"_end"}, times=1)  # what a finalizer runs too, which can't raise
+    state: dict[str, Any] | None = None
+    got, before = list[Any](), -1
+    while before != strikes.count or len(got) < len(whole):
+        before = strikes.count
+        with PIPE.loader(steps_per_epoch=steps) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            with strikes.armed():
+                for _ in range(loader.epoch, 2):
+                    for batch in loader:
+                        got.append(batch)
+            state = loader.state_dict()
+        assert got == whole[: len(got)]
+    assert strikes.count > 30
+
+
 @pytest.mark.parametrize(
-    ("backend", "take"), [(sl.Threads(2), by_for), pytest.param(sl.Processes(2), by_next, marks=LONG)]
+    ("backend", "take"),
+    [(sl.Threads(2), by_for), *(pytest.param(hosts(2), by_next, marks=LONG) for hosts in (sl.Threads, sl.Processes))],
 )
 def test_a_stream_of_workers_in_threads_and_processes(backend: Any, take: Callable[..., None]) -> None:
     strikes, got = Strikes(times=1), list[int]()
@@ -253,6 +276,23 @@ def test_a_stream_of_workers_in_threads_and_processes(backend: Any, take: Callab
         struck_until_its_end(strikes, stream, got, take, check)
     assert got == list(range(40))
     assert strikes.struck >= {"part", "_load", "then", "note_consumed", "take", "wait", "_go_on", "_end"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", [sl.Threads(2), sl.Processes(2)])
+def test_a_loader_of_workers_in_threads_and_processes(backend: Any) -> None:
+    strikes = Strikes(times=1)
+    with sl.from_items(range(40)).shard(2).map(abs).merge().loader(backend=backend) as loader:
+        for epoch in range(2):
+            got = list[int]()
+
+            def check(epoch: int = epoch, got: list[int] = got) -> None:
+                state = loader.state_dict()
+                assert (state["epoch"], state["step"]) == ((epoch, len(got)) if len(got) < 40 else (epoch + 1, 0))
+
+            struck_until_its_end(strikes, iter(loader), got, by_for, check)
+            assert got == list(range(40))
+    assert strikes.struck >= {"_fetch_part", "_over", "_end"}
 
 
 def test_replicas() -> None:

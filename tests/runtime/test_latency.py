@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import anyio
 import pytest
 
 import streamline as sl
 import streamline.core.channel
+from streamline.core import pace
 from streamline.core.pace import SLICE_S
+from streamline.transforms import concurrent
+from streamline.transforms.completion_order import AsCompleted
 from tests.kit import AsyncTest, Counting, Pipe, Tap, in_thread, later, stage
 
 Run = Callable[[AsyncTest], None]
@@ -228,3 +233,32 @@ def test_a_window_shuffle_draws_its_next_window_item_by_item_while_it_serves_one
         assert max(jumps) <= 4400  # a few lists: what channels hold, never a window
 
     run(test)
+
+
+@pytest.mark.parametrize(("step_s", "calls", "longest"), [(0.0, 64, 2), (SLICE_S, 64, 1), (0.0, 8, 1)])
+def test_results_of_calls_wait_for_those_of_further_turns_where_many_come_quickly(
+    step_s: float, calls: int, longest: int, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest list, in turns of the calls: of few calls, or where a turn takes long, none waits."""
+    clock, lists = itertools.count(step=step_s), list[int]()
+    monkeypatch.setattr(concurrent, "perf_counter", clock.__next__)
+    monkeypatch.setattr(pace, "perf_counter", lambda: 0.0)  # else a task that gives way lets more calls return
+    take = AsCompleted.take
+
+    def counted(order: AsCompleted[int, int]) -> Any:
+        chunk = take(order)
+        lists.append(len(chunk.items) if chunk else 0)
+        return chunk
+
+    monkeypatch.setattr(AsCompleted, "take", counted)
+
+    async def one_turn(item: int) -> int:
+        await anyio.lowlevel.checkpoint()
+        return item
+
+    async def test() -> None:
+        async with sl.from_items(range(2_000)).map(one_turn, concurrency=calls, ordered=False).open() as stream:
+            assert sorted([item async for item in stream]) == list(range(2_000))
+
+    run(test)
+    assert calls * (longest - 1) < max(lists) <= calls * longest

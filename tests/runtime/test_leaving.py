@@ -658,6 +658,11 @@ def test_a_plain_loop_works_inside_a_running_event_loop(run: Run) -> None:
     run(test)
 
 
+def test_streams_can_be_opened_one_after_the_other_without_anything_adding_up() -> None:
+    for _ in range(60):
+        assert sl.from_items(range(10)).shard(2).map(abs, executor="thread").merge().first(3) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_an_event_loop_that_ends_under_an_unfinished_stream_ends_it(
     loop: str, capfd: pytest.CaptureFixture[str]

@@ -16,7 +16,7 @@ import streamline as sl
 import streamline.core.pace
 from streamline.backends.base import Backend
 from streamline.backends.hosts.item_sender import ItemSender
-from streamline.core.channel import Channel, FlushPoints, Inbox
+from streamline.core.channel import Channel, FlushPoints, Inbox, Sink
 from streamline.core.flow import Chunk
 from streamline.core.pace import SLICE_S
 from streamline.core.state import CountedStates
@@ -126,6 +126,56 @@ def test_a_call_never_begins_while_an_item_that_completes_a_batch_waits_for_its_
             if place // size != then // size and not unknown:
                 begun = [at for other, at in fn.begun.items() if other % shards == worker and other >= later]
                 assert all(when <= at for at in begun if at > fn.made[item] + SLICE_S)
+
+
+SHAPES: dict[str, tuple[Backend, type[Sink[Any]]]] = {
+    "inline": (sl.Inline(), Channel),
+    "threads": (sl.Threads(2), ItemSender),
+}
+
+
+@pytest.mark.parametrize("reads", ["map", "items"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_lists_for_a_batch_after_the_merge_are_as_long_as_its_part(
+    shape: str, reads: str, work: Callable[[Iterator[float]], Work], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, sink = SHAPES[shape]
+    fn, lengths, send = work(steady()), list[int](), sink.send
+
+    async def sending(self: Any, chunk: Chunk[Any]) -> None:
+        lengths.extend([len(chunk.items)] * (type(chunk.items[0]) is int))
+        await send(self, chunk)
+
+    class Read:
+        def __len__(self) -> int:
+            return 640
+
+        def __getitem__(self, index: int) -> int:
+            return fn(index)
+
+    monkeypatch.setattr(sink, "send", sending)
+    monkeypatch.setattr(streamline.core.pace, "HOLD_S", 1e9)  # the hosts share a clock: each would wait for the other
+    pipe: Pipe = sl.from_items(range(640)).shard(2).map(fn) if reads == "map" else sl.from_items(Read()).shard(2)
+    with pipe.merge().batch(32, collate=None).open(backend=backend) as stream:
+        assert list(stream) == [list(range(start, start + 32)) for start in range(0, 640, 32)]
+    first = [1, 2, 4, 8, 1] if sink is ItemSender else [16]  # a list for each batch, and not for one item more
+    assert sorted(lengths) == sorted(2 * (first + 19 * [16]))
+
+
+def test_lists_for_a_batch_are_long_where_items_are_left_out(
+    work: Callable[[Iterator[float]], Work], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fn, lengths, send = work(steady()), list[int](), ItemSender.send
+
+    async def sending(self: Any, chunk: Chunk[Any]) -> None:
+        lengths.append(len(chunk.items))
+        await send(self, chunk)
+
+    monkeypatch.setattr(ItemSender, "send", sending)
+    pipe = sl.from_items(range(1600)).shard(2).filter(lambda item: item % 5).map(fn).merge().batch(32, collate=None)
+    with pipe.open(backend=sl.Threads(2)) as stream:
+        assert len(list(stream)) == 40
+    assert sum(lengths) / len(lengths) > 5  # with lists that begin anew from each short one, fewer than 4
 
 
 def test_lists_of_large_items_are_no_longer_than_a_message(run: Run) -> None:

@@ -186,7 +186,7 @@ def test_items_of_a_feed_are_kept_until_a_state_covers_them(hosts: Backend, monk
     assert max(journal) <= 2 * (512 + 512 + 256) * 4 + LEAST_ITEMS
 
 
-@pytest.mark.parametrize("options", [{"max_ahead_bytes": 50 * 16}])
+@pytest.mark.parametrize("options", [{"max_ahead": 50}, {"max_ahead_bytes": 50 * 16}])
 def test_a_worker_that_starves_is_named_as_without_hosts(options: dict[str, Any], hosts: Backend) -> None:
     length = 4_100
 

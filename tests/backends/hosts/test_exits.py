@@ -220,8 +220,11 @@ KINDS = ["Processes", "Threads"]
 
 @pytest.mark.parametrize(
     ("kind", "shapes"),
-    [("Processes", ["stuck"]), pytest.param("Threads", ["running", "slow"], marks=pytest.mark.long)],
-    ids=KINDS,
+    [
+        ("Processes", ["stuck"]),
+        pytest.param("Processes", ["running", "slow"], marks=pytest.mark.long),
+        pytest.param("Threads", ["running", "slow"], marks=pytest.mark.long),
+    ],
 )
 def test_ctrl_c_in_a_plain_or_async_loop_is_an_interrupt_and_leaves_nothing(
     kind: str, shapes: list[str], start_python: Start

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -55,6 +56,7 @@ STRICT: dict[str, Callable[[], sl.Pipeline[Any]]] = {
 """Where the order is fixed."""
 
 FREE: dict[str, Callable[[], sl.Pipeline[Any]]] = {
+    "best effort": lambda: items().map(abs).merge("best_effort", max_skips_per_round=1),
     "unordered": lambda: (
         items().map(later, concurrency=2, ordered=False).merge().flat_map(twice).batch(3, collate=None)
     ),
@@ -106,6 +108,26 @@ def test_a_snapshot_is_taken_while_a_process_dies(at: int) -> None:
         assert found + list(stream) == whole
     with pipe.open(backend=sl.Processes(2), resume=sl.Snapshot.from_json(snapshot.to_json())) as stream:
         assert found + list(stream) == whole
+
+
+@pytest.mark.long
+def test_a_journal_on_disk_loses_nothing_when_processes_die(tmp_path: Path) -> None:
+    def pipe() -> sl.Pipeline[int]:
+        return sl.from_stream(tape, journal=tmp_path / "journal").shard(2).map(abs).merge()
+
+    found = []
+    with pipe().open(backend=sl.Processes(2)) as stream:
+        for item in stream:
+            found.append(item)
+            if item == 3:
+                for victim in children():
+                    kill(victim)
+            if item == 5:
+                break
+        snapshot = stream.snapshot()
+    with pipe().open(backend=sl.Processes(2), resume=snapshot) as stream:
+        found.extend(stream)
+    assert found[:LENGTH] == list(range(LENGTH))
 
 
 @pytest.mark.parametrize("delay_s", long_but([0.05], [0.0, 0.05, 0.2]))

@@ -82,6 +82,17 @@ def test_a_pool_serves_other_event_loops_and_threads(uvloop: bool) -> None:
     assert found == WHOLE
 
 
+def test_a_snapshot_of_a_stream_in_a_pool_resumes_anywhere() -> None:
+    with sl.Threads(2) as pool:
+        with PIPE.open(backend=pool) as stream:
+            before = [next(stream) for _ in range(7)]
+            snapshot = stream.snapshot()
+        with PIPE.open(resume=snapshot) as stream:
+            assert before + list(stream) == WHOLE
+        with PIPE.open(resume=snapshot, backend=pool) as stream:
+            assert before + list(stream) == WHOLE
+
+
 def test_a_failure_in_one_stream_is_no_others_business() -> None:
     def fragile(item: int) -> int:
         return 1 // (item - 5)

@@ -307,7 +307,6 @@ def test_ctrl_c_never_reaches_a_child() -> None:
 # Ways to run ----------------------------------------------------------------------------------------------------------
 
 SCRIPT = """
-from tests.laws.profile import long_but
 import streamline as sl
 print("main runs")
 

@@ -408,11 +408,10 @@ def test_the_watchdog_names_stage_shard_and_host_and_shows_the_stack(
 # Traces ---------------------------------------------------------------------------------------------------------------
 
 
-@on_each(BACKENDS)
-def test_a_trace_has_a_process_of_its_own_for_each_host(backend: Backend, tmp_path: Path) -> None:
+def test_a_trace_has_a_process_of_its_own_for_each_host(hosts: Backend, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     more = sl.from_items(range(20_000)).shard(3).map(abs).filter(odd).merge().batch(7)  # than is read before it begins
-    with more.open(backend=backend) as stream:
+    with more.open(backend=hosts) as stream:
         with stream.trace(path):
             list(stream)
         assert stream._session.meters.hooks.observer is None

@@ -114,6 +114,21 @@ def test_snapshots_resume_anywhere_and_are_shared_at_the_same_place(
 
 
 @pytest.mark.long
+def test_a_snapshot_of_inline_is_resumed_by_ranks_that_share(job: StartJob, tmp_path: Path) -> None:
+    with job(tmp_path) as made:
+        one, two = made.start(2)
+        one.open("windows", backend={"kind": "Inline"})
+        assert one.take(7) == PIPES_OF_WINDOWS[:7]
+        snapshot = one.do("snapshot", name="s")
+        one.do("close", name="s")
+        for rank in (one, two):
+            rank.open("windows", resume=snapshot)
+            rank.first = rank.take(1)
+        assert rest_of(one, two) == [PIPES_OF_WINDOWS[7:]] * 2
+        end(made, one, two)
+
+
+@pytest.mark.long
 def test_each_epoch_is_shared_and_ranks_may_be_in_two_of_them(job: StartJob, tmp_path: Path) -> None:
     with job(tmp_path) as made:
         one, two = made.start(2)
@@ -126,6 +141,19 @@ def test_each_epoch_is_shared_and_ranks_may_be_in_two_of_them(job: StartJob, tmp
                 rank.ask("take", name=name)
             assert [rank.answer() for rank in (one, two)] == [ALL[SHARDS:]] * 2
         assert made.reads == Counter(ALL * 2)
+        end(made, one, two)
+
+
+@pytest.mark.long
+def test_a_rank_that_comes_late_reads_by_itself(job: StartJob, tmp_path: Path) -> None:
+    with job(tmp_path) as made:
+        (one,) = made.opened(1, "long")
+        one.first += one.take(40_000)
+        before = made.reads[0]
+        (two,) = made.opened(1, "long")
+        assert made.reads[0] == before + 1
+        assert two.take(1_000) == list(range(SHARDS, SHARDS + 1_000))
+        assert one.take(1_000) == list(range(SHARDS + 40_000, SHARDS + 41_000))
         end(made, one, two)
 
 
@@ -181,7 +209,7 @@ def test_ranks_pause_alone_and_together(job: StartJob, tmp_path: Path) -> None:
 
 
 # Who ends -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("pipe", long_but(["arrays"], ["arrays", "windows"]))
+@pytest.mark.parametrize("pipe", long_but(["arrays"], ["items", "arrays", "windows"]))
 def test_when_the_owner_is_killed_another_rank_takes_over(job: StartJob, tmp_path: Path, pipe: str) -> None:
     with job(tmp_path) as made:
         owner, one, two = made.opened(3, pipe)
@@ -210,6 +238,27 @@ def test_when_a_host_is_killed_all_ranks_go_on(job: StartJob, tmp_path: Path) ->
         os.kill(ranks[0].hosts()[0], signal.SIGKILL)
         assert rest_of(*ranks) == [PIPES_OF_WINDOWS] * 3
         end(made, *ranks)
+
+
+@pytest.mark.long
+def test_an_owner_that_has_closed_its_stream_keeps_the_hosts_for_others(job: StartJob, tmp_path: Path) -> None:
+    with job(tmp_path) as made:
+        owner, one = made.opened(2)
+        hosts = one.hosts()
+        owner.do("close", name="s")
+        assert rest_of(one) == [ALL]
+        assert made.reads == ONCE
+        assert one.hosts() == hosts
+        end(made, one, owner)
+
+
+@pytest.mark.long
+def test_when_the_owner_has_exited_another_rank_takes_over(job: StartJob, tmp_path: Path) -> None:
+    with job(tmp_path) as made:
+        owner, one = made.opened(2, "long")
+        assert owner.end() == 0
+        assert one.take(3_000) == list(range(SHARDS, SHARDS + 3_000))
+        end(made, one)
 
 
 @pytest.mark.long
@@ -256,6 +305,17 @@ def test_the_wrong_key_is_refused(job: StartJob, tmp_path: Path) -> None:
         with pytest.raises(AssertionError, match="HandshakeError: the other end has another key"):
             one.take(1)
         end(made, one, owner)
+
+
+@pytest.mark.long
+def test_what_a_dead_job_has_left_is_taken_over(job: StartJob, tmp_path: Path) -> None:
+    with job(tmp_path) as made:
+        (killed,) = made.opened(1)
+        killed.send_signal(signal.SIGKILL)
+        assert {path.suffix for path in made.directory.iterdir()} == {".sock", ".key", ".lock"}
+        ranks = made.opened(2)
+        assert rest_of(*ranks) == [ALL] * 2
+        end(made, *ranks)
 
 
 @pytest.mark.long
@@ -359,6 +419,26 @@ def test_without_a_job_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> Non
         assert not {host.pid for host in one.stats().hosts} & {host.pid for host in two.stats().hosts}
 
 
+@pytest.mark.long
+def test_two_streams_of_one_process_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMLINE_JOB", os.fspath(tmp_path / "job"))
+    pipe = sl.from_items(range(8)).shard(2).map(lambda number: (number, os.getpid())).merge()
+    backend = sl.Processes(2, shared="node")
+    with pipe.open(backend=backend) as one, pipe.open(backend=backend) as two:
+        assert list(one) == list(two)
+        assert [host.pid for host in one.stats().hosts] == [host.pid for host in two.stats().hosts]
+    assert not list((tmp_path / "job").iterdir())
+
+
+@pytest.mark.long
+def test_a_failure_comes_out_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMLINE_JOB", os.fspath(tmp_path / "job"))
+    pipe = sl.from_items([1, 2, 0]).map(lambda number: 1 // number)
+    with pipe.open(backend=sl.Processes(1, shared="node")) as stream, pytest.raises(ZeroDivisionError):
+        list(stream)
+    assert not list((tmp_path / "job").iterdir())
+
+
 def test_an_unsafe_directory_is_refused_where_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "job").symlink_to(tmp_path)
     monkeypatch.setenv("STREAMLINE_JOB", os.fspath(tmp_path / "job"))
@@ -386,7 +466,7 @@ def test_it_is_pickled_with_its_backend() -> None:
     assert again == sl.Processes(2, shared="node") != sl.Processes(2)
 
 
-@pytest.mark.parametrize("ranks", [8, 64])
+@pytest.mark.parametrize("ranks", long_but([8, 64], [8, 64, 512]))
 @pytest.mark.parametrize("consecutive", [True, False])
 def test_hosts_of_a_machine_get_equally_many_shards(ranks: int, consecutive: bool) -> None:
     machines, shards = ranks // 8, range(2 * ranks)

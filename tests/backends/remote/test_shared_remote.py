@@ -31,7 +31,7 @@ def remote(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("pipe", ["arrays"])
+@pytest.mark.parametrize("pipe", ["items", "arrays"])
 def test_hosts_elsewhere_are_shared_and_read_once(job: StartJob, tmp_path: Path, pipe: str) -> None:
     backend = remote(tmp_path)
     with job(tmp_path) as made, agent_process(backend["listen"], Path(backend["key_file"])):
