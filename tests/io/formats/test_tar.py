@@ -443,3 +443,14 @@ def test_options_are_checked_where_they_are_written() -> None:
         sl.read_tar("a.tar", group=cast(Any, "yes"))
     with pytest.raises(PlanError, match="max_sample_bytes"):
         sl.read_tar("a.tar", max_sample_bytes=0)
+
+
+def test_an_archive_that_has_grown_is_another_one(put: Any) -> None:
+    pipe = sl.read_tar(put(archive()))
+    with pipe.open() as stream:
+        next(iter(stream))
+        snapshot = stream.snapshot()
+    put(archive([*MEMBERS, ("4.x", bytes(20_000))]))
+    for accept in ((), ("read_tar.changed_files",)):
+        with pytest.raises(sl.errors.ResumeError, match=r"(?s)changed_files.*can't grow"):
+            pipe.open(resume=snapshot, accept=accept)
