@@ -6,6 +6,7 @@ normal while the model trains on duplicated data."
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import combinations, count
@@ -101,6 +102,15 @@ def test_it_warns_if_and_only_if_two_shards_begin_alike(data: list[Any], n: int,
 
     _, warned = read(source_of(shares, is_async=is_async).shard(n))
     assert len(warned) == alarms(shares, n)
+
+
+@pytest.mark.parametrize("values", [4, 10, 1000])
+def test_random_data_with_repetitions_do_not_warn(values: int) -> None:
+    drawn = random.Random(values)
+    for _ in range(20):
+        data = [drawn.randrange(values) for _ in range(100)]
+        shares: Shares = lambda shard, num_shards, data=data: data[shard::num_shards]  # type: ignore[misc]  # noqa: E731
+        assert read(source_of(shares).shard(8))[1] == []
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import gzip
 import json
 import pickle
+import random
 import subprocess
 import sys
 from contextlib import aclosing
@@ -206,6 +207,29 @@ async def test_a_line_that_is_too_long_fails_after_those_before(put: Any, read: 
     assert str(whole.failure).startswith(f"{path} line 2 (byte 3): expected a line of at most 4 bytes")
 
 
+async def test_gzip_that_is_cut_at_any_byte_fails_after_its_lines(tmp_path: Path, read: Read) -> None:
+    text = "".join(f"line {number}\n" for number in range(40))
+    data, path = gzip.compress(text.encode()), tmp_path / "x.gz"
+    for cut in range(len(data)):
+        path.write_bytes(data[:cut])
+        whole = await read(read_lines(path))
+        assert isinstance(whole.failure, DataError)
+        assert str(whole.failure).startswith(f"{path}: the gzip data is truncated: it ends at compressed byte {cut}")
+        assert whole.items == text.splitlines()[: len(whole.items)]
+    assert len(whole.items) == 40  # only the checksum was missing
+    path.write_bytes(data)
+    assert (await read(read_lines(path), whole.end)).items == []
+
+
+@pytest.mark.parametrize("data", [b"plain\n", gzip.compress(b"a\n") + b"garbage"], ids=["plain", "garbage"])
+async def test_what_is_named_gzip_and_is_not_fails(tmp_path: Path, read: Read, data: bytes) -> None:
+    (tmp_path / "x.gz").write_bytes(data)
+    whole = await read(read_lines(tmp_path / "x.gz"))
+    assert isinstance(whole.failure, DataError)
+    assert "x.gz: " in str(whole.failure)
+    assert whole.items == (["a"] if data[0] == 0x1F else [])
+
+
 async def test_a_server_that_gives_up_fails_after_what_has_come(server: Any, read: Read) -> None:
     server.objects["x.txt"] = b"one\ntwo\nthree\n"
     server.script = [server.faulty(cut=9)] + [server.faulty("status", code="503 Busy")] * 9
@@ -216,6 +240,33 @@ async def test_a_server_that_gives_up_fails_after_what_has_come(server: Any, rea
     assert "at byte 9" in str(whole.failure)
     server.script = []
     assert (await read(source, whole.end)).items == ["three"]
+
+
+@pytest.mark.parametrize("num_shards", range(1, 10))
+@pytest.mark.parametrize("http", [False, True])
+async def test_contiguous_shards_split_a_file_unread(
+    tmp_path: Path, server: Any, read: Read, num_shards: int, http: bool, slices: None
+) -> None:
+    draw = random.Random(num_shards)
+    for end in (b"", b"\n"):
+        texts = [
+            b"ab\xc3\xb6"[: draw.choice([0, 0, 1, 2, 4])] * draw.choice([1, 1, 30])
+            for _ in range(draw.choice([0, 1, 5, 30]))
+        ]
+        data = b"\n".join(texts) + end
+        (tmp_path / "x.txt").write_bytes(data)
+        server.objects["x.txt"] = data
+        source = read_lines(server.url("x.txt") if http else tmp_path / "x.txt")
+        found: list[str] = []
+        for shard in range(num_shards):
+            whole = await read(source, shard=shard, num_shards=num_shards, mode="contiguous")
+            assert whole.failure is None
+            found += whole.items
+            for done, state in enumerate(whole.states if len(whole.items) < 9 else []):
+                rest = await read(source, state, shard=shard, num_shards=num_shards, mode="contiguous")
+                assert rest.items == whole.items[done + 1 :]
+        expected = data.decode().split("\n")
+        assert found == (expected if expected[-1] else expected[:-1])
 
 
 async def test_a_message_of_a_contiguous_shard_says_whose_line_it_counts(tmp_path: Path, read: Read) -> None:
@@ -257,6 +308,24 @@ async def test_whole_files_go_to_shards_in_turn(tmp_path: Path, read: Read, num_
         await check_every_resume(read, source, expected, mode="file", shard=shard, num_shards=num_shards)
         replicated = await read(source, mode="replicated", shard=shard, num_shards=num_shards)
         assert len(replicated.items) == 10  # the stride is a stage of its own
+
+
+async def test_shuffled_files_are_each_read_once(tmp_path: Path, read: Read) -> None:
+    for number in range(9):
+        (tmp_path / f"{number}.txt").write_text(f"{number}\n")
+    source = read_lines(tmp_path / "*.txt").resolved()
+    orders = []
+    for seed in range(3):
+        shards = [await read(source, mode="file", shard=s, num_shards=2, shuffle_seed=seed) for s in range(2)]
+        assert sorted(shards[0].items + shards[1].items) == list("012345678")
+        orders.append(shards[0].items + shards[1].items)
+    assert len(set(map(tuple, orders))) == 3
+
+
+@pytest.mark.parametrize("name", ["ö ü.txt", "a b.txt", "100%.txt", "日本語.txt", "x#y?.txt", "[1].txt"])
+async def test_names_may_hold_anything(tmp_path: Path, read: Read, name: str) -> None:
+    (tmp_path / name).write_text("a\nb\n")
+    await check_every_resume(read, read_lines(tmp_path / name), ["a", "b"])
 
 
 def test_shuffled_files_may_be_replicated(tmp_path: Path) -> None:

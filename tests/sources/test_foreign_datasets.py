@@ -205,6 +205,7 @@ def test_a_dataset_of_files_is_read_as_its_files_are(suffix: str, tmp_path: Any)
     check_resume(sl.from_arrow(dataset).shard(3))
     few = sl.from_arrow(dataset.filter(pds.field("n") > 5))
     assert list(few) == ROWS[6:]
+    check_resume(few, generations=2)
 
 
 def test_a_dataset_that_its_files_do_not_tell_is_refused(tmp_path: Any) -> None:

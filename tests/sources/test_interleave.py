@@ -56,7 +56,7 @@ def source_of(paths: Any) -> Any:
 # In which order -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("k", [2, 3, 7, 50])
+@pytest.mark.parametrize("k", [1, 2, 3, 7, 50])
 @pytest.mark.parametrize("slice_bytes", [None, 12])
 def test_files_take_turns(files: Any, k: int, slice_bytes: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if slice_bytes:
@@ -76,6 +76,11 @@ def test_each_shard_takes_turns_over_its_own_files(files: Any) -> None:
     assert sorted(found) == sorted(item for part in expected for item in part)
     for shard, part in enumerate(expected):
         assert [item for item in found if int(item[0]) % 2 == shard] == part
+
+
+def test_many_items_come_in_long_lists(files: Any) -> None:
+    sizes = [3000, 2000, 2500, 10]
+    assert list(sl.read_jsonl(files(sizes)).shard(1, interleave=3)) == oracle(sizes, 3)
 
 
 # Where it stands ----------------------------------------------------------------------------------------------------

@@ -263,6 +263,7 @@ LISTED = b"".join(b"line %03d\n" % number for number in range(100))
 
 REPLACED = {
     "longer": LISTED + b"more\n",
+    "shorter": b"other\n" * 50,
     "shorter, not cut at a line": LISTED[:-13],
     "nothing": b"",
 }

@@ -288,7 +288,7 @@ def test_two_runs_that_draw_side_by_side_leave_each_other_alone(tmp_path: Path) 
     assert list(pipe)[:22] in (found[0][:22], found[1][:22])
 
 
-@pytest.mark.parametrize(("window", "lost"), [(1, True), (8, False)])
+@pytest.mark.parametrize(("window", "lost"), [(1, True), (8, False), (8, True)])
 def test_a_resume_is_of_its_own_run_of_two_that_chose(window: int, lost: bool, tmp_path: Path) -> None:
     """A window goes back to items of which later ones were delivered; lost is the block that was being drawn."""
     for stop in (3, 10, 19):

@@ -25,6 +25,7 @@ from streamline.backends.base import Backend
 from streamline.errors import DataError, PlanError, PlanTypeError
 from streamline.transforms import decode
 from tests.io.formats.archives import archive
+from tests.io.formats.records import record_file
 
 image_of: Any = sl.decode.image  # for modes of any type
 
@@ -812,6 +813,16 @@ def test_what_is_no_example_is_said_to_be_none() -> None:
     with pytest.raises(ValueError, match=r"expected a tf\.train\.Example, got 9 bytes that are none"):
         sl.decode.example()(b"\xff" * 9)
     assert sl.decode.example()(b"") == {}
+
+
+def test_examples_of_files_resume(tmp_path: Path, processes: Backend) -> None:
+    (tmp_path / "a").write_bytes(record_file(message(label=[number]) for number in range(9)))
+    pipe = sl.read_tfrecord(tmp_path / "a").map(sl.decode.example({"label": ()}))
+    with pipe.open(backend=processes) as stream:
+        first = [next(stream) for _ in range(4)]
+        snapshot = stream.snapshot()
+    with pipe.open(resume=snapshot) as stream:
+        assert [int(item["label"]) for item in [*first, *stream]] == list(range(9))
 
 
 # By extension ---------------------------------------------------------------------------------------------------------

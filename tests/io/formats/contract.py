@@ -267,7 +267,7 @@ CASES: dict[str, FormatCase] = {
             damage=partial(bad_array_record, group),
             watched=True,
         )
-        for group in (GROUP, 100)
+        for group in (1, GROUP, 100)
     },
     "lance": FormatCase(sl.read_lance, lance_folder, lambda n: {"n": n}, remote=False, whole_at=None),
     "parquet": FormatCase(sl.read_parquet, parquet_file, arrow_item, damage=bad_parquet, watched=True),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gzip
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import anyio
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +21,8 @@ from streamline.errors import DataError, PlanError, ReadError, StreamlineError
 from streamline.io.formats import columnar, parquet_table
 from streamline.testing.checks import check_resume
 from tests.file_kit import PACK
-from tests.io.formats.contract import ALL, CASES, FormatCase
+from tests.io.formats.archives import archive
+from tests.io.formats.contract import ALL, CASES, FormatCase, arrow_item, parquet_file, record, records_file
 from tests.io.formats.records import put
 from tests.laws.files import GRAINS
 from tests.laws.profile import examples, in_turn, sampled
@@ -86,10 +90,42 @@ async def test_it_resumes_at_every_item(tmp_path: Path, server: Server, grain: N
     await anyio.to_thread.run_sync(check)
 
 
-@pytest.mark.parametrize("name", CASES)
+def lines_file(numbers: Sequence[int]) -> bytes:
+    return b"".join(b"%d\n" % number for number in numbers)
+
+
+def blank_lines(numbers: Sequence[int]) -> bytes:
+    """Return JSON lines among blank ones, at the beginning and the end, too."""
+    return b"\n \n" + b"\n\n".join(b"%d" % number for number in numbers) + b"\n\n"
+
+
+def other_members(numbers: Sequence[int]) -> bytes:
+    return archive([("README", b""), *((f"{number}.x", b"") for number in numbers)])
+
+
+EMPTY: dict[str, FormatCase] = {
+    **CASES,
+    "lines": FormatCase(sl.read_lines, lines_file, str),
+    "lines, gzip": FormatCase(sl.read_lines, lambda numbers: gzip.compress(lines_file(numbers)), str),
+    "blank lines": FormatCase(sl.read_jsonl, blank_lines, lambda n: n),
+    "blank lines, gzip": FormatCase(sl.read_jsonl, lambda numbers: gzip.compress(blank_lines(numbers)), lambda n: n),
+    "csv without a header": FormatCase(partial(sl.read_csv, header=False), lines_file, lambda n: [str(n)]),
+    "parquet, filtered": FormatCase(
+        partial(sl.read_parquet, filter=pc.field("n") >= 0), lambda numbers: parquet_file([*numbers, -1]), arrow_item
+    ),
+    "tar, a member of no sample": FormatCase(sl.read_tar, other_members, lambda n: {"__key__": f"{n}", "x": b""}),
+    "tar, gzip": FormatCase(
+        sl.read_tar, lambda numbers: gzip.compress(other_members(numbers)), lambda n: {"__key__": f"{n}", "x": b""}
+    ),
+    "tfrecord, gzip": FormatCase(sl.read_tfrecord, lambda numbers: gzip.compress(records_file(numbers)), record),
+}
+"""And other files that may hold nothing."""
+
+
+@pytest.mark.parametrize("name", EMPTY)
 def test_files_without_records_are_passed_over_wherever_they_are(tmp_path: Path, name: str) -> None:
     """At the ends of shards and among others, in turn, in all passes and epochs; and where there are no others."""
-    case = CASES[name]
+    case = EMPTY[name]
 
     def read(files: list[int], shards: int, passes: int | None = 1, **how: Any) -> sl.Pipeline[Any]:
         folder = tmp_path / "-".join(map(str, files))
@@ -100,13 +136,14 @@ def test_files_without_records_are_passed_over_wherever_they_are(tmp_path: Path,
         pipe = case.read(str(folder / f"*{case.suffix}"))
         return (pipe if passes == 1 else pipe.repeat(passes)).shard(shards, mode="file", **how)
 
-    files, expected = [0, 1, 0, 0, 2, 0, 0], sorted(map(repr, case.items([0, 0, 1])))
-    for shards in (1, 3, 20):
-        assert sorted(map(repr, read(files, shards))) == expected
+    files, expected = [0, 1, 0, 0, 2, 0, 0], list(map(repr, case.items([0, 0, 1])))
+    assert list(map(repr, read(files, 1))) == expected
+    for shards in (3, 20):
+        assert sorted(map(repr, read(files, shards))) == sorted(expected)
     assert sorted(map(repr, read(files, 2, 2, interleave=3))) == sorted(expected * 2)
-    with read([0, 2], 3).loader() as loader:
-        assert [sorted(map(repr, loader)) for _ in range(2)] == [sorted(map(repr, case.items([0, 1])))] * 2
-    with read([0, 2], 2, None).open() as stream:
+    with read(files, 9).loader() as loader:
+        assert [sorted(map(repr, loader)) for _ in range(2)] == [sorted(expected)] * 2
+    with read([0, 2, 0], 3, None).open() as stream:
         assert [repr(next(stream)) for _ in range(5)] == list(map(repr, case.items([0, 1, 0, 1, 0])))
     nothing = [0, 0]
     for pipe in (read(nothing, 1, 3), read(nothing, 2, None), read(nothing, 7), read(nothing, 2, interleave=2)):

@@ -15,10 +15,12 @@ import pytest
 from numpy.lib import format as npy
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.errors import DataError, PlanError, PlanTypeError, StreamlineError
+from streamline.io.formats import npy as npy_format
 from streamline.pipeline import Pipeline
 from tests.laws.profile import sampled
-from tests.serving import Server
+from tests.serving import Request, Server
 
 Array = np.ndarray[Any, Any]
 
@@ -120,6 +122,15 @@ async def test_rows_of_several_arrays_come_together(made: Callable[..., str], re
         assert same([item[name] for item in items], array)
 
 
+def test_the_same_rows_on_every_backend(tmp_path: Path, backend: Backend) -> None:
+    for name, array in ARRAYS.items():
+        if len(array):
+            (tmp_path / f"{name}.npy").write_bytes(saved(array))
+    pipe = sl.read_npy(tmp_path / "*.npy").shard(3).merge()
+    with pipe.open() as inline, pipe.open(backend=backend) as other:
+        assert list(map(repr, other)) == list(map(repr, inline))
+
+
 async def test_fortran_order_is_read_where_it_can_be_mapped(made: Callable[..., str]) -> None:
     array = np.asfortranarray(np.arange(12).reshape(4, 3))
     assert same(await gathered(sl.read_npy(made(saved(array)))), array)
@@ -127,6 +138,24 @@ async def test_fortran_order_is_read_where_it_can_be_mapped(made: Callable[..., 
     for path in (made(saved(array), remote=True), made(zipped(x=array, packed=True))):
         with pytest.raises(DataError, match=r"Fortran order.*np\.ascontiguousarray"):
             await gathered(sl.read_npy(path))
+
+
+async def test_a_resume_asks_for_its_rows_only(
+    made: Callable[..., str], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = np.arange(200_000).reshape(20_000, 10)
+    monkeypatch.setattr(npy_format, "BLOCK_BYTES", 8_000)
+    pipe = sl.read_npy(made(saved(array), remote=True)).take(19_990)
+    snapshot = await gather(pipe, [])
+    del server.requests[:]
+    whole = sl.read_npy(made(saved(array), remote=True)).take(20_000)
+    assert same(await gathered(whole, resume=snapshot, accept=["take.count"]), array[19_990:])
+    assert sum(asked(request) for request in server.requests) < 4096 + 1600
+
+
+def asked(request: Request) -> int:
+    start, stop = request.headers["range"].removeprefix("bytes=").split("-")
+    return int(stop) + 1 - int(start)
 
 
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
@@ -273,6 +302,12 @@ async def test_archives_that_other_tools_write_are_read(made: Callable[..., str]
         archive.writestr("plain.npy", saved(array), zipfile.ZIP_STORED)
     items = await gathered(sl.read_npy(made(stream.getvalue())))
     assert items == [{"größe": i, "plain": i} for i in range(9)]
+
+
+async def test_a_connection_that_breaks_goes_on(made: Callable[..., str], server: Server) -> None:
+    path = made(saved(np.arange(10)), remote=True)
+    server.script = [server.faulty(), server.faulty(cut=10), server.faulty(cut=0)]
+    assert same(await gathered(sl.read_npy(path)), np.arange(10))
 
 
 def test_it_prints_as_what_it_is(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import json
 import pickle
 import subprocess
 import sys
+import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError
 from streamline.io.formats import columnar as arrow_format
 from streamline.io.formats import columnar as arrow_items
@@ -32,6 +34,7 @@ from streamline.io.formats.columnar_selection import python_values
 from streamline.io.formats.sparse_file import SparseFile
 from streamline.testing.checks import check_resume
 from tests.file_kit import Plain, outcome
+from tests.kit import LONGEST_S
 from tests.laws.profile import examples
 
 NAME = pa.struct([("first", pa.string()), ("last", pa.string())])
@@ -85,7 +88,7 @@ def files(tmp_path: Path) -> list[str]:
 
 
 SOME = pc.field("id") > 3
-FEW = (pc.field("id") == 1) | (pc.field("id") == 7)
+FEW = (pc.field("id") == 1) | (pc.field("id") == 8)
 ODD = pc.bit_wise_and(pc.field("id"), 1) == 1
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -112,6 +115,24 @@ def test_it_resumes_in_the_middle_of_what_was_decoded(
     monkeypatch.setattr("streamline.io.formats.parquet_table.STEP_BYTES", step * 150)
     monkeypatch.setattr(arrow_items, "CALL_BYTES", 1)
     check_resume(sl.read_parquet(files[:2], **WAYS[way]).map(Plain()))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("way", "shards"), [("rows", 5), ("filter that leaves gaps", 2)])
+def test_it_resumes_where_one_file_is_split(tmp_path: Path, shards: int, way: str) -> None:
+    path = write(tmp_path / "one.parquet", 22, 0, 7)
+    check_resume(sl.read_parquet(path, **WAYS[way]).shard(shards).map(Plain()), generations=3)
+
+
+def test_a_resume_in_another_host(tmp_path: Path, processes: Backend) -> None:
+    files = [write(tmp_path / f"{at}.parquet", rows, at, 3) for at, rows in ((0, 7), (7, 0), (8, 6))]
+    pipe = sl.read_parquet(files, filter=ODD, batch_rows=2).shard(2)
+    whole = [batch.to_pylist() for batch in rows_of(pipe)]
+    with pipe.open(backend=processes) as stream:
+        first = [batch.to_pylist() for batch in islice(stream, 4)]
+        snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
+        assert first + [batch.to_pylist() for batch in stream] == whole
+    assert first + [batch.to_pylist() for batch in rows_of(pipe, resume=snapshot)] == whole
 
 
 def test_rows_are_what_pyarrow_makes_of_them(tmp_path: Path) -> None:
@@ -450,6 +471,14 @@ def test_without_pyarrow_the_extra_is_named() -> None:
     assert done.stdout.count("pip install 'streamline-data[arrow]'") == 2
 
 
+def test_a_plan_imports_no_pyarrow() -> None:
+    program = (
+        "import sys, streamline as sl\nsl.read_parquet('a', columns=['id']).shard(2)\nprint('pyarrow' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200)
+    assert done.stdout.strip() == "False"
+
+
 @pytest.mark.parametrize(
     ("columns", "words"), [(["nope"], "no column 'nope'"), (["point.nope"], "'point.nope'"), (["poi"], "'poi'")]
 )
@@ -599,3 +628,19 @@ def test_a_file_that_shrank_since_it_was_listed(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", 10)
     with pytest.raises(ReadError, match="has it been replaced"):
         rows_of(sl.Pipeline(resolved))
+
+
+def test_what_was_read_leaves_nothing_in_memory(files: list[str]) -> None:
+    def tables() -> int:
+        from streamline.io.formats.parquet_table import ParquetTable
+
+        gc.collect()
+        return sum(isinstance(one, ParquetTable) for one in gc.get_objects())
+
+    before = tables()
+    for _ in range(3):
+        ids_of(sl.read_parquet(files))
+    deadline = time.monotonic() + LONGEST_S
+    while tables() > before:  # a thread may not have let go of its last one yet
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

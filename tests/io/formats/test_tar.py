@@ -1,4 +1,6 @@
+import gzip
 import io
+import json
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -261,6 +263,16 @@ def test_no_archive_at_all(put: Any) -> None:
     assert "a.tar doesn't begin with a tar header" in failing(sl.read_tar(put(b"hello " * 1000)))[1]
 
 
+def test_a_second_member_for_a_field(put: Any) -> None:
+    data = archive([("a.x", b"1"), ("b.x", b"1"), ("b.X", b"2"), ("b.y", b"3"), ("c.x", b"4")])
+    items, message = failing(sl.read_tar(put(data)))
+    assert items == [{"__key__": "a", "x": b"1"}]
+    assert "member 'b.X' (byte 2,048) is the second one for 'x' of the sample 'b' (byte 1,024)" in message
+    with sl.read_tar(put(data)).open(on_error="skip") as stream:
+        assert [item["__key__"] for item in stream] == ["a", "c"]
+        assert stream.errors.total == 1
+
+
 def test_a_field_that_is_called_like_the_key(put: Any) -> None:
     assert "second one for '__key__'" in failing(sl.read_tar(put(archive([("a.__key__", b"")]))))[1]
 
@@ -319,6 +331,14 @@ def test_another_volume(put: Any) -> None:
     assert "goes on from another volume" in failing(sl.read_tar(put(archive([special("a.x", b"M")]))))[1]
 
 
+def test_gzip_that_is_cut_short(put: Any) -> None:
+    packed = gzip.compress(archive(), 0)
+    items, message = failing(sl.read_tar(put(packed[:4000], "a.tar.gz")))
+    assert items == SAMPLES[:1]
+    assert "a.tar.gz: the gzip data is truncated" in message
+    assert failing(sl.read_tar(put(packed[:4000], "a.tar.gz"), group=False))[0] == MEMBERS[:3]
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @example_of(st.data())
 def test_damage_gives_an_error_or_the_samples(data: Any) -> None:
@@ -364,6 +384,22 @@ async def test_shards_own_whole_samples(put: Any, read: Any, server: Any, shards
         assert sum(map(bool, found)) > min(shards, len(expected)) // 2
 
 
+@pytest.mark.parametrize("shards", [2, 7])
+async def test_shards_resume_at_every_sample(put: Any, read: Any, shards: int) -> None:
+    source = source_of(put(archive([(f"{n // 2}.{n % 2}", bytes(n * 97 % 900)) for n in range(24)])))
+    done = 0
+    for shard in range(shards):
+        where = {"shard": shard, "num_shards": shards, "mode": "contiguous"}
+        whole = await read(source, **where)
+        for count, state in enumerate([whole.begin, *whole.states]):
+            assert (await read(source, json.loads(json.dumps(state)), **where)).items == whole.items[count:], state
+        done += len(whole.items)
+        assert [state["read_tar"]["sample"] for state in whole.states[:-1]] == list(
+            range(done - len(whole.items) + 1, done)
+        )
+        assert whole.end["read_tar"]["file"] is None
+
+
 async def test_an_archive_in_an_archive_is_not_taken_apart(put: Any, read: Any) -> None:
     inner = archive([(f"{n}.x", bytes(400)) for n in range(30)])
     source = source_of(put(archive([("a.tar", inner), ("b.tar", inner), ("c.x", b"1")])))
@@ -407,3 +443,14 @@ def test_options_are_checked_where_they_are_written() -> None:
         sl.read_tar("a.tar", group=cast(Any, "yes"))
     with pytest.raises(PlanError, match="max_sample_bytes"):
         sl.read_tar("a.tar", max_sample_bytes=0)
+
+
+def test_an_archive_that_has_grown_is_another_one(put: Any) -> None:
+    pipe = sl.read_tar(put(archive()))
+    with pipe.open() as stream:
+        next(iter(stream))
+        snapshot = stream.snapshot()
+    put(archive([*MEMBERS, ("4.x", bytes(20_000))]))
+    for accept in ((), ("read_tar.changed_files",)):
+        with pytest.raises(sl.errors.ResumeError, match=r"(?s)changed_files.*can't grow"):
+            pipe.open(resume=snapshot, accept=accept)

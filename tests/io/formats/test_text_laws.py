@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamline as sl
+from streamline.backends.base import Backend
 from streamline.core.flow import Site
 from streamline.core.tasks import Session
 from streamline.errors import DataError
@@ -44,6 +45,29 @@ FORMATS: dict[str, tuple[Read, Callable[[list[dict[str, str]]], bytes]]] = {
     "csv": (sl.read_csv, as_csv),
     "jsonl": (sl.read_jsonl, as_jsonl),
 }
+
+
+PACKED = {"plain": ("", bytes), **PACK}
+
+
+def written(folder: Path, format: str, kind: str) -> sl.Pipeline[Any]:
+    """Return what reads the records out of three files, one of them without any."""
+    read, dump = FORMATS[format]
+    suffix, pack = PACKED[kind]
+    for number, part in enumerate([RECORDS[:5], [], RECORDS[5:]]):
+        (folder / f"{number}{suffix}").write_bytes(pack(dump(part)))
+    return read(str(folder / "*"))
+
+
+def test_the_items_are_the_same_wherever_workers_run(tmp_path: Path, backend: Backend) -> None:
+    pipe = written(tmp_path, "csv", "bzip2").shard(2).merge()  # bzip2: it has a thread of its own
+    expected = RECORDS  # shard 0 has the files with records, and shard 1 the one without
+    with pipe.open(backend=backend) as stream:
+        items = [next(stream) for _ in range(7)]
+        snapshot = sl.Snapshot.from_json(stream.snapshot().to_json())
+    assert items == expected[:7]
+    with pipe.open(backend=backend, resume=snapshot) as stream:
+        assert list(stream) == expected[7:]
 
 
 def read_all(path: Path, read: Read) -> tuple[list[Any], Exception | None]:

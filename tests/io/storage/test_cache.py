@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import io
 import os
@@ -339,6 +340,24 @@ async def test_what_another_process_is_writing_is_read_past_the_cache(
         assert await kept(storage, tmp_path) == 1  # only now: a thread writes it down
         assert await blocks_of(other) == DATA
         assert other.cache.traffic.cache_hits == 1
+
+
+async def test_a_full_disk_stops_nothing(
+    storage: CachedStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = 0
+
+    def full(*_: Any) -> int:
+        nonlocal calls
+        calls += 1
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    for _ in range(2):
+        assert await blocks_of(storage) == DATA
+    assert (await kept(storage, tmp_path), calls) == (0, 1)
+    assert [record.message for record in caplog.records if "No space left" in record.message]
+    assert len(caplog.records) == 1
 
 
 async def test_objects_read_in_part_do_not_hold_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,18 @@ def test_the_object_used_least_recently_goes_first(tmp_path: Path) -> None:
     assert content(folder, A) == data
 
 
+def test_an_object_that_is_evicted_under_its_reader_stays_readable(tmp_path: Path) -> None:
+    folder = CacheFolder(str(tmp_path), 200)
+    keep(folder, A, b"x" * 100)
+    kept = folder.open(A)
+    assert kept is not None
+    keep(folder, B, b"y" * 100)
+    assert content(folder, A) is None
+    assert kept.read(0, 100) == b"x" * 100
+    kept.close()
+    kept.close()
+
+
 def test_an_object_larger_than_the_limit_is_not_kept(tmp_path: Path) -> None:
     folder = CacheFolder(str(tmp_path), 1000)
     keep(folder, A, b"x" * 100)
@@ -178,6 +190,12 @@ def test_other_files_are_neither_counted_nor_removed(tmp_path: Path) -> None:
     assert keep(folder, A, b"x" * 100)
     assert keep(folder, B, b"x" * 200)
     assert all(path.exists() for path in mine)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ReadError, match=r"can't make .*file/objects-v1 for cache_dir=: Not a directory"):
+        CacheFolder(str(tmp_path / "file"))
 
 
 def planted(path: Path, kind: str) -> None:

@@ -2,14 +2,18 @@ import asyncio
 import gzip
 import logging
 import re
+import socket
 import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import anyio
 import pytest
+from aiohttp import web
 
 import streamline as sl
 from streamline.core.meters import Traffic
@@ -163,6 +167,24 @@ async def test_a_refusal_fails_at_once_with_what_to_do(
         await storage.stat(url)
 
 
+async def test_a_content_length_that_is_too_long_is_never_an_end(storage: HttpStorage, server: Any, url: str) -> None:
+    server.script = [server.faulty(told=len(DATA) + 10, ranges=False)] * 99
+    with pytest.raises(ReadError, match=f"failed 4 times in a row at byte {len(DATA)}"):
+        await read(storage, url)
+
+
+async def test_a_content_length_that_shrinks_is_an_error(storage: HttpStorage, server: Any, url: str) -> None:
+    server.script = [server.faulty(told=len(DATA) + 10)]
+    with pytest.raises(ReadError, match=rf"has {len(DATA)} bytes|had {len(DATA) + 10} bytes and has {len(DATA)}"):
+        await read(storage, url)
+
+
+async def test_more_than_the_content_length_is_never_an_end(storage: HttpStorage, server: Any, url: str) -> None:
+    server.script = [server.faulty(told=len(DATA) - 10)] * 99
+    with pytest.raises(ReadError):
+        await read(storage, url)
+
+
 async def test_a_body_without_length_or_chunks_is_refused(storage: HttpStorage, server: Any, url: str) -> None:
     server.script = [server.faulty(length=False)]
     with pytest.raises(ReadError, match="a broken connection would look like the end"):
@@ -232,6 +254,15 @@ async def test_a_proxy_of_the_environment_is_asked(
     assert await read(storage, server.url("x.txt")) == DATA
 
 
+async def test_a_refused_connection_is_an_error(storage: HttpStorage, server: Any) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/x"
+        with pytest.raises(ReadError, match="failed 4 times in a row at byte 0: Cannot connect") as failed:
+            await read(storage, url)
+    assert isinstance(failed.value.__cause__, aiohttp.ClientConnectorError)
+
+
 @pytest.mark.parametrize("url", ["http://", "http://h:99999999/", "http://[::1/x"])
 async def test_what_is_no_url_is_an_error_at_once(storage: HttpStorage, url: str) -> None:
     with pytest.raises(ReadError, match="http"):
@@ -267,6 +298,12 @@ async def test_an_encoding_that_says_what_the_name_says_is_the_objects_own(
     storage: HttpStorage, server: Any, name: str, encoding: str
 ) -> None:
     server.script = [server.faulty(content=DATA, headers=(f"Content-Encoding: {encoding}",))]
+    assert await read(storage, server.url(name)) == DATA
+
+
+@pytest.mark.parametrize("name", ["ö ü.txt", "a b.txt", "100%.txt", "a%20b.txt", "x+y&z=1.txt", "日本.txt"])
+async def test_names_are_quoted_where_they_need_it(storage: HttpStorage, server: Any, name: str) -> None:
+    server.objects[name] = server.objects["a b.txt"] = DATA
     assert await read(storage, server.url(name)) == DATA
 
 
@@ -382,6 +419,30 @@ def test_a_header_that_is_refused_keeps_its_secret() -> None:
 
 def test_a_connection_may_be_silent_for_ever() -> None:
     assert HttpOptions(timeout_s=float("inf")).timeout_s == float("inf")
+
+
+async def test_a_real_server_is_read_and_resumed(storage: HttpStorage, tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_bytes(DATA)
+    (tmp_path / "empty.txt").write_bytes(b"")
+
+    async def serve_file(request: web.Request) -> web.FileResponse:
+        return web.FileResponse(tmp_path / request.match_info["name"])
+
+    app = web.Application()
+    app.router.add_get("/{name}", serve_file)  # HEAD too
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, keepalive_timeout=1e6)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        base = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        assert await read(storage, f"{base}/x.txt") == DATA
+        assert await read(storage, f"{base}/x.txt", 9) == DATA[9:]
+        assert await read(storage, f"{base}/x.txt", len(DATA)) == b""
+        assert await read(storage, f"{base}/empty.txt") == b""
+        assert (await storage.stat(f"{base}/empty.txt")).size == 0
+        await storage.aclose()  # one that waited for the server to hang up would hang
+    finally:
+        await runner.cleanup()
 
 
 OLD, NEW = "Last-Modified: Mon, 01 Jan 2024 00:00:00 GMT", "Last-Modified: Tue, 02 Jan 2024 00:00:00 GMT"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import logging
 import math
 import traceback
@@ -206,6 +207,14 @@ def test_a_traceback_shows_no_signature_nor_do_the_errors_that_caused_it(faults:
     assert "s3cret" not in shown
 
 
+def test_a_server_that_never_answers_meets_the_deadline(faults: Faults) -> None:
+    faults.script = [silence(0)] * 99
+    found, error = records(faults.url("x.txt"), retries=99, timeout_s=0.05, deadline_s=0.2)
+    assert found == []
+    assert "gave up at byte 0" in str(error)
+    assert "deadline_s=0.2 leaves" in str(error)
+
+
 def test_progress_that_is_too_slow_meets_the_deadline(faults: Faults) -> None:
     """A byte for each connection would go on for ever."""
     faults.script = [silence(270)] * 99
@@ -278,6 +287,18 @@ def test_any_backend_reads_the_same_with_the_same_options_and_counts(
         (reads,) = stream.stats().reads
     assert (reads.requests, reads.retries) == (4 + 5, 1)
     assert len(faults.requests) == 5
+
+
+def test_a_resume_through_a_broken_proxy_gives_the_rest(faults: Faults) -> None:
+    pipe = sl.read_lines(faults.url("x.gz"), http=OPTIONS)
+    for taken in range(len(LINES)):
+        faults.script = [cut(290)]
+        with pipe.open() as stream:
+            assert [next(stream) for _ in range(taken)] == LINES[:taken]
+            snapshot = json.loads(json.dumps(stream.snapshot().to_json()))
+        faults.script = [reset(280), busy()]
+        with pipe.open(resume=sl.Snapshot.from_json(snapshot)) as stream:
+            assert list(stream) == LINES[taken:]
 
 
 @pytest.mark.parametrize("port", ["ranges", "noranges"])
