@@ -10,14 +10,14 @@ from unittest import mock
 from bench import harness, process_tiny, tiny_items
 from bench.suite import Case, Suite, Tally, at_least
 from bench.tiny_items import MANY, expected
-from streamline.core.tasks import Session
+from streamline.core.meters import Meters
 
 
 @contextmanager
 def unmetered() -> Iterator[None]:
     """Let streams be opened that count nothing: there is no option for that."""
-    session = partial(Session, metered=False)
-    with mock.patch("streamline.runtime.run.Session", session):
+    meters = partial(Meters, on=False)
+    with mock.patch("streamline.runtime.run.Meters", meters):
         yield
 
 

@@ -83,7 +83,7 @@ class Processes(HostingBackend):
 
     def payload(self, plan: Plan, session: Session, hosts: int) -> Shipped:
         shipped = ship(Spec.of(plan, session), alike=self.shared is not None)
-        session.at_close(shipped.close)  # an ended run is a reference cycle, which may be collected late
+        session.hooks.at_close(shipped.close)  # an ended run is a reference cycle, which may be collected late
         return shipped
 
 

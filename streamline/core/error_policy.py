@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from streamline.core.counters import label
+from streamline.core.forks import disowned_in_copies
 from streamline.core.meters import Meters
 from streamline.core.options import check_int, is_async
 from streamline.core.replay import CALL_ATTRIBUTE, Adapter, FailedCall
@@ -243,6 +244,12 @@ class Errors:
         self._failure: StreamlineError | None = None
         self._reported = False
         self._deciding = threading.RLock()
+        disowned_in_copies(self)
+
+    def disown(self) -> None:
+        """Write and log nothing: it is done in the process that this one is a copy of."""
+        self._dead_letters, self._pending = None, _PendingSkips()
+        self._unjudged, self._reported = False, True
 
     def skips(self, name: str, kind: str, shard: int, epoch: tuple[int, ...], count: SkipCounts) -> Skips | None:
         """Return what one stage leaves out, `count` items so far; None: nothing, and it never has."""

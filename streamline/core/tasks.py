@@ -14,7 +14,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -104,38 +104,10 @@ class RankWait:
     missing: str = ""
 
 
-class Session:
-    """What the parts of one run share. Made anew at each opening.
+class RunHooks:
+    """What is called at moments of one run: when its consumer asks for another list, leaves, or it has ended."""
 
-    Attributes:
-      gate: what every task that moves items passes between two lists.
-      most_ahead: items that each channel may hold, where that is less than its own capacity; None: as many as it has.
-      threads: for sync user code that shall not hold the loop.
-      errors: items that are left out because of an error.
-      budget: of the bytes that sources may hold read ahead, all together.
-      where: how messages call the host that this is in: "process 2, pid 4711"; "": it is the run itself.
-
-    Args:
-      metered: False: nothing is counted of stages and channels; only for measuring what that costs.
-      memory: bytes that sources may hold read ahead.
-    """
-
-    def __init__(
-        self,
-        *,
-        most_ahead: int | None = None,
-        threads: ThreadPool | None = None,
-        metered: bool = True,
-        memory: int = MEMORY_BYTES,
-    ) -> None:
-        self.gate = Gate()
-        self.most_ahead = most_ahead
-        self.budget = Budget(memory)
-        self.services = Services()
-        self.threads = threads or ThreadPool()
-        self.meters = Meters(perf_counter(), on=metered)
-        self.errors = Errors()
-        self.where = ""
+    def __init__(self) -> None:
         self._at_leaving: list[Callable[[], None]] = []
         self._on_chunk_boundary: list[Callable[[Reference], None]] = []
         self._at_close: list[Callable[[], None]] = []
@@ -144,19 +116,17 @@ class Session:
 
     def disown(self) -> None:
         """Write and close nothing: it is done in the process that this one is a copy of."""
-        self.errors = Errors()
         for work in (self._at_leaving, self._on_chunk_boundary, self._at_close):
             work.clear()
-
-    def leave_out(self, errors: Errors) -> None:
-        """Leave out items as `errors` says. Before anything runs."""
-        self.errors = errors
-        if errors.policy.skips:
-            self.on_chunk_boundary(errors.enforce_limit)
 
     def on_chunk_boundary(self, work: Callable[[Reference], None]) -> None:
         """Do `work` at every chunk boundary, in the consumer's thread; what it raises, the stream fails with."""
         self._on_chunk_boundary.append(work)
+
+    def run_chunk_boundary(self, state: Reference) -> None:
+        """The consumer asks for another list; `state` is the state right after the last item that it got."""
+        for work in self._on_chunk_boundary:
+            work(state)
 
     def at_leaving(self, work: Callable[[], None]) -> None:
         """Do `work` as soon as an async stream is asked to close, in the event loop's thread: read no more, say."""
@@ -166,11 +136,6 @@ class Session:
         """The stream is about to be closed, by its consumer or after its end."""
         for work in self._at_leaving:
             work()
-
-    def run_chunk_boundary(self, state: Reference) -> None:
-        """The consumer asks for another list; `state` is the state right after the last item that it got."""
-        for work in self._on_chunk_boundary:
-            work(state)
 
     def at_close(self, work: Callable[[], None]) -> None:
         """Do `work` when the stream has ended, in whatever way and thread that comes about, perhaps twice."""
@@ -185,6 +150,31 @@ class Session:
             last[0]()  # taken off after it is done: what Ctrl-C cuts off, the next close does
             with suppress(ValueError):  # another thread closes this, too
                 self._at_close.remove(last[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Session:
+    """What the parts of one run share. Made anew at each opening.
+
+    Attributes:
+      where: how messages call the host that this is in: "process 2, pid 4711"; "": it is the run itself.
+      most_ahead: items that each channel may hold, where that is less than its own capacity; None: as many as it has.
+      budget: of the bytes that sources may hold read ahead, all together.
+      threads: for sync user code that shall not hold the loop.
+      meters: count what its stages and channels do.
+      errors: items that are left out because of an error.
+      gate: what every task that moves items passes between two lists.
+    """
+
+    where: str = ""
+    most_ahead: int | None = None
+    budget: Budget = field(default_factory=lambda: Budget(MEMORY_BYTES))
+    threads: ThreadPool = field(default_factory=ThreadPool)
+    meters: Meters = field(default_factory=lambda: Meters(perf_counter()))
+    errors: Errors = field(default_factory=Errors)
+    gate: Gate = field(default_factory=Gate)
+    services: Services = field(default_factory=Services)
+    hooks: RunHooks = field(default_factory=RunHooks)
 
 
 class Starter:
@@ -337,7 +327,7 @@ async def supervise(ready: Callable[[Tasks], None], stop: anyio.Event, session: 
         if tasks is not None:
             tasks.finished()
         session.gate.on(Event.CLOSE)
-        session.close()
+        session.hooks.close()
 
 
 async def surely(event: anyio.Event) -> None:

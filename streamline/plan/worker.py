@@ -15,6 +15,7 @@ from streamline.core.capacity import Capacity
 from streamline.core.channel import Channel, Inbox
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Flow, Opener, Site
+from streamline.core.meters import Meters
 from streamline.core.state import At, DeferredState, State, Tree
 from streamline.core.tasks import Session, Tasks
 from streamline.plan.plan import READ_AHEAD_ITEMS, Plan
@@ -101,8 +102,7 @@ class BeginState(DeferredState):
 
     def _opened(self) -> State:
         """Return the state of the worker's flow, opened here without I/O and closed again."""
-        tasks = Tasks(cast(Any, None), Session(metered=False))
-        tasks.session.errors = self._site.tasks.session.errors
+        tasks = Tasks(cast(Any, None), Session(meters=Meters(0.0, on=False), errors=self._site.tasks.session.errors))
         plan, site = self._plan, replace(self._site, tasks=tasks)
         if plan.mode == "shared":
             from streamline.sources.live import FedSource

@@ -278,7 +278,7 @@ def _pickling_failure(plan: Plan, backend: Backend | None) -> str | None:
     backend = backend or Processes(1)
     if not isinstance(backend, Processes):
         return None
-    with closing(Session()) as session:
+    with closing((session := Session()).hooks):
         try:
             backend.payload(plan, session, 1)
         except Exception as error:

@@ -26,7 +26,6 @@ from streamline.core.cleanup import Cleanup
 from streamline.core.cursor import CurrentChunk, PartIterator
 from streamline.core.error_policy import ErrorReport
 from streamline.core.forks import belongs_elsewhere, disowned_in_copies
-from streamline.core.tasks import Session
 from streamline.core.threads import ThreadPool
 from streamline.core.tracebacks import hide_frames
 from streamline.errors import ClosedError
@@ -125,7 +124,7 @@ class _Runner(Generic[T]):
 
     def __init__(self, resolved: ResolvedRun) -> None:
         self._resolved = resolved
-        self._session = Session(most_ahead=1, threads=_CallingThread())
+        self._session = resolved.session(most_ahead=1, threads=_CallingThread())
         self.stream = _Stepped[T](resolved, self._session)
         self._session.meters.hooks.on_hold = None  # a person in a debugger holds the event loop, and needs no hint
         self._session.meters.on_first_list = None  # nor the collector's clock, in which a step of pdb's would stop

@@ -21,6 +21,7 @@ from weakref import ref
 
 from streamline.backends.base import Backend, Workers
 from streamline.backends.inline import Inline
+from streamline.core.byte_budget import Budget
 from streamline.core.channel import Inbox
 from streamline.core.dead_letters import DeadLetters
 from streamline.core.driver import LAST_TASK, behind_channel
@@ -30,7 +31,7 @@ from streamline.core.meters import Meters, Traffic
 from streamline.core.options import check_flag, check_int, check_known, check_seconds, given
 from streamline.core.state import Json, Tree
 from streamline.core.tasks import MEMORY_BYTES, MergeWait, Session, Tasks, WaitedWorker, WorkersExhausted
-from streamline.core.threads import undisturbed
+from streamline.core.threads import ThreadPool, undisturbed
 from streamline.errors import PlanError, PlanTypeError
 from streamline.merge.base import DeferredProgress, Inboxes, MergeFlow
 from streamline.observe.exporters import ExportedStream, check_metrics, export
@@ -302,9 +303,20 @@ class ResolvedRun:
     left_out: list[list[int]]
     asked: Traffic = field(default_factory=Traffic, compare=False)
 
-    def session(self, most_ahead: int | None = None) -> Session:
-        """Return what the parts of one run share; `most_ahead` as there."""
-        return Session(most_ahead=most_ahead, memory=int(self.options.work.memory))
+    def session(self, most_ahead: int | None = None, threads: ThreadPool | None = None) -> Session:
+        """Return what the parts of one run share; the arguments as there.
+
+        Raises:
+          DeadLetterError: skipped items can't be written down.
+        """
+        meters = Meters(perf_counter())
+        return Session(
+            most_ahead=most_ahead,
+            budget=Budget(int(self.options.work.memory)),
+            threads=threads or ThreadPool(),
+            meters=meters,
+            errors=self._errors(meters),
+        )
 
     @cached_property
     def snapshots(self) -> SnapshotCoordinator:
@@ -370,8 +382,8 @@ class ResolvedRun:
             return opener
         return SourceOpener(lambda site, state: ending(opener, site, agreement, state), opener.site)
 
-    def errors(self, meters: Meters) -> Errors:
-        """Return what counts the skipped items, anew for each run. Raises `DeadLetterError`: they can't be written."""
+    def _errors(self, meters: Meters) -> Errors:
+        """Return what counts the skipped items of one run."""
         before, rank, letters, policy = self._skipped, self.rank, None, self.options.errors
         cached = any(cache.path is not None for cache in caches_of(self.plan))
         if policy.dead_letters is not None:
@@ -412,18 +424,18 @@ class ResolvedRun:
             undisturbed(partial(self._export, session))
         if watch.progress:
             progress = Progress(partial(stats_of, session.meters), self.epoch)
-            session.on_chunk_boundary(progress.at_chunk_boundary)
-            session.at_close(progress.stop)
+            session.hooks.on_chunk_boundary(progress.at_chunk_boundary)
+            session.hooks.at_close(progress.stop)
             progress.start()
 
     def _export(self, session: Session) -> None:
         stats, whose = partial(stats_of, session.meters), (self.plan.source.name, self.rank.rank)
         metrics, page = self.options.watch.metrics, self.options.watch.page_place
         if metrics is not None:
-            session.at_close(export(metrics, ExportedStream(*whose, stats)))
+            session.hooks.at_close(export(metrics, ExportedStream(*whose, stats)))
         if page is not None:
             about = partial(self._about, session, self._length)
-            session.at_close(export(page, ExportedStream(*whose, stats, about), open_page))
+            session.hooks.at_close(export(page, ExportedStream(*whose, stats, about), open_page))
 
     @property
     def _length(self) -> float | None:
@@ -461,7 +473,7 @@ class ResolvedRun:
         """Begin to write a trace of the run; it ends with it."""
         one = {self.plan.source.name} if self.plan.mode == "shared" else set()
         trace = Trace(path, session.meters, max_bytes=max_bytes, rank=self.rank.rank, after_merge=self.merged | one)
-        session.at_close(trace.stop)
+        session.hooks.at_close(trace.stop)
         return trace
 
     @property

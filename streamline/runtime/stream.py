@@ -57,7 +57,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         self._resolve = resolve
         self._failure: Exception | None = None  # of resolving
         self._session.meters.hooks.on_hold = HoldHint()
-        Cleanup(self, self._session.close)  # no supervisor comes to it if it never began, or its loop is gone
+        Cleanup(self, self._session.hooks.close)  # no supervisor comes to it if it never began, or its loop is gone
         self._pace = Pace()
         self._gave_way_at = 0
         self._turned_at = -math.inf
@@ -124,7 +124,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         self._end_record()
         self._session.meters.consumer.close(self.at_hand)
         self._forget()
-        self._session.leave()
+        self._session.hooks.leave()
         self._session.errors.close(self.state)
         with anyio.CancelScope(shield=True):
             try:
@@ -179,7 +179,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
             await self._give_way()
             if self._session.gate.holding:
                 await self._session.gate.passage()  # for a pause of another task that began meanwhile
-            self._session.run_chunk_boundary(self.state_after)
+            self._session.hooks.run_chunk_boundary(self.state_after)
             chunk = await flow.pull(1 if self._by_step else LIST_ITEMS)
         except anyio.get_cancelled_exc_class():
             raise
@@ -262,7 +262,7 @@ class _Supervisor:
         """The task has ended, or its loop was closed while it was at work."""
         if self._tasks is not None:
             self._tasks.finished()  # again: Ctrl-C may have cut it off
-            self._session.close()
+            self._session.hooks.close()
         with suppress(RuntimeError):  # as the loop is closed
             self._done.set()
 

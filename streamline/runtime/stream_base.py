@@ -44,10 +44,11 @@ class BaseStream(Cursor[T]):
         record = resolved.options.watch.record
         self._writer = None if record is None else StepWriter(record)
         if self._writer is not None:
-            self._session.at_close(self._writer.close)
+            self._session.hooks.at_close(self._writer.close)
         self._by_step = self._writer is not None or resolved.leaves_out_more
         self._session.meters.on_first_list = collect
-        self._session.leave_out(resolved.errors(self._session.meters))
+        if self._session.errors.policy.skips:
+            self._session.hooks.on_chunk_boundary(self._session.errors.enforce_limit)
         disowned_in_copies(self)
 
     def disown(self) -> None:

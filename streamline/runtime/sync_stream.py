@@ -220,7 +220,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
     def _at_chunk_boundary(self) -> Exception | None:
         """Do what is due before another list; return what the stream fails with."""
         try:
-            self._session.run_chunk_boundary(self.state_after)
+            self._session.hooks.run_chunk_boundary(self.state_after)
         except Exception as failure:
             return failure
         return None
@@ -228,4 +228,4 @@ class SyncStream(BaseStream[T], PartIterator[T]):
 
 def _end(loop_thread: LoopThread[Any], session: Session) -> None:
     loop_thread.stop()
-    session.close()  # a loop that is stuck in user code doesn't come to it
+    session.hooks.close()  # a loop that is stuck in user code doesn't come to it

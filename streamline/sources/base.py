@@ -176,7 +176,7 @@ class Source(ABC, Generic[T]):
             return None
         session = site.tasks.session
         where = session.where.partition(",")[0]  # without the process's id: the words are the same in each epoch
-        check = session.services.get(DuplicateCheck, session.on_chunk_boundary)
+        check = session.services.get(DuplicateCheck, session.hooks.on_chunk_boundary)
         return check.first_items(Beginning(self.name, site.shard, site.epoch, where))
 
     def context(self, site: Site, state: Tree | None) -> StageContext:

@@ -84,7 +84,7 @@ class LiveReader:
             queue.wanted = self._wanted
         site.tasks.own(self._clean_up)
         site.tasks.session.services.add(LiveReader, self)
-        site.tasks.session.at_leaving(self._stop)
+        site.tasks.session.hooks.at_leaving(self._stop)
 
     def _open_journal(self, state: Tree | None, journal: Json) -> tuple[Journal, Sequence[Entry]]:
         """Return the journal, and its items to be fed before those that the feed gives from now on."""
@@ -106,7 +106,7 @@ class LiveReader:
                 f"{self._live.kind}(journal=) the directory that it was taken with"
             )
         memory = MemoryJournal(places, saved, entries)
-        self._site.tasks.session.on_chunk_boundary(memory.at_chunk_boundary)
+        self._site.tasks.session.hooks.on_chunk_boundary(memory.at_chunk_boundary)
         return memory, entries
 
     def _queues(self, state: Tree | None, capacity: int) -> list[WorkerQueue]:

@@ -305,7 +305,7 @@ class PassHistory:
         if first or own is not None:
             shares[key] = cls(None if own is None else own.drawing)
         if first:
-            site.tasks.session.at_close(lambda: shares.pop(key, cls()).end())
+            site.tasks.session.hooks.at_close(lambda: shares.pop(key, cls()).end())
         return shares[key]
 
     def end(self) -> None:

@@ -183,12 +183,12 @@ def test_what_ctrl_c_cuts_off_at_the_close_of_a_session_is_done_by_the_next_clos
         if calls.count("struck") == 1:
             raise KeyboardInterrupt
 
-    session.at_close(lambda: calls.append("first"))
-    session.at_close(struck)
+    session.hooks.at_close(lambda: calls.append("first"))
+    session.hooks.at_close(struck)
     with pytest.raises(KeyboardInterrupt):
-        session.close()
-    session.close()
-    session.close()
+        session.hooks.close()
+    session.hooks.close()
+    session.hooks.close()
     assert calls == ["struck", "struck", "first"]
 
 

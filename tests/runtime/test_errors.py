@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -37,7 +38,7 @@ class Skipping(PipelineSubject):
     """A pipeline that is run with on_error="skip"."""
 
     def open(self, tasks: Tasks, text: str | None) -> Flow[Any]:
-        tasks.session.errors = Errors(Policy(on_error="skip", max_errors=None))
+        tasks.session = replace(tasks.session, errors=Errors(Policy(on_error="skip", max_errors=None)))
         return super().open(tasks, text)
 
 

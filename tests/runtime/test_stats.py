@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 import streamline as sl
-from streamline.core.tasks import Session
+from streamline.core.meters import Meters
 from streamline.observe.figures import StageStats
 from streamline.observe.stats import Stats
 from tests.kit import AsyncTest, Pipe, at_last, in_thread
@@ -348,7 +348,7 @@ def test_stats_may_be_read_from_another_thread_while_the_stream_runs() -> None:
 
 def test_a_session_that_counts_nothing_delivers_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the benchmark of metering compares with."""
-    monkeypatch.setattr("streamline.runtime.run.Session", partial(Session, metered=False))
+    monkeypatch.setattr("streamline.runtime.run.Meters", partial(Meters, on=False))
     with EVERYTHING.open() as stream:
         assert sum(map(len, stream)) == N
     stats = stream.stats()

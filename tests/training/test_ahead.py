@@ -244,15 +244,15 @@ def test_files_that_changed_since_they_were_opened_ahead_are_opened_anew(tmp_pat
 
 
 def test_what_can_not_be_opened_ahead_is_told_to_whoever_opens_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, flow, main = epochs_of(PIPE.loader(), 2), ResolvedRun.errors, threading.current_thread()
+    whole, session, main = epochs_of(PIPE.loader(), 2), ResolvedRun.session, threading.current_thread()
 
     def fragile(resolved: ResolvedRun, *args: Any) -> Any:
         if resolved.epoch == 1 and (broken or threading.current_thread() is not main):
             raise ReadError("no disk")
-        return flow(resolved, *args)
+        return session(resolved, *args)
 
     broken = True
-    monkeypatch.setattr(ResolvedRun, "errors", fragile)
+    monkeypatch.setattr(ResolvedRun, "session", fragile)
     with PIPE.loader(backend=sl.Threads(2)) as loader:
         assert list(loader) == whole[0]
         with pytest.raises(ReadError, match="no disk"):
@@ -343,15 +343,15 @@ def test_a_pool_of_the_users_is_left_open() -> None:
 
 
 def test_close_waits_for_what_is_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    errors, reached, go_on = ResolvedRun.errors, threading.Event(), threading.Event()
+    session, reached, go_on = ResolvedRun.session, threading.Event(), threading.Event()
 
     def slow(resolved: ResolvedRun, *args: Any) -> Any:
         if resolved.epoch == 1:
             reached.set()
             assert go_on.wait(WAIT_S)
-        return errors(resolved, *args)
+        return session(resolved, *args)
 
-    monkeypatch.setattr(ResolvedRun, "errors", slow)
+    monkeypatch.setattr(ResolvedRun, "session", slow)
     loader = PIPE.loader(backend=sl.Threads(2))
     iteration = iter(loader)
     next(iteration)

@@ -6,6 +6,7 @@ import gc
 import json
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any, TypeVar
@@ -246,7 +247,7 @@ def test_what_was_dropped_after_a_late_batch_is_in_its_state() -> None:
     pipe = sl.from_iterable(rows).map(lambda item: 6 // item, name="inverted").batch(3, collate=None, max_wait_s=WAIT_S)
 
     async def work(tasks: Tasks) -> None:
-        tasks.session.errors = Errors(Policy(on_error="skip", max_errors=None))
+        tasks.session = replace(tasks.session, errors=Errors(Policy(on_error="skip", max_errors=None)))
         flow = await started(pipe, tasks)
         assert [batch async for batch in flow] == [[6, 3]]
         tally = Tally()

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 from typing import Any, cast
 
 import anyio
@@ -32,6 +33,7 @@ from streamline.backends.ipc.messages import (
     LiveCredit,
     LiveEnd,
     LiveItems,
+    Message,
     Observe,
     OpenWorker,
     PauseHost,
@@ -51,6 +53,7 @@ from streamline.backends.ipc.messages import (
 from streamline.backends.ipc.pickling import load
 from streamline.backends.ipc.socket_link import SocketLink
 from streamline.backends.ipc.state_codec import ColumnEncoder
+from streamline.core.byte_budget import Budget
 from streamline.core.capacity import Capacity
 from streamline.core.channel import Channel, Feeder, Inbox
 from streamline.core.driver import drive
@@ -59,6 +62,7 @@ from streamline.core.error_policy import Decision, Errors, Failure, Policy
 from streamline.core.flow import Chunk, Site
 from streamline.core.knobs import KnobValues
 from streamline.core.limits import CallLimits
+from streamline.core.meters import Meters
 from streamline.core.place import CURRENT_PLACE, Lender, Place
 from streamline.core.state import At, CountedStates
 from streamline.core.tasks import MEMORY_BYTES, Job, Session, Tasks, supervise
@@ -83,23 +87,27 @@ class RemoteErrors(Errors):
     have been consumed.
 
     Args:
+      decide: where the link doesn't copy; None: a question to the consumer does.
       answer: as in `serve`.
-
-    Attributes:
-      ask: decides, where the link doesn't copy; None: a question to the consumer does.
     """
 
-    def __init__(self, policy: Policy, link: Link, answer: Callable[[object], object] | None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        link: Link,
+        decide: Callable[[Failure], object] | None,
+        answer: Callable[[object], object] | None,
+    ) -> None:
         super().__init__(policy)
-        self.ask: Callable[[Failure], object] | None = None
+        self._decide = decide
         self._link = link
         self._answer = answer
 
     def decide(self, failure: Failure) -> object:
         if isinstance(self.policy.on_error, str):
             return super().decide(failure)
-        if self.ask is not None:
-            return self.ask(failure)
+        if self._decide is not None:
+            return self._decide(failure)
         answer = self._answer or asker()
         assert answer is not None, "the handler is in the consumer, and there is no connection to ask over"
         return answer(pickle_skipped(failure))
@@ -178,8 +186,25 @@ async def serve(link: Link, spec: Spec, answer: Callable[[Any], Any] | None = No
     Args:
       answer: answers questions to the consumer; None: `stdio_relay.asker` does.
     """
-    session = Session(most_ahead=spec.most_ahead, metered=spec.metered, memory=spec.memory)
-    session.services.get(DuplicateCheck, session.on_chunk_boundary, link.send)
+    try:
+        hello, *others = await link.receive()
+    except BaseException as error:
+        link.close()
+        if isinstance(error, LinkClosed):
+            return
+        raise
+    assert isinstance(hello, Hello)
+    link.host = hello.host.partition(",")[0]
+    session = Session(
+        hello.host,
+        spec.most_ahead,
+        Budget(spec.memory),
+        meters=Meters(perf_counter(), on=spec.metered) if hello.meters is None else hello.meters,
+        errors=RemoteErrors(spec.policy, link, hello.ask, answer),
+    )
+    if hello.widths is not None:
+        session.services.add(KnobValues, KnobValues(hello.widths))
+    session.services.get(DuplicateCheck, session.hooks.on_chunk_boundary, link.send)
     session.services.get(
         CallLimits,
         ask=lambda limit, permits: link.send(PermitsWanted(limit, permits)),
@@ -187,11 +212,14 @@ async def serve(link: Link, spec: Spec, answer: Callable[[Any], Any] | None = No
     )
     session.services.add(Lender, Lender(spec.place if link.place is None else link.place))
     CURRENT_PLACE.set(link.place)
-    errors = session.errors = RemoteErrors(spec.policy, link, answer)
     reporter = MetricsReporter(link, session) if spec.metered and link.copies else None
     try:
         stop = anyio.Event()
-        await supervise(lambda tasks: _HostedRun(link, spec, tasks, stop, errors, reporter).start(), stop, session)
+
+        def begin(tasks: Tasks) -> None:
+            _HostedRun(link, spec.plan, tasks, stop, reporter).start(hello, others)
+
+        await supervise(begin, stop, session)
         if reporter is not None:
             reporter.close()
         with anyio.CancelScope(shield=True):
@@ -208,22 +236,19 @@ class _HostedRun:
     def __init__(
         self,
         link: Link,
-        spec: Spec,
+        plan: Plan,
         tasks: Tasks,
         stop: anyio.Event,
-        errors: RemoteErrors,
         reporter: MetricsReporter | None,
     ) -> None:
         self._link = link
         self._tasks = tasks
         self._stop = stop
-        self._plan = spec.plan
-        self._errors = errors
+        self._plan = plan
         self._reporter = reporter
         self._workers: dict[int, _Worker] = {}
         self._pause = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
-            Hello: self._hello,
             Observe: self._observe,
             SetKnobs: self._turn,
             OpenWorker: self._open,
@@ -239,33 +264,24 @@ class _HostedRun:
             StacksRequest: lambda _: link.send(TaskStacks(waiting_tasks())),
         }
 
-    def start(self) -> None:
-        """Start reading and writing."""
+    def start(self, hello: Hello, messages: Sequence[Message]) -> None:
+        """Answer the consumer's first message, and start reading and writing; `messages` have come with it."""
+        self._observe(Observe(hello.observed))
+        if hello.answer:
+            self._link.send(HostReady())
         self._tasks.start(self._link.flush, "link, writing", lambda: None)
-        self._tasks.start(self._listen, "link, reading", lambda: None)
+        self._tasks.start(partial(self._listen, messages), "link, reading", lambda: None)
 
-    async def _listen(self) -> None:
+    async def _listen(self, messages: Sequence[Message]) -> None:
         try:
             while True:
-                for message in await self._link.receive():
+                for message in messages:
                     self._handlers[type(message)](message)
                 if self._reporter is not None:
                     self._reporter.wake()
+                messages = await self._link.receive()
         except LinkClosed:
             self._stop.set()
-
-    def _hello(self, message: Hello) -> None:
-        session = self._tasks.session
-        session.where = message.host
-        self._link.host = message.host.partition(",")[0]
-        self._errors.ask = message.ask or self._errors.ask
-        if message.meters is not None:
-            session.meters = message.meters
-        if message.widths is not None:
-            session.services.add(KnobValues, KnobValues(message.widths))
-        self._observe(Observe(message.observed))
-        if message.answer:
-            self._link.send(HostReady())
 
     def _observe(self, message: Observe) -> None:
         if self._reporter is not None:

@@ -186,7 +186,7 @@ class ErrorsOfHost(HostPart):
         self._session = session
 
     def handlers(self) -> Handlers:
-        check = self._session.services.get(DuplicateCheck, self._session.on_chunk_boundary)
+        check = self._session.services.get(DuplicateCheck, self._session.hooks.on_chunk_boundary)
         return {SkippedItem: self._skip, Beginning: check.compare}
 
     def join(self, link: Link, hello: Hello) -> Hello:

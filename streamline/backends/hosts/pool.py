@@ -346,7 +346,7 @@ class HostPool:
             hosts = [host for host in self._hosts if host.number in numbers]
             self._last = self._running[run] = frozenset(numbers)
             self._end_spare()
-        site.tasks.session.at_close(partial(self._run_over, run))
+        site.tasks.session.hooks.at_close(partial(self._run_over, run))
         for host in ended:
             host.close()
         if hints:

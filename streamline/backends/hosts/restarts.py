@@ -135,8 +135,7 @@ def _unwrapped(fn: Any) -> Any:
 def unbuffered(tasks: Tasks) -> Tasks:
     """Return `tasks` for a worker whose channels hold one item each."""
     ours = copy.copy(tasks)
-    ours.session = copy.copy(tasks.session)
-    ours.session.most_ahead, ours.session.services = 1, tasks.session.services.without(KnobValues)
+    ours.session = replace(tasks.session, most_ahead=1, services=tasks.session.services.without(KnobValues))
     return ours
 
 

@@ -94,7 +94,7 @@ class AgentsBackend(HostingBackend):
 
     def payload(self, plan: Plan, session: Session, hosts: int) -> CarriedPlan:
         carried = self.wrap_payload(ship(Spec.of(plan, session), alike=self.shared is not None))
-        session.at_close(carried.close)
+        session.hooks.at_close(carried.close)
         return carried
 
     def wrap_payload(self, shipped: Shipped) -> CarriedPlan:

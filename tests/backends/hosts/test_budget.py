@@ -13,7 +13,7 @@ from streamline.core.tasks import Session
 def test_threads_share_what_may_be_read_ahead(threads: int, each: int) -> None:
     hosting = sl.Threads(threads)
     plan = sl.from_items(range(9)).shard(threads).merge().plan
-    assert hosting.payload(plan, Session(memory=4096), hosting.hosts_for(threads)).memory == each
+    assert hosting.payload(plan, Session(budget=budget.Budget(4096)), hosting.hosts_for(threads)).memory == each
 
 
 async def test_a_budget_smaller_than_the_threads_still_lets_each_read(

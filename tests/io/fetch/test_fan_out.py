@@ -217,7 +217,7 @@ class Crewed:
     """A session with its supervisor, and a file over it."""
 
     def __init__(self, memory: int = 10**9) -> None:
-        self.session = Session(memory=memory)
+        self.session = Session(budget=budget.Budget(memory))
         self.stop = anyio.Event()
 
     async def run(self, work: Callable[[Tasks], Awaitable[None]]) -> None:
