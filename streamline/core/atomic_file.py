@@ -205,12 +205,6 @@ class PendingFile:
     """A new file in a directory, made if missing, under a temporary name until `commit` or `discard`.
 
     A kill before that leaves a temporary, which the next pending file of the same family in this directory removes.
-
-    Attributes:
-      size: bytes written so far.
-
-    Raises:
-      OSError: it can't be made.
     """
 
     def __init__(self, directory: Path, family: str) -> None:

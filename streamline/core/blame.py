@@ -31,12 +31,7 @@ def blame(
 ) -> BaseException:
     """Return what the consumer is to see for `error` out of user code: itself, with a note that says where.
 
-    Args:
-      error: as raised by the user's function, not a cancellation by streamline.
-      stage: the stage as printed, "map(tokenize)".
-      site: where it ran.
-      position: the upstream state right after the failing item; None: no item failed.
-      call: what `replay` calls again; None: nothing can be.
+    `position`: the upstream state right after the failing item; `call`: what `replay` calls again. None: there is none.
     """
     if call is not None:
         call.attach(error)

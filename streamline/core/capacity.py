@@ -22,13 +22,10 @@ checkpoints."""
 
 
 class Capacity:
-    """Items, and their bytes, that may be held.
+    """Items, and their bytes, that may be held: of `items`, and of `size` bytes, but always one item.
 
     Args:
-      items: 0 admits none until `items` is raised.
-      size: in bytes, as `streamline.core.tree` counts them; one item is always admitted. None: no bound.
-      by_list: lists have a bounded size, so `size` admits a list where it would admit an item. Else the next list's
-        size is unknown, and items are pulled one by one.
+      by_list: lists have a bounded size, so `size` admits whole lists. Else items are pulled one by one.
       widest: items, if they take no time to make. None: the same.
 
     Attributes:

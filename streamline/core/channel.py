@@ -381,11 +381,7 @@ class Inbox(Flow[T]):
 
     @property
     def exhausted(self) -> bool:
-        """Whether everything was taken and no more will come.
-
-        Raises:
-          What the sender failed with, after everything before it was taken.
-        """
+        """Whether everything was taken and no more will come; if the sender has failed, raise that then."""
         if self.ready or self._packet.after is not None:
             return False
         if self._packet.failure is not None:

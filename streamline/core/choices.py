@@ -87,14 +87,7 @@ class Log(LogSegment):
 
 
 class Branch(NamedTuple):
-    """Where a choosing flow begins if it is opened at a state.
-
-    Attributes:
-      name: of the stage.
-      segment: that the state is in.
-      at: how far into it, as its walks count.
-      shift: what the new flow will count as 0.
-    """
+    """Where a choosing flow begins if it is opened at a state: `at` so far into `segment`; it counts `shift` as 0."""
 
     name: str
     segment: LogSegment

@@ -227,11 +227,7 @@ class AsyncCursor(Cursor[T]):
         return pop_uninterrupted(part)
 
     async def part(self) -> Iterator[T]:
-        """Return what `_part_at_hand` does, and pull a list before, if there is none.
-
-        Raises:
-          StopAsyncIteration: at the end.
-        """
+        """Return what `_part_at_hand` does, after pulling a list, if there is none; `StopAsyncIteration` at the end."""
         while not self._to_give():
             if (chunk := await self._pull()) is None:
                 raise StopAsyncIteration

@@ -385,10 +385,10 @@ class _PendingSkips:
         return self._added != self._removed
 
     def add(self, key: Key, skip: _PendingSkip) -> int:
-        """Add one in place of those from its number on; return how many items more there are.
+        """Add one in place of those from its number on, and return how many items more there are.
 
-        A stage counts from a lower number again where a repeat opens it for another pass: what the earlier pass
-        skipped after its last consumed item is never consumed.
+        In another pass of a repeat, numbers come again: what the earlier pass skipped after its last item is never
+        consumed.
         """
         waiting, more = self._waiting.setdefault(key, deque()), skip.failure.items
         with suppress(IndexError):  # empty; perhaps the consumer's thread has just taken the last one

@@ -91,12 +91,7 @@ class Gate:
         self.copied_from = self._owner
 
     def on(self, event: Event) -> Phase:
-        """Go to the phase that the table gives for `event`, and return the one before.
-
-        Raises:
-          ClosedError: the stream is closed.
-          RuntimeError: the event is not in the table; nothing has changed.
-        """
+        """Go to the phase of `event` in the table, and return the one before; without one, raise and change nothing."""
         before = self.phase
         after = TABLE.get((before, event))
         if after is None:
@@ -227,11 +222,7 @@ class Gate:
 
 
 class Participant:
-    """A task that moves items; `rests` counts its waits for others, as a custom stage may have tasks of its own.
-
-    Attributes:
-      names: returns the names for messages: its own, or those of the participants elsewhere that it stands for.
-    """
+    """A task that moves items; `rests` counts its waits for others, `names` returns those to show in messages."""
 
     __slots__ = ("gate", "names", "rests")
 

@@ -267,11 +267,8 @@ def _loop_time() -> float:
 class Permits:
     """The permits of one limit in one event loop: asked for, given to calls in turn, and given back.
 
-    Args:
-      ask: asks for so many permits; `grant` is the answer, perhaps at once.
-      give_back: gives so many back; the second argument: whether they are unused.
-      take: takes one, if there is one now; None: not possible.
-      drop: cancels permits that were asked for; None: not possible, and they are given back when they come.
+    `ask` is answered by `grant`; `give_back` has a flag, whether they are unused. `take` takes one at once, and `drop`
+    takes requests back; None: not possible here.
     """
 
     def __init__(

@@ -53,10 +53,7 @@ async def checkpoint() -> None:
 
 
 def call_all(fn: Callable[[In], Out], items: Sequence[In]) -> tuple[list[Out], BaseException | None]:
-    """Return `fn` of the items up to the first that fails, and that failure. For a thread: never raises.
-
-    Returns early if the items take long, so that results and cancellations needn't wait for many others.
-    """
+    """Return `fn` of items, until one fails or they have taken long, and the failure. For a thread: never raises."""
     results: list[Out] = []
     stop = perf_counter() + LIST_S
     try:
@@ -84,10 +81,7 @@ class Pace:
         self._since = perf_counter() if at is None else at
 
     async def maybe_yield(self) -> None:
-        """Let other tasks run if a slice is over, and wait while items must not move.
-
-        The stages of a chain share a task: if one of them has just let others run, the next needn't.
-        """
+        """Let others run if a slice is over and no other stage of the chain just did; wait while items must rest."""
         now = perf_counter()
         if now - self._since > SLICE_S:
             gate = gate_of_task()

@@ -74,10 +74,7 @@ def check_alone(stage: str, site: Site) -> None:
 
 
 class Look:
-    """Warns if a map's function draws from the generators that its process shares.
-
-    Only in processes of workers, which begin with other numbers in each run: the consumer may have seeded its own.
-    """
+    """Warns if a map's function draws from the generators of its process, a worker's, which differ in each run."""
 
     def __init__(self, stage: str, site: Site) -> None:
         self._stage = stage

@@ -46,12 +46,7 @@ class Adapter(ABC):
 
 
 class FailedCall:
-    """A call of user code that failed.
-
-    Args:
-      item: the one argument.
-      outputs: of a function that makes an iterable, how many came before the failure; None: it makes a value.
-    """
+    """A failed call of user code with one item; `outputs`: how many a function that makes an iterable gave before."""
 
     __slots__ = ("fn", "given", "outputs")
 

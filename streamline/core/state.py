@@ -157,10 +157,7 @@ def skips_in(tree: Tree) -> dict[str, SkipCounts]:
 
 
 def with_skips(tree: Tree, counts: Mapping[str, SkipCounts]) -> Tree:
-    """Return a copy of a state as JSON with these counts of skipped items, by stage, and no others.
-
-    They come first, sorted: a state that was read and is written again is the same text.
-    """
+    """Return a copy of a state as JSON with these counts of skipped items, by stage, sorted, and no others."""
     others = {name: own for name, own in tree.items() if name != "errors"}
     return {"errors": dict(sorted(counts.items())), **others} if counts else others
 
@@ -316,11 +313,7 @@ class Reference:
         return self._states[self._index]
 
     def json(self, until: Reference) -> Tree:
-        """Return the state's JSON, with the choices made up to `until`; this very reference: none.
-
-        It is cached, for one `until`: of thousands of workers, few move between two snapshots. The caller must not
-        change it.
-        """
+        """Return the state's JSON, with the choices made up to `until`. It is cached, and must not be changed."""
         then = None if until is self else until
         written = self._written
         if written is None or written[0] is not then:
@@ -334,13 +327,9 @@ class Reference:
 
 
 class MadeStates:
-    """A column whose state i is `make(name, *given, first + i, states[i])`.
+    """A column whose state i is `make(name, *given, first + i, states[i])`, without what is None.
 
-    Args:
-      make: a class of states, or a function; of a module, since columns are pickled.
-      given: the same for all.
-      first: None: `make` takes no number.
-      states: the upstream's column; None: `make` takes no upstream state.
+    `make`, a class of states or a function of a module, is pickled with the column.
     """
 
     __slots__ = ("_first", "_given", "_make", "_name", "_states")

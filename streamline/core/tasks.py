@@ -43,10 +43,7 @@ P = ParamSpec("P")
 
 
 class Services:
-    """What optional features keep for a run in one event loop: one object of each class, found by the class.
-
-    So the parts of a feature find each other without the code between them.
-    """
+    """What optional features keep for a run in one event loop: one object of each class, found by the class."""
 
     def __init__(self) -> None:
         self._found: dict[object, Any] = {}
@@ -234,10 +231,7 @@ class Job:
         self._scope.cancel()
 
     async def stop(self) -> None:
-        """Cancel the task and wait until it has cleaned up, even if the caller is being cancelled itself.
-
-        A task that hasn't begun has nothing to clean up, and may never begin: a loop that ends cancels it silently.
-        """
+        """Cancel the task and wait until it has cleaned up, shielded; unless it hasn't begun, and may never do so."""
         self._scope.cancel()
         if self._begun:
             with anyio.CancelScope(shield=True):
@@ -285,11 +279,7 @@ class Tasks:
         self._jobs.discard(job)
 
     def cancel(self) -> None:
-        """Ask all jobs to end, and those that are started later; do not wait.
-
-        Each has a scope of its own: anyio walks all tasks of a common one whenever one of them ends, a minute for
-        10,000.
-        """
+        """Ask all jobs, and later ones, to end. Each has a scope: anyio takes a minute for 10,000 tasks of one."""
         self._ending = True
         for job in list(self._jobs):
             job.cancel()

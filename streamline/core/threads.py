@@ -53,10 +53,7 @@ def wait_interruptible(wait: Callable[[float], T], timeout_s: float = math.inf) 
 
 
 class SerialExecutor(Executor):
-    """Runs calls one after the other in a thread that starts with the first of them.
-
-    If the system can't start a thread, a call runs where it is submitted; the log says so once.
-    """
+    """Runs calls one after the other in a thread; if the system can't start one, where they are submitted."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -275,12 +272,7 @@ class ThreadPool:
 
 
 class _ThreadCall(Generic[R]):
-    """One call on its way to a thread and back. Made in the event loop.
-
-    Attributes:
-      what: as in `ThreadPool.run`; "" when nothing waits for it any more.
-      wake: runs a sync function in that loop.
-    """
+    """One call on its way to a thread and back; `wake` calls into the loop; `what`: as in `run`, while one waits."""
 
     def __init__(self, fn: Callable[[], R], what: str = "") -> None:
         self._fn: Callable[[], R] | None = fn

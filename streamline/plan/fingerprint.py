@@ -152,10 +152,7 @@ def sections(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def check_trees(entries: list[Entry], tree: Tree, where: str) -> None:
-    """Check that the parts of a state are of the types of these entries of a fingerprint.
-
-    A part may be missing: a stage that was accepted as added begins there.
-    """
+    """Check the types of a state's parts, by these entries of a fingerprint. The part of an added stage is missing."""
     check_type(tree.get("errors"), dict[str, Counts] | None, f"the counts of skipped items{where}")
     check_type(tree.get("shard"), Count | None, f"the state of 'shard'{where}")
     for entry in entries:
@@ -182,10 +179,7 @@ def _functions(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _hash_of(fn: Any) -> str | None:
-    """Return the hash of a function's code; None of streamline's own, which another version may change.
-
-    What streamline wraps around a user's function (a declaration, a random generator) doesn't count either.
-    """
+    """Return the hash of a function's code, without what streamline wraps around it; None of streamline's own."""
     if type(fn).__module__.startswith("streamline."):
         fn = getattr(fn, "__wrapped__", None)
     ours = fn is None or str(getattr(fn, "__module__", "")).startswith("streamline.")

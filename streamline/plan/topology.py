@@ -19,13 +19,9 @@ PASSES_ON = (("passes items on", 0),)
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One task: the stages that it pulls as a chain, the first one first.
+    """One task: the stages that it pulls as a chain, as they were written, each with the items that it holds.
 
-    Attributes:
-      stages: as they were written, with the items that each holds: ("shuffle(window=8, seed=0)", 16).
-      calls: of the user's function at once.
-      threads: whether they run in threads.
-      limit: bounds them together with those of other tasks.
+    `calls` of the user's function run at once, in `threads` perhaps; `limit` bounds them with those of other tasks.
     """
 
     stages: tuple[tuple[str, int], ...]
@@ -64,8 +60,8 @@ class Topology:
     Attributes:
       feed: of a live source, its reader and each worker's queue; else empty.
       worker: of one worker, up to its last channel, `worker_end`.
-      after: from the merge on, tasks and channels; empty: the consumer pulls the merge.
-      bridge: between the event loop's thread and a plain loop's, at most; None: it is in `after` already.
+      after: from the merge on; empty: the consumer pulls the merge.
+      bridge: to a plain loop's thread, at most; None: it is in `after` already.
     """
 
     feed: tuple[Part, ...]

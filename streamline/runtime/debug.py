@@ -160,10 +160,7 @@ class _Runner(Generic[T]):
         self._run(self.stream.reset_cache)
 
     def close(self) -> None:
-        """Close the stream, end what user code may have left in the loop, and close the loop. Idempotent.
-
-        Cancellation: Ctrl-C comes out, and the next call continues.
-        """
+        """Close the stream and the loop, with what is left in it. Idempotent; after Ctrl-C, the next call continues."""
         loop = self._loop
         if loop is not None:
             if loop.is_running():
@@ -271,11 +268,7 @@ class _CallingThread(ThreadPool):
 
 
 class _OuterLoop:
-    """The event loop in whose callback or task another one is to run: a notebook's, or a main program's.
-
-    It is blocked meanwhile, as by any sync function. The thread's record of its running loop is replaced, as
-    nest_asyncio does it.
-    """
+    """Suspends the thread's running event loop, a notebook's say, while another one runs inside its callback."""
 
     def __init__(self) -> None:
         self._loop = asyncio._get_running_loop()

@@ -229,11 +229,7 @@ ENTER_FIRST = (
 
 
 class Opened(Generic[T]):
-    """An opened pipeline: `async with` gives a `Stream`, `with` a `SyncStream`.
-
-    Raises:
-      As `prepare`; some of it only by `async with`, if servers or stores are asked in a running event loop.
-    """
+    """An opened pipeline: `async with` gives a `Stream`, `with` a `SyncStream`. They raise as `prepare`."""
 
     def __init__(self, plan: Plan, options: OpenOptions) -> None:
         self._checked = checked = resolve_options(plan, options)

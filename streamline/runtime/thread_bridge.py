@@ -100,11 +100,7 @@ class ConsumerCapacity(Capacity):
 class ThreadBridge(Sink[T]):
     """Where a driver in the event loop's thread sends what a plain loop in another one takes, by `consumer`.
 
-    Each counter has one writer, so no lock is needed: the consumer counts what it has consumed, and the driver looks
-    when it needs room.
-
-    Args:
-      on_finish: called when everything has been sent, before the consumer gets the end.
+    Each counter has one writer, so there is no lock. `on_finish` is called before the consumer gets the end.
     """
 
     capacity: ConsumerCapacity
@@ -253,13 +249,7 @@ class ThreadBridge(Sink[T]):
 
 
 class ConsumerEnd(Generic[T]):
-    """What a plain loop takes from, in its own thread.
-
-    Attributes:
-      queue: lists, then a failure, or None at the end.
-      taken_at: when the last list was taken.
-      consumed: items that have been handed out.
-    """
+    """What a plain loop takes from `queue`, in its own thread: lists, then a failure, or None at the end."""
 
     def __init__(self, bridge: ThreadBridge[T]) -> None:
         self.queue: SimpleQueue[Chunk[T] | BaseException | None] = SimpleQueue()

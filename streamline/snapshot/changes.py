@@ -73,10 +73,7 @@ def apply_change(old: Json, found: Change | None) -> Json:
 
 
 def pack_changes(changes: list[Change]) -> bytes:
-    """Return changes as MessagePack, whose small numbers take one byte.
-
-    As JSON, if they have integers of more than 64 bits, or names of files that are not UTF-8.
-    """
+    """Return changes as MessagePack; as JSON, with integers of more than 64 bits or names that are not UTF-8."""
     try:
         return msgpack.encode(changes)
     except (OverflowError, UnicodeEncodeError):

@@ -166,10 +166,7 @@ def _of_another_source(plan: Plan, snapshot: Snapshot, pairs: tuple[Pair, ...]) 
 
 
 def refusal(fit: Fit) -> str:
-    """Say what differs, which of it can be accepted, and by which argument; or why it can't be.
-
-    If something can't be, no argument is offered: it would not open the plan.
-    """
+    """Say what differs, and by which argument it can be accepted; or, if something can't be, only why."""
     lines = []
     if any(pair.changes for pair in fit.pairs):
         lines.append("the snapshot was taken of another plan (- the snapshot's, + this one's):")
@@ -316,8 +313,8 @@ _NOT_SHARD = {
 def _renamed(snapshot: Snapshot, names: dict[str, str | None], plan: Plan) -> Snapshot:
     """Return a snapshot with the states under other names; without those renamed to None.
 
-    Skips stay counted under the old names, which their dead letters have. A stage that was moved over the merge takes
-    its count along: from the worker whose number is the rank's to the rank, or back.
+    Skips stay under the old names, as in dead letters. A stage moved over the merge takes its count along, between the
+    rank and the worker of the same number.
     """
     own: dict[str, Any] = dict(snapshot.state[snapshot.merge])
     own["workers"] = {shard: _renamed_tree(tree, names) for shard, tree in own["workers"].items()}
