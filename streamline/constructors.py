@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import Any, Generic, TypeAlias, TypeVar, get_args, overload
 
 from streamline.core.blame import stage_name
-from streamline.core.options import check_flag, check_function, check_seed, given
+from streamline.core.options import check_flag, check_function, check_seed, type_and_repr
 from streamline.core.user_function import DeclaredFunction, check_call, parameters_of
 from streamline.errors import PlanError, PlanTypeError
 from streamline.pipeline import Pipeline
@@ -131,7 +131,7 @@ def _from_frame(function: str, library: str, frame: object, name: str) -> Pipeli
 
 
 def _type_text(data: object) -> str:
-    return given(data) if type(data).__module__ == "builtins" else f"{_library(data)} {type(data).__name__}"
+    return type_and_repr(data) if type(data).__module__ == "builtins" else f"{_library(data)} {type(data).__name__}"
 
 
 def _library(data: object) -> str:
@@ -246,7 +246,7 @@ def _check_factory(factory: object) -> None:
         way = "what has an index is read by it, sl.from_items(items)"
     else:
         way = "from_iterable(lambda: items), which is called anew for each pass"
-    raise PlanTypeError(f"from_iterable(factory) is a function, got {given(factory)}: {way}")
+    raise PlanTypeError(f"from_iterable(factory) is a function, got {type_and_repr(factory)}: {way}")
 
 
 def from_stream(
@@ -328,7 +328,7 @@ def mix(
     """
     seed = check_seed("sl.mix(seed=)", seed)
     if stop not in get_args(Stop):
-        raise PlanError(f"sl.mix(stop=) is one of {', '.join(map(repr, get_args(Stop)))}, got {given(stop)}")
+        raise PlanError(f"sl.mix(stop=) is one of {', '.join(map(repr, get_args(Stop)))}, got {type_and_repr(stop)}")
     parts = _components("sl.mix", pipelines)
     draws = draws_of(weights, [part for part, _ in parts], seed)
     return Pipeline(Mix(name=name, components=parts, draws=draws, stop=stop))
@@ -381,7 +381,7 @@ def _named_components(option: str, pipelines: object, *, deep: bool) -> tuple[tu
     found = []
     for name, pipe in named(option, pipelines).items():
         if not isinstance(pipe, Pipeline):
-            raise PlanTypeError(f"{option} takes pipelines, got {given(pipe)} for {name!r}")
+            raise PlanTypeError(f"{option} takes pipelines, got {type_and_repr(pipe)} for {name!r}")
         whole = pipe.sharding is None and pipe.merging is None
         found.append((name, component(option, name, pipe.source, pipe.stages, whole=whole, deep=deep)))
     return tuple(found)

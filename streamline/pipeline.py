@@ -17,7 +17,7 @@ from streamline.backends.base import Backend
 from streamline.core.blame import stage_name
 from streamline.core.limits import Limit, check_limit
 from streamline.core.options import (
-    OF_OTHERS,
+    OPTIONS_ELSEWHERE,
     check_flag,
     check_function,
     check_int,
@@ -25,16 +25,16 @@ from streamline.core.options import (
     check_seconds,
     check_seed,
     check_takes_item,
-    given,
     is_async,
     no_attribute,
+    type_and_repr,
 )
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.core.user_function import check_call
 from streamline.errors import PlanError, PlanTypeError, printable
 from streamline.merge.base import Merge
 from streamline.merge.best_effort import merge_of
-from streamline.plan.compile import compiled
+from streamline.plan.compile import compile_plan
 from streamline.plan.describe import describe, max_in_flight
 from streamline.plan.draw import Drawing
 from streamline.plan.plan import MOST_SHARDS, Plan, Shard
@@ -84,11 +84,10 @@ T = TypeVar("T")
 U = TypeVar("U")
 S = TypeVar("S")
 K = TypeVar("K")
-
 MAP_OPTIONS = ("batched", "concurrency", "ordered", "executor", "seed", "seed_globals", "limit", "name")
 RETRY = tuple(RetryOptions.__annotations__)
 DEADLINE_S = 10.0
-"""Of `Pipeline.check`, for reading and again for the stages: a server may have to wake up, and a person waits."""
+"""Of `Pipeline.check`, for reading and again for the stages: some servers are slow to start, and a person waits."""
 
 LOADER_OPTIONS = ("resume", "epoch", "steps_per_epoch", "fixed_epoch", "persistent")
 
@@ -99,15 +98,15 @@ class Pipeline(Openable[T]):
 
     `for x in pipe` and `async for x in pipe` run it with defaults, `open` with others.
 
-    Each stage's part of a state is kept under its `name=`; by default that of its function, or its kind, with a number
-    where there are several. Each method raises a `PlanError` where the plan can't mean what it says then, and a
-    `PlanTypeError`, which is one too, for an option of the wrong type.
+    A stage's `name=` is its key in saved states; by default its function's name, or its kind, with a number if there
+    are several. Each method raises a `PlanError` if the plan makes no sense with it, and a `PlanTypeError`, which is
+    one too, for an option of the wrong type.
 
     Attributes:
       source: where items come from.
       stages: in order. Without `.shard` they belong to the only worker, until `.merge`.
-      sharding: None until `.shard`; then `sharded_at` stages stand before it.
-      merging: None until `.merge`; then `merged_at` stages stand before it.
+      sharding: None until `.shard`; then `sharded_at` stages are before it.
+      merging: None until `.merge`; then `merged_at` stages are before it.
     """
 
     source: Source[Any]
@@ -147,7 +146,8 @@ class Pipeline(Openable[T]):
         num_shards = check_int(".shard(num_shards)", num_shards, 1, MOST_SHARDS)
         if mode is not None and not isinstance(mode, str):
             raise PlanTypeError(
-                f".shard(mode=) is one of {get_args(Mode)}, or None, got {given(mode)}: {OF_OTHERS['index']}"
+                f".shard(mode=) is one of {get_args(Mode)}, or None, got {type_and_repr(mode)}: "
+                f"{OPTIONS_ELSEWHERE['index']}"
             )
         check_flag(".shard(drop_remainder=)", drop_remainder)
         interleave = check_int(".shard(interleave=)", interleave, 1)
@@ -209,7 +209,7 @@ class Pipeline(Openable[T]):
         return self._with(ShuffleFiles(name=self._name(name, "shuffle_files"), seed=seed))
 
     def repeat(self, times: int | None = None, *, name: str | None = None) -> Pipeline[T]:
-        """Go through everything before it `times` times; None: for ever. Shuffles before it differ in each pass."""
+        """Repeat what is upstream `times` times; None: endlessly. Shuffles upstream differ in each pass."""
         if times is not None:
             times = check_int(".repeat(times)", times, 0)
         return self._with(Repeat(name=self._name(name, "repeat"), times=times))
@@ -291,7 +291,7 @@ class Pipeline(Openable[T]):
           batched: `fn` is given a list of so many items, fewer at the end, and gives a list of as many results, an
             array with as many rows, or a dict of such columns; each row is an item again. None: it is given items.
           concurrency: calls, or threads, at once; for async functions and `executor="thread"`; 1 by default. A stream
-            has 64 threads at the most, whatever its workers ask for together.
+            has at most 64 threads, for all workers together.
           ordered: False: results leave as they are completed; with `concurrency=1`, calls and results keep the order of
             the inputs. Resuming is exact all the same.
           executor: "thread": a sync function that releases the GIL or waits is called in threads, on lists of items.
@@ -355,7 +355,7 @@ class Pipeline(Openable[T]):
         """Replace each item by the output of `fn(carry, item) -> (carry, output)`; before a merge, in each worker.
 
         Args:
-          fn: a sync function, given `init` with the first item, then what it returned for the item before.
+          fn: a sync function, given `init` with the first item, then the carry that it returned for the item before.
           init: a JSON value, as each carry is: snapshots have it.
         """
         check_scan(fn, init)
@@ -368,8 +368,8 @@ class Pipeline(Openable[T]):
 
         Args:
           fn: called as `fn(items, **params)`; declared with `@sl.stage`, it is resumed from its last safe point.
-            Undeclared, a resume runs it from the start and passes over what it had yielded. Or a stage: an instance of
-            a class that extends `Stage`, with its own name unless one is given.
+            Undeclared, a resume runs it from the start and drops what it had yielded. Or a stage: an instance of a
+            subclass of `Stage`, with its own name unless one is given.
           params: keyword arguments for `fn`.
 
         Warns: UserWarning, if it is undeclared.
@@ -521,14 +521,16 @@ class Pipeline(Openable[T]):
           eos: a token that is put after each document that has any.
           drop_remainder: leave out the last block if it isn't full.
         """
-        stage = pack_of(length, key, eos, drop_remainder, name=self._name(name, "pack"))
-        return self._with(stage)
+        return self._with(pack_of(length, key, eos, drop_remainder, name=self._name(name, "pack")))
 
     # Items that are kept ----------------------------------------------------------------------------------------------
 
     def prefetch(self, items: int, *, bytes: int | None = None) -> Pipeline[T]:
-        """Let what is before run ahead by up to `items` items, in a task of its own, and by up to `bytes` of them, as
-        `streamline.core.tree.nbytes` counts; one item is always admitted."""
+        """Let what is upstream run ahead by up to `items` items, in a task of its own.
+
+        Args:
+          bytes: of these items, as `streamline.core.tree.nbytes` counts; one item is always admitted. None: no bound.
+        """
         items = check_int(".prefetch(items)", items, 1)
         if bytes is not None:
             bytes = check_int(".prefetch(bytes=)", bytes, 1)
@@ -537,16 +539,16 @@ class Pipeline(Openable[T]):
     def cache(
         self, *, path: str | PathLike[str] | None = None, max_bytes: int | None = None, name: str | None = None
     ) -> Pipeline[T]:
-        """Keep one pass of what is upstream, and serve it in the passes after: `.cache().repeat(3)`.
+        """Keep one pass of what is upstream, and serve it in later passes: `.cache().repeat(3)`.
 
-        All passes have the same items in the same order: shuffle after it. In memory it lasts as long as the stream:
-        one that is opened anew (an epoch of a loader, too) draws anew, and a resume draws again what was served of its
-        pass. On disk it lasts: streams that are opened later, and resumes, read on in its files, until
-        `loader.reset_cache()`. See docs/regenerating.md.
+        All passes have the same items in the same order: shuffle after it. In memory it lasts as long as the stream: a
+        stream that is opened later (an epoch of a loader, too) draws anew, and a resume draws again what was served of
+        its pass. On disk it stays: later streams, and resumes, read its files, until `loader.reset_cache()`. See
+        docs/regenerating.md.
 
         Args:
-          path: a folder to keep it in, for this and other pipelines; it is made. Files are of what is before this, its
-            functions' code and its data's listing: of anything else, they aren't served. None: it is kept in memory.
+          path: a folder to keep it in, which other pipelines may share; it is made. Files have a key of what is
+            upstream, its functions' code and its data's listing: only the same is served. None: in memory.
           max_bytes: in each worker, of the items, as `streamline.core.tree.nbytes` counts them, or of the files: a pass
             that is larger fails with `CacheFull`, after all items that there is room for. None: no bound.
         """
@@ -567,9 +569,9 @@ class Pipeline(Openable[T]):
         spill: str | PathLike[str] | None = None,
         name: str | None = None,
     ) -> Pipeline[T]:
-        """Draw `size` items, serve them shuffled, drop them, and draw the next: a cache that is made anew.
+        """Draw `size` items, serve them shuffled, drop them, and draw the next.
 
-        Put an endless `.repeat()` before it to go round a shard for ever. At the end of what is before it, the last
+        Put an endless `.repeat()` before it to go through a shard for ever. At the end of what is upstream, the last
         cycle has the rest.
 
         Args:
@@ -579,9 +581,8 @@ class Pipeline(Openable[T]):
           block: the items are blocks, NumPy arrays or containers of them, whose first axis are rows; they are kept as
             arrays, and blocks of `block` rows come out. `size` is a multiple of it.
           overlap: draw the next cycle while one is served: two are in memory then.
-          spill: a folder that cycles are written to, for what can't be drawn again; a resume reads them there. The
-            files go when snapshots are saved: what the last two need is there.
-
+          spill: a folder for cycles of items that can't be drawn again; a resume reads them there. Files are removed
+            when snapshots are saved, except those that the last two need.
         """
         size = check_int(".regenerate(size)", size, 1)
         seed = check_seed(".regenerate(seed=)", seed)
@@ -655,9 +656,10 @@ class Pipeline(Openable[T]):
 
         Args:
           backend: where the workers run; by default as tasks of the stream's event loop, `sl.Inline()`.
-          resume: go on after what this snapshot had delivered, of a job's each rank its part; None: the beginning.
+          resume: continue after this snapshot; from a job's snapshot, each rank takes its part. None: the beginning.
           accept: what may have changed since the snapshot: ["batch.size"]; a resume that is refused says what to write.
-          new_files: what a resume does when files have come since: "refuse" to go on; or leave them to "next_epoch".
+          new_files: what a resume does with files that were added since: "refuse" to resume; or read them in the
+            "next_epoch".
           rank: which data-parallel rank this is; by default it is found out.
           world_size: of so many; given with `rank`, or found out with it.
           mesh: in their place, the dimension of torch's `DeviceMesh` dividing the data: mesh["dp"]. See docs/ranks.md.
@@ -702,11 +704,11 @@ class Pipeline(Openable[T]):
         """Return what trainers hold: it can be iterated again and again, one epoch each time, saved and loaded.
 
         Args:
-          steps_per_epoch: an epoch is so many items of a pipeline that goes on: the next epoch continues where the last
-            one stopped; where the pipeline ends, it begins anew, in its next epoch. None: an epoch is one pass.
+          steps_per_epoch: an epoch is so many items; the next one continues where the last one stopped, and where the
+            pipeline ends, it begins anew, in its next epoch. None: an epoch is one pass.
           fixed_epoch: each iteration is of the same epoch, with the same items in the same order: for validation.
           epoch: of the first iteration; by default the snapshot's, or 0.
-          resume: go on after this snapshot; if nothing follows in its epoch, with the next one. Its steps aren't
+          resume: continue after this snapshot; if nothing follows in its epoch, with the next one. Its steps aren't
             known: with `steps_per_epoch`, an epoch begins there.
           persistent: threads and processes stay between epochs, and read ahead into the next one; `close`, or dropping
             the loader, ends them. False: each epoch has its own, and begins when it is asked for.
@@ -746,12 +748,13 @@ class Pipeline(Openable[T]):
 
     @lists_keywords(DebugKeywords)
     def debug(self, **options: Unpack[DebugKeywords]) -> DebugStream[T]:
-        """Return a plain iterator that runs the whole plan in the calling thread, an item when it is asked for one.
+        """Return a plain iterator that runs the whole plan in the calling thread, one item at a time.
 
         For pdb, prints in order, Ctrl-C. Same items, order and states as `open`; a snapshot of the one resumes the
-        other. Slow: calls follow one another, and next to nothing is read ahead. Works where an event loop is running
-        already, in a notebook, say. Only blocks of files are read in a thread. Of several ranks, each ends by itself.
-        Options and errors are those of `open`.
+        other.
+        Slow: calls follow one another, and hardly anything is read ahead. Works where an event loop is running, as in a
+        notebook. Only blocks of files are read in a thread. Of several ranks, each ends by itself. Options and errors
+        are those of `open`.
         """
         known = DebugKeywords.__annotations__.keys()
         check_known(".debug", options.keys() - known, known)
@@ -760,8 +763,8 @@ class Pipeline(Openable[T]):
     def first(self, count: int) -> list[T]:
         """Return the first items, at most `count`; nothing is opened for 0.
 
-        No channel holds more than `count` items meanwhile: little more is read than what is returned takes. Also in a
-        running event loop, which it holds up. Raises what `open` does.
+        Channels hold at most `count` items: little more is read than needed. Works in a running event loop, which it
+        blocks. Raises what `open` does.
         """
         count = check_int(".first(count)", count, 0)
         if not count:
@@ -791,19 +794,19 @@ class Pipeline(Openable[T]):
     def check(
         self, *, world_size: int | None = None, backend: Backend | None = None, deadline_s: float = DEADLINE_S
     ) -> Report:
-        """Look before the run at what it would read, and at what it would fail on. Takes seconds; writes nothing.
+        """Check, before a run, what it would read, and what it would fail on. Takes seconds; writes nothing.
 
-        Lists the files, asks for sizes that the listing doesn't tell, reads the first record of a few files, compares
-        these, and runs them through the stages: functions of the pipeline are called. A live source isn't read. Also in
-        an event loop that runs, which it holds up.
+        Lists the files, requests sizes that the listing lacks, reads the first record of a few files, compares these,
+        and runs them through the stages: functions of the pipeline are called. A live source isn't read. Works in a
+        running event loop, which it blocks.
 
         Args:
-          world_size: of the job that is planned; by default it is found out, as in `open`.
+          world_size: of the planned job; by default as in `open`.
           backend: where the workers will run: for `sl.Processes`, the plan must pickle.
           deadline_s: seconds for reading, and as many for the stages; what takes longer is named.
 
         Returns:
-          What was found, wrong with the plan or the data, to be printed; `report.ok`, `report.problems`,
+          What is wrong with the plan or the data, to be printed; `report.ok`, `report.problems`,
           `report.raise_for_problems()`.
         """
         from streamline.runtime.check import check  # a run needs none of it
@@ -813,10 +816,10 @@ class Pipeline(Openable[T]):
     def explain(
         self, snapshot: Snapshot, *, accept: Collection[str] = (), new_files: NewFiles = "refuse"
     ) -> Explanation:
-        """Say what a resume of `snapshot` would do, to be printed, without doing it.
+        """Return what a resume of `snapshot` would do, to be printed, without doing it.
 
-        Where each worker reads on, what is read and computed again, and by which stage; or why it doesn't fit this plan
-        and what to accept.
+        Where each worker continues, what is read and computed again, and by which stage; or why it doesn't fit this
+        plan and what to accept.
 
         Args:
           accept, new_files: as for `open`.
@@ -844,7 +847,7 @@ class Pipeline(Openable[T]):
     # What it isn't ----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> NoReturn:
-        """Refuse, which torch's DataLoader asks before anything else; `list(pipe)` and its like go on without."""
+        """Refuse: torch's DataLoader asks for it first; `list(pipe)` and its like do without."""
         raise PlanTypeError(
             "a pipeline has no length: len(pipe.loader()) has, where it is known. If a DataLoader of torch's asked, it "
             "can't index a pipeline: loop over pipe.loader(), or give it DataLoader(TorchDataset(pipe), "
@@ -864,10 +867,10 @@ class Pipeline(Openable[T]):
     @property
     def plan(self) -> Plan:
         """The plan in sections, as it is run."""
-        return compiled(self.source, self.stages, self.sharding, self.sharded_at, self.merging, self.merged_at)
+        return compile_plan(self.source, self.stages, self.sharding, self.sharded_at, self.merging, self.merged_at)
 
     def settled(self) -> Pipeline[T]:
-        """Return this pipeline with what it finds out about the thread that opens it: which GPU is the current one."""
+        """Return this pipeline with what depends on the thread that opens it: the current GPU."""
         return replace(self, stages=tuple(stage.settled() for stage in self.stages))
 
     def _name(self, given: str | None, default: str) -> str:
@@ -892,11 +895,11 @@ class Pipeline(Openable[T]):
 
 
 def _folder(option: str, path: str | PathLike[str] | None) -> str | None:
-    """Return it as a string, if it is the path of a folder of this machine."""
+    """Return the path of a local folder as a string."""
     if path is None:
         return None
     if not isinstance(path, str | PathLike):
-        raise PlanTypeError(f"{option} is the path of a folder, got {given(path)}")
+        raise PlanTypeError(f"{option} is the path of a folder, got {type_and_repr(path)}")
     folder = os.fspath(path)
     if not folder or "://" in folder:
         raise PlanError(

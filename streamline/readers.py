@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
-from streamline.core.options import check_installed, check_int, given
+from streamline.core.options import check_installed, check_int, type_and_repr
 from streamline.errors import PlanError, PlanTypeError
 from streamline.io.formats.array_record import ArrayRecordFormat
 from streamline.io.formats.arrow import ArrowFormat
@@ -217,16 +217,16 @@ def _csv_header(header: Any) -> Header:
     if isinstance(header, bool):
         return header
     if isinstance(header, str) or not isinstance(header, Sequence) or not all(isinstance(one, str) for one in header):
-        raise PlanTypeError(f"read_csv(header=): expected True, False or a list of names, got {given(header)}")
+        raise PlanTypeError(f"read_csv(header=): expected True, False or a list of names, got {type_and_repr(header)}")
     if not header or len(set(header)) != len(header):
-        raise PlanError(f"read_csv(header=): expected names, each of them once, got {given(header)}")
+        raise PlanError(f"read_csv(header=): expected names, each of them once, got {type_and_repr(header)}")
     return tuple(header)
 
 
 def _csv_dialect(delimiter: Any, quotechar: Any) -> Dialect:
     for what, value in {"delimiter": delimiter, "quotechar": quotechar}.items():
         if not (isinstance(value, str) or (value is None and what == "quotechar")):
-            raise PlanTypeError(f"read_csv({what}=): expected one character, got {given(value)}")
+            raise PlanTypeError(f"read_csv({what}=): expected one character, got {type_and_repr(value)}")
         if value is not None and (len(value) != 1 or value in "\r\n"):
             raise PlanError(f"read_csv({what}=): expected one character, no line end, got {value!r}")
     if delimiter == quotechar:
@@ -261,7 +261,7 @@ def read_mds(
       row. When the pipeline is opened: ReadError for a shard of the index that is missing, or of another size.
     """
     if not isinstance(check_hashes, bool):
-        raise PlanTypeError(f"expected read_mds(check_hashes=) as True or False, got {given(check_hashes)}")
+        raise PlanTypeError(f"expected read_mds(check_hashes=) as True or False, got {type_and_repr(check_hashes)}")
     most = check_int("read_mds(max_shard_bytes=)", max_shard_bytes, 1)
     format = MdsFormat(check_hashes=check_hashes, max_shard_bytes=most)
     return Pipeline(MdsShards(name=name, format=format, paths=given_paths(paths), access=access_of(format, access)))
@@ -465,7 +465,7 @@ def _names(option: str, names: object) -> tuple[str, ...] | None:
         return None
     found = None if isinstance(names, str | bytes) or not isinstance(names, Iterable) else tuple(names)
     if found is None or not all(isinstance(name, str) for name in found):
-        raise PlanTypeError(f'{option} is a list of names, ["x", "y"], got {given(names)}')
+        raise PlanTypeError(f'{option} is a list of names, ["x", "y"], got {type_and_repr(names)}')
     if not found or len(set(found)) < len(found):
         twice = next((f": {name!r} is there twice" for at, name in enumerate(found) if name in found[:at]), "")
         raise PlanError(f"{option} is at least one name, each once, got {list(found)}{twice}; None means all")
@@ -479,7 +479,7 @@ def _predicate(option: str, expression: object) -> Predicate | None:
 
     if not isinstance(expression, pc.Expression):
         hint = "; pyarrow.parquet.filters_to_expression makes one of a list" if isinstance(expression, list) else ""
-        raise PlanTypeError(f"{option} is a pyarrow.compute.Expression, got {given(expression)}{hint}")
+        raise PlanTypeError(f"{option} is a pyarrow.compute.Expression, got {type_and_repr(expression)}{hint}")
     if "FieldPath(" in str(expression):
         raise PlanError(f"{option} names its columns, got {expression}: a number is of another column elsewhere")
     return Predicate.of(expression)
@@ -527,7 +527,7 @@ def read_tar(
       As `read_lines`; a DataError (damaged, or cut short) has file, member and byte.
     """
     if not isinstance(group, bool):
-        raise PlanTypeError(f"expected read_tar(group=) as True or False, got {given(group)}")
+        raise PlanTypeError(f"expected read_tar(group=) as True or False, got {type_and_repr(group)}")
     max_sample_bytes = check_int("read_tar(max_sample_bytes=)", max_sample_bytes, 1)
     return pipeline_of(TarFormat(group=group, max_sample_bytes=max_sample_bytes), paths, name, **access)
 

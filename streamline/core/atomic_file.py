@@ -1,12 +1,11 @@
 """Atomic, durable writes of files; locks; and opening files safely where others may write.
 
 A temporary file in the same directory is written, synced and renamed over the old one, then the directory is synced: a
-kill or a power cut at any moment leaves the old content or the new. A kill may also leave a temporary. Its name says
-for which file it was, and its writer held a lock on it that the kernel has freed: the next write of that file removes
-it.
+kill or a power cut at any moment leaves the old content or the new. A kill may also leave a temporary, unlocked: the
+next write of the file that it was for removes it.
 
-Ctrl-C may come after any call in C, and its result is lost then. So a file is opened in the same call that puts its
-descriptor where it is found and closed: into a list, or an object that closes itself.
+Ctrl-C may come after any call in C, whose result is lost then. So one call in C opens a file and puts its descriptor
+into a list, or an object that closes itself.
 
 Other users may write to the directory (/tmp). So names of temporaries can't be guessed, and files of known names are
 opened by `open_own`, which doesn't follow links, doesn't wait for pipes, and refuses other users' files.
@@ -34,34 +33,29 @@ _KINDS = (
 )
 
 _SAFELY = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 class UnsafeFileError(OSError):
-    """What has a file's name is something else, or another user's. `strerror` says what, and what to do."""
+    """A file's name belongs to something else, or to another user's file. `strerror` says what to do."""
 
 
 def open_regular(path: Path, flags: int, mode: int = 0o666) -> int:
-    """Open a file that a user has named, as `os.open`; a pipe, a socket or a device is refused, not waited for."""
+    """Open a file that a user has named, as `os.open`; refuse a pipe, a socket or a device at once."""
     with suppress(FileNotFoundError):
         _check_kind(path.stat(), path)  # before it is opened: that may do something to a device
-    return _checked(path, flags, mode)
+    return _open_checked(path, flags, mode)
 
 
 def open_own(path: Path, flags: int, mode: int = 0o666, *, strict: bool = False) -> int:
-    """Open a file of a known name in a directory that others may write to, as `os.open`: a link isn't followed.
+    """Open a file of a known name in a directory that others may write to, as `os.open`, without following a link.
 
-    Args:
-      strict: refuse another user's file in every directory; else only where other users may write.
-
-    Raises:
-      UnsafeFileError: it is no regular file, or another user's.
+    Raises `UnsafeFileError`: no regular file, or another user's, if other users may write there or `strict`.
     """
     with suppress(FileNotFoundError):
         _check_kind(path.lstat(), path)
     try:
-        descriptor = _checked(path, flags | _NO_LINK, mode)
+        descriptor = _open_checked(path, flags | _NO_LINK, mode)
     except OSError as error:
         if error.errno == errno.ELOOP:
             _check_kind(path.lstat(), path)
@@ -81,12 +75,11 @@ def open_own(path: Path, flags: int, mode: int = 0o666, *, strict: bool = False)
 
 
 def read_own(path: Path) -> bytes:
-    """Return what is in a file, opened as `open_own` does."""
     with FileIO(open_own(path, os.O_RDONLY)) as file:
         return file.read()
 
 
-def _checked(path: Path, flags: int, mode: int) -> int:
+def _open_checked(path: Path, flags: int, mode: int) -> int:
     opened: list[int] = []
     try:
         opened.extend(starmap(os.open, ((path, flags | _SAFELY, mode),)))
@@ -109,7 +102,6 @@ def _check_kind(status: os.stat_result, path: Path) -> None:
 
 
 def _is_shared(directory: Path) -> bool:
-    """Whether a user other than root and this one may write to a directory."""
     if os.name == "nt":
         return False
     status = directory.stat()
@@ -117,8 +109,9 @@ def _is_shared(directory: Path) -> bool:
 
 
 def is_own(uid: int, directory: Path) -> bool:
-    """Whether files that this process makes in a directory belong to this user: a server may give them to another one
-    (NFS's root_squash, say), so one is made to see."""
+    """Whether files that this process makes in a directory belong to this user: a server may change their owner (as
+    NFS's root_squash does), so one is made to see.
+    """
     if os.name == "nt" or uid == os.geteuid():
         return True
     probe = directory / f".streamline-{os.urandom(8).hex()}.tmp"
@@ -131,12 +124,7 @@ def is_own(uid: int, directory: Path) -> bool:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file until it is closed; False: another process has locked it.
-
-    Raises:
-      OSError: the file system has no locks.
-      ImportError: the system has none.
-    """
+    """Lock an open file until it is closed; False: another process has. Raises `OSError`, `ImportError`: no locks."""
     import fcntl
 
     try:
@@ -147,7 +135,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def lock_file(path: Path) -> int | None:
-    """Open and lock a file, made if it isn't there; None: it is locked. `free_lock` releases it, or an exit."""
+    """Open and lock a file, made if missing, until `free_lock` or an exit; None: another process has locked it."""
     descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
     try:
         if try_lock(descriptor):
@@ -160,7 +148,7 @@ def lock_file(path: Path) -> int | None:
 
 
 def free_lock(descriptor: int) -> None:
-    """Unlock a file and close it. Closing alone would wait for copies of it, in a child that is just being started."""
+    """Unlock a file and close it. A close alone would leave it locked by copies in children that are being started."""
     import fcntl
 
     try:
@@ -170,15 +158,14 @@ def free_lock(descriptor: int) -> None:
 
 
 def is_open_as(descriptor: int, path: Path) -> bool:
-    """Whether `path` is the name of an open file."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
 
 
-def removed_if_abandoned(path: Path) -> bool:
-    """Remove a file that its writer locked, if that is gone; return whether it was removed."""
+def remove_if_abandoned(path: Path) -> bool:
+    """Remove a temporary that its writer doesn't lock any more; return whether it was removed."""
     try:
         descriptor = open_own(path, os.O_RDWR)
     except OSError:
@@ -194,20 +181,15 @@ def removed_if_abandoned(path: Path) -> bool:
 
 
 def replace_file(target: Path, content: bytes) -> None:
-    """Replace the content of `target` atomically; missing directories are made.
-
-    Raises:
-      OSError: `target` is as it was; or, if only the directory's sync failed, new and whole, but not yet durable.
-    """
+    """Replace the content of `target` atomically; missing directories are made. Raises `OSError`."""
     write_parts(target, [content])
 
 
 def write_parts(target: Path, parts: Iterable[bytes | memoryview], family: str | None = None) -> None:
-    """As `replace_file`, of content in parts; if making a part raises, `target` is as it was, too.
+    """As `replace_file`, of content in parts; if making a part raises, `target` has its old content.
 
-    Args:
-      family: the next write of the same family in this directory removes temporaries that a kill has left; None: the
-        next write of this file.
+    The next write of the same `family` in this directory removes temporaries that a kill has left; by default, of the
+    file.
     """
     pending = PendingFile(target.parent, family or target.name)
     try:
@@ -220,16 +202,9 @@ def write_parts(target: Path, parts: Iterable[bytes | memoryview], family: str |
 
 
 class PendingFile:
-    """A new file in a directory, which is made if it is missing: it has a temporary name until it is whole.
+    """A new file in a directory, made if missing, under a temporary name until `commit` or `discard`.
 
-    Ended by `commit` or `discard`. A kill before that leaves a temporary, which the next pending file of the same
-    family in this directory removes.
-
-    Attributes:
-      size: bytes written so far.
-
-    Raises:
-      OSError: it can't be made.
+    A kill before that leaves a temporary, which the next pending file of the same family in this directory removes.
     """
 
     def __init__(self, directory: Path, family: str) -> None:
@@ -240,21 +215,20 @@ class PendingFile:
         self.size = 0
 
     def write(self, content: bytes | memoryview) -> None:
-        """Append to the file."""
         write_all(self._file.fileno(), content)
         self.size += len(content)
 
     def write_start(self, content: bytes) -> None:
-        """Write over the first bytes, which are there already."""
+        """Write over the first bytes."""
         self._file.seek(0)
         write_all(self._file.fileno(), content)
         self._file.seek(0, os.SEEK_END)
 
     def commit(self, name: str) -> None:
-        """Make it durable, under its name, in place of what had that name.
+        """Make it durable, and rename it to `name`, over what had that name.
 
-        Raises:
-          OSError: what was there is as it was; or, if only the directory's sync failed, this is, but not yet durable.
+        After an `OSError`, the old file stays; or, if only the directory's sync failed, this one has the name, not yet
+        durable.
         """
         try:
             os.fsync(self._file.fileno())
@@ -267,7 +241,7 @@ class PendingFile:
         sync_directory(self._path.parent)
 
     def discard(self) -> None:
-        """Remove it. Idempotent; of no effect after `commit`."""
+        """Remove it. Idempotent; does nothing after `commit`."""
         with suppress(OSError):
             self._file.close()
         with suppress(OSError):
@@ -283,34 +257,33 @@ class PendingFile:
 
 
 def _begin(family: str) -> str:
-    """Return how the names of a family's temporaries begin."""
     return f".streamline-{crc32(os.fsencode(family)):08x}-"
 
 
 def _remove_abandoned(directory: Path, begin: str) -> None:
-    """Remove temporaries that a kill has left; those that are being written are locked."""
+    """Remove temporaries that a kill has left."""
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if entry.name.startswith(begin) and entry.name.endswith(".tmp"):
-                removed_if_abandoned(Path(entry.path))
+                remove_if_abandoned(Path(entry.path))
 
 
 def _new(directory: Path, begin: str) -> tuple[Path, FileIO, FileIO | None]:
-    """Return a new temporary, open, and what holds its lock until that is closed; None where there are no locks."""
+    """Return a new temporary, open, and what holds its lock until it is closed; None: the system has no locks."""
     while True:
-        path = directory / f"{begin}{os.urandom(8).hex()}.tmp"  # its own: two may save at once
+        path = directory / f"{begin}{os.urandom(8).hex()}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         file = next(map(FileIO, starmap(os.open, ((path, flags, 0o666),)), ("wb",)))
         try:
             if try_lock(file.fileno()) and is_open_as(file.fileno(), path):
                 return path, file, next(map(FileIO, map(os.dup, (file.fileno(),)), ("wb",)))
         except (OSError, ImportError):
-            return path, file, None  # it can't be locked, so it isn't removed
+            return path, file, None
         except BaseException:
             file.close()
             path.unlink(missing_ok=True)
             raise
-        file.close()  # another process looked at it before it was locked, and removes it
+        file.close()  # another process saw it before it was locked, and removes it
 
 
 def write_all(descriptor: int, content: bytes | memoryview) -> None:
@@ -320,7 +293,6 @@ def write_all(descriptor: int, content: bytes | memoryview) -> None:
 
 
 def sync_and_close(descriptor: int) -> None:
-    """Make what was written to a file durable, and close it."""
     try:
         os.fsync(descriptor)
     finally:
@@ -328,7 +300,7 @@ def sync_and_close(descriptor: int) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Make `directory` and what is missing above it, durably."""
+    """Make `directory` and its missing parents, durably."""
     if directory.is_dir():
         return
     missing = [path for path in (directory, *directory.parents) if not path.exists()]

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from streamline.core.state import State
 
 F = TypeVar("F", bound=Callable[..., Any])
-
 LOOKS_LIKE_AN_END = (StopIteration, StopAsyncIteration, CancelledError, GeneratorExit)
 
 INLINED = re.compile(r"<(list|set|dict)comp>\.")
-"""In Python 3.11 they stand in the name of a function that they made; since 3.12 they are none themselves (PEP 709)."""
+"""In Python 3.11, comprehensions are functions, and part of the names of functions made in them (PEP 709)."""
 
 
 def blame(
@@ -32,12 +31,7 @@ def blame(
 ) -> BaseException:
     """Return what the consumer is to see for `error` out of user code: itself, with a note that says where.
 
-    Args:
-      error: as raised by the user's function, not a cancellation that streamline asked for.
-      stage: the stage as printed, "map(tokenize)".
-      site: where it ran.
-      position: the upstream state right after the item at fault; None where no item is at fault.
-      call: what `replay` is to call again; None where that can't be done.
+    `position`: the upstream state right after the failing item; `call`: what `replay` calls again. None: there is none.
     """
     if call is not None:
         call.attach(error)
@@ -63,13 +57,13 @@ def not_an_end(error: BaseException, stage: str) -> BaseException:
 
 
 def stage_name(fn: object) -> str:
-    """Return the name that a stage gets from its function: the bare one, or its type's for a callable object."""
+    """Return the default name of a stage: its function's, or the type's of a callable object."""
     name = getattr(fn, "__name__", None)
     return name if isinstance(name, str) else type(fn).__name__
 
 
 def saved_as(name: str) -> Callable[[F], F]:
-    """Give a function of the package the name by which fingerprints know it, whatever it is called."""
+    """Return a decorator that sets a function's name in fingerprints, which then outlives renames."""
 
     def named(fn: F) -> F:
         fn.__saved_name__ = name  # type: ignore[attr-defined]
@@ -79,7 +73,7 @@ def saved_as(name: str) -> Callable[[F], F]:
 
 
 def function_name(fn: object) -> str:
-    """Return how a function is fingerprinted: its qualified name, or its type's for a callable object.
+    """Return the name of a function in fingerprints: its qualified name, or its type's for a callable object.
 
     The comprehensions that it was made in are left out, so that a newer Python resumes the snapshots of 3.11.
     """
@@ -88,9 +82,9 @@ def function_name(fn: object) -> str:
 
 
 def cancellation_requested(error: BaseException) -> bool:
-    """Whether `error`, out of user code that was awaited, is a cancellation that was requested for this task.
+    """Whether `error`, out of awaited user code, is a cancellation that was requested for this task.
 
-    A library may let a `CancelledError` of a task of its own escape; taken for ours, it would end a worker in silence.
+    A library may let a `CancelledError` of a task of its own escape; taken for ours, it would end a worker silently.
     """
     if not isinstance(error, CancelledError):
         return False

@@ -1,9 +1,8 @@
 """How many bytes may be read ahead, over all flows of one run in one process.
 
-Inputs are throttled, never outputs: a request that is running ends without asking for anything more. Each flow may
-always start the request that its reader waits for, so no flow ever waits for another one's reader; of the budget, one
-part of a file is kept free for each flow for that. So what is held is at most the budget, or one request a flow where
-requests are larger than that.
+Inputs are throttled, never outputs. A flow may always start the request that its reader waits for, so no flow waits for
+another one's reader; of the budget, one part of a file is kept free for each flow for that. What is held is at most the
+budget, or one request a flow where requests are larger than that.
 """
 
 from __future__ import annotations
@@ -18,20 +17,15 @@ MIN_PART_BYTES = 64 * 2**10
 
 
 class Budget:
-    """The bytes that all flows of a run hold.
-
-    Attributes:
-      held: bytes that are held now: asked for, or arrived and not taken by a format yet.
-    """
+    """The bytes that all flows of a run hold: that were asked for, or have arrived and are not decoded yet."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.held = 0
         self._accounts = 0
-        self._hungry: set[Callable[[], None]] = set()
+        self._waiting: set[Callable[[], None]] = set()
 
     def account(self) -> Account:
-        """Return the account of one more flow."""
         self._accounts += 1
         return Account(self)
 
@@ -44,29 +38,27 @@ class Budget:
         """Whether `count` bytes may be read ahead, besides what every flow may read at once."""
         return self.held + count <= self.most - self._accounts * self.part_bytes
 
-    def when_freed(self, poke: Callable[[], None]) -> None:
-        """Call `poke` once, as soon as bytes are free again."""
-        self._hungry.add(poke)
+    def call_when_freed(self, poke: Callable[[], None]) -> None:
+        """Call `poke` once, when bytes are freed."""
+        self._waiting.add(poke)
 
     def forget(self, poke: Callable[[], None]) -> None:
-        """Don't call `poke` any more."""
-        self._hungry.discard(poke)
+        self._waiting.discard(poke)
 
     def close(self) -> None:
-        """An account is closed."""
         self._accounts -= 1
-        self.freed()
+        self.wake()
 
-    def freed(self) -> None:
-        """Bytes are free again: wake the flows that wait for some."""
-        if self._hungry:
-            hungry, self._hungry = self._hungry, set()
-            for poke in hungry:
+    def wake(self) -> None:
+        """Wake the flows that wait for bytes."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, set()
+            for poke in waiting:
                 poke()
 
 
 class Account:
-    """What one flow holds. Its own readers ask for more by themselves; others are notified of what is given back."""
+    """What one flow holds. Its own readers ask for more by themselves; other flows are woken."""
 
     __slots__ = ("_budget", "held")
 
@@ -79,7 +71,7 @@ class Account:
         return self._budget.part_bytes
 
     def take(self, count: int, awaited: bool) -> bool:
-        """Take `count` bytes, if they may be had; `awaited`: the flow's reader can't go on without them."""
+        """Take `count` bytes, if admitted; always if `awaited`: the flow's reader waits for them."""
         budget = self._budget
         if not awaited and not budget.admits(count):
             return False
@@ -91,11 +83,9 @@ class Account:
         budget = self._budget
         budget.held -= count
         self.held -= count
-        if budget._hungry:
-            budget.freed()
+        budget.wake()
 
     def close(self) -> None:
-        """Give everything back."""
         self._budget.held -= self.held
         self.held = 0
         self._budget.close()

@@ -40,9 +40,10 @@ T = TypeVar("T")
 
 
 class FlushPoints(NamedTuple):
-    """Which items of one worker end its part of a batch after the merge: with fewer, the consumer can't go on.
+    """Which items of one worker end its part of a batch after the merge: with fewer, the consumer waits.
 
-    Item `first` has place `at` in its batch of `size`, and each one after it is `step` places on.
+    Item `first` has place `at` in its batch of `size`, and each later one is `step` places further. With first=0, at=1,
+    step=3 and size=4, items 0 and 1 have the places 1 and 4 (of the next batch, 0): item 0 ends a part.
     """
 
     first: int
@@ -51,21 +52,22 @@ class FlushPoints(NamedTuple):
     size: int
 
     def next_boundary(self, sent: int, most: int) -> tuple[int, int]:
-        """Return how many items after the first `sent` to ask for, `most` at the most, and how many end a part."""
+        """Return how many items after the first `sent` to ask for, up to `most`, and how many end the first part."""
         at = (self.at + (sent - self.first) * self.step) % self.size
         batches = (at + most * self.step) // self.size
-        up_to = [-((at - size) // self.step) for size in (batches * self.size, self.size)]
-        return up_to[0] if batches else most, up_to[1]
+        up_to_first = -((at - self.size) // self.step)  # rounded up
+        up_to_last = -((at - batches * self.size) // self.step)
+        return up_to_last if batches else most, up_to_first
 
 
 class Sink(ABC, Generic[T]):
-    """Where items leave a task, and what bounds those that were not consumed yet.
+    """Where items leave a task, and what bounds those that are not consumed yet.
 
     Attributes:
-      capacity: what may be held in here, and with the receiver.
-      filler: the meter of the stage whose items wait for room here; None: waits aren't counted.
+      capacity: what may be held in here, and by the receiver.
+      filler: the meter of the stage that fills it; counts waits for room. None: not counted.
       sent: items sent in all.
-      flush_points: where a list has to be handed on although user code may be quick; None: everywhere.
+      flush_points: items with which a list is handed on, even if user code is quick; None: every list is handed on.
       turns: of the event loop until what was sent has been taken; 2: to a consumer after the merge.
     """
 
@@ -80,60 +82,58 @@ class Sink(ABC, Generic[T]):
 
     @property
     def room_at_once(self) -> int:
-        """Items that may be pulled now; 0 where `wait_room` waits."""
         return self.capacity.room_at_once
 
     def pull_size(self, room: int) -> tuple[int, int]:
-        """Return how long a list to pull, and how many of its items the consumer can't go on without."""
+        """Return how long a list to pull, and how many of its items the consumer needs to go on."""
         most = min(room, self.capacity.longest)
         return (most, 1) if self.flush_points is None else self.flush_points.next_boundary(self.sent, most)
 
     async def wait_room(self) -> int:
-        """Wait until there is room, and return it; after it was full, for a quarter of it: lists are to be long."""
+        """Return the room once there is some; after it was full, once a quarter is free."""
         if room := self.room_at_once:
             return room
         capacity = self.capacity
         capacity.note_full(perf_counter())
         while not capacity.is_low or capacity.room < 1:
-            await self._wait_freed()
+            await self._wait_room()
         capacity.note_room(perf_counter())
         return capacity.room
 
     @abstractmethod
     async def send(self, chunk: Chunk[T], /) -> None:
-        """Hand on a chunk; waits only for bytes."""
+        """Hand on a chunk; waits only where a byte budget is set and an item doesn't fit."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Say that this was all. Only a flow that has finished may."""
+        """End the channel. Only a flow that has finished may."""
 
     @abstractmethod
     def fail(self, failure: BaseException, /) -> None:
-        """Let the receiver have what was sent, then the failure."""
+        """Fail the receiver, after it has taken what was sent."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """What is left will not be read."""
+        """Close the channel: what is left will not be read."""
 
-    def freed(self, items: int, size: int) -> None:
-        """Take note that the receiver has consumed `items` items of `size` bytes together."""
+    def on_consumed(self, items: int, size: int) -> None:
+        """Free the room of `items` items of `size` bytes together, which the receiver has consumed."""
         self.capacity.free(items, size)
         if self._waiting is not None and self.capacity.is_low:
             self._waiting.set()
             self._waiting = None
 
     async def _wait_bytes(self, size: int) -> None:
-        """Wait until an item of `size` bytes fits."""
         while not self.capacity.fits(size):
-            await self._wait_freed()
+            await self._wait_room()
 
-    async def _wait_freed(self) -> None:
-        """Wait until the receiver has consumed some items; the filler's meter counts it."""
+    async def _wait_room(self) -> None:
+        """Wait until the receiver has consumed some items."""
         self._waiting = Rest()
-        await self._wait_metered(self._waiting)
+        await self._wait_counted(self._waiting)
 
-    async def _wait_metered(self, freed: Rest) -> None:
-        slot = -id(self)  # no call's, nor another channel's: a stage may wait for room in several, and for an input
+    async def _wait_counted(self, freed: Rest) -> None:
+        slot = -id(self)  # unique: a stage may wait for room in several channels, and for an input
         if self.filler is not None:
             self.filler.wait_begins("wait_output", slot)
         try:
@@ -144,13 +144,10 @@ class Sink(ABC, Generic[T]):
 
 
 class Feeder:
-    """What fills a channel: a task, or what stands for one elsewhere. It is told what becomes of the channel.
-
-    A subclass overrides what concerns it; the rest does nothing.
-    """
+    """What fills a channel: a task, or what stands for one elsewhere. A subclass overrides what it needs."""
 
     def start(self) -> None:
-        """Begin: called once, with the first pull or before it."""
+        """Begin. Called once, with the first pull or before it."""
 
     def cancel(self) -> None:
         """Ask it to end; don't wait."""
@@ -178,7 +175,7 @@ class Channel(Sink[T]):
       begin: the state before the first item.
 
     Attributes:
-      gate: of the run that it belongs to, once that is known.
+      gate: of the run that it belongs to, set by `join`.
       meter: of this channel; None: not counted.
     """
 
@@ -194,48 +191,42 @@ class Channel(Sink[T]):
         self.inbox = Inbox(self, begin)
 
     def join(self, session: Session) -> None:
-        """Take note of the run that this channel belongs to; before anything is sent."""
         self.gate = session.gate
         if session.most_ahead is not None:
             self.capacity.limit_to(session.most_ahead)
 
     def resize(self, capacity: int) -> None:
-        """Hold so many items from now on, as far as it may; while there are more, none are admitted."""
         self.capacity.resize(capacity)
-        self.freed(0, 0)  # there may be room
+        self.on_consumed(0, 0)  # wakes a sender that now has room
 
     async def wait_room(self) -> int:
         room = await super().wait_room()
         if self.meter is not None:
-            self.meter.capacity = self.capacity.items
+            self.meter.note_held(self.capacity.held, self.capacity.items)
         return room
 
     def reserve(self, items: int, size: int = 0) -> None:
-        """Count `items` as held from now on, before they are posted."""
+        """Count `items` as held, before they are posted."""
         self.capacity.add(items, size)
         self.sent += items
-        meter, held = self.meter, self.capacity.held
-        if meter is not None:
-            meter.depth = held
-            if held > meter.peak:
-                meter.peak = held
-
-    def freed(self, items: int, size: int) -> None:
-        super().freed(items, size)
         if self.meter is not None:
-            self.meter.depth = self.capacity.held
-            self.meter.capacity = self.capacity.items
+            self.meter.note_held(self.capacity.held, self.capacity.items)
+
+    def on_consumed(self, items: int, size: int) -> None:
+        super().on_consumed(items, size)
+        if self.meter is not None:
+            self.meter.note_held(self.capacity.held, self.capacity.items)
         self.feeder.on_freed()
 
     async def send(self, chunk: Chunk[T]) -> None:
-        """Hand on a chunk; waits only where a byte budget is set and an item doesn't fit."""
         capacity = self.capacity
         if capacity.size == math.inf:
             self.reserve(len(chunk.items))
             self.post(chunk)
             return
         one_by_one = not capacity.by_list and len(chunk.items) > 1
-        for part in [chunk.part(index, 1) for index in range(len(chunk.items))] if one_by_one else [chunk]:
+        parts = [chunk.part(index, 1) for index in range(len(chunk.items))] if one_by_one else [chunk]
+        for part in parts:
             if sizes := list(map(nbytes, part.items)):
                 await self._wait_bytes(sum(sizes))
                 self.reserve(len(sizes), sum(sizes))
@@ -243,7 +234,7 @@ class Channel(Sink[T]):
             self.post(part)
 
     def admit(self, item: T, states: States, size: int) -> None:
-        """Hand on one item of `size` bytes at once, whatever the room: the caller keeps the bounds."""
+        """Hand on one item of `size` bytes, whatever the room: the caller keeps the bounds."""
         self.reserve(1, size)
         self._packet().sizes.append(size)
         self.post(Chunk([item], states))
@@ -258,7 +249,7 @@ class Channel(Sink[T]):
             packet.items.extend(chunk.items)
             if self.meter is not None:
                 self.meter.items += len(chunk.items)
-        packet.after = chunk.progress  # supersedes an earlier one: at most one progress is pending
+        packet.after = chunk.progress  # replaces an earlier one
         self.inbox.notify()
 
     def finish(self) -> None:
@@ -273,12 +264,11 @@ class Channel(Sink[T]):
         self.finish()
 
     def abandon(self) -> None:
-        """Close both ends: what is left will not be read."""
         self.open = None
         self.inbox.shut()
 
-    async def _wait_freed(self) -> None:
-        await super()._wait_freed()
+    async def _wait_room(self) -> None:
+        await super()._wait_room()
         await self.gate.passage()
 
     def _packet(self) -> Packet[T]:
@@ -288,10 +278,10 @@ class Channel(Sink[T]):
 
 
 class Inbox(Flow[T]):
-    """The receiving end: a flow whose state travelled with the last item received.
+    """The receiving end: a flow whose state travels with the items.
 
-    Cancel-safe: a cancelled pull has taken nothing. Its other face, for a merge that looks at several inboxes, is
-    `start`, `ready`, `take`, `over` and `wait`.
+    Cancel-safe: a cancelled pull has taken nothing. A merge, which looks at several inboxes, uses `start`, `ready`,
+    `take`, `exhausted` and `wait` in place of `pull`.
     """
 
     def __init__(self, channel: Channel[T], begin: State) -> None:
@@ -301,7 +291,7 @@ class Inbox(Flow[T]):
         self._packet: Packet[T] = Packet()
         self._position = self._unreleased = self._unreleased_bytes = 0
         self._shut = self._waiting = self._keeps = False
-        self._started = self._begun = False  # told to, for ever or never; and it was the feeder that was told
+        self._started = self._begun = False  # `_started`: never again; `_begun`: the feeder runs
         self.on_ready: Callable[[], None] | None = None
         self.on_end: Callable[[bool], None] | None = None
 
@@ -311,28 +301,28 @@ class Inbox(Flow[T]):
         return self._channel.capacity.items
 
     def keep(self) -> int:
-        """Hold what was taken until `free` is called: asking for more says nothing. Return the capacity from now on."""
+        """Hold what was taken until `free` is called: a pull releases nothing. Return the capacity, which stays."""
         self._keeps = True
         self._channel.capacity.limit_to(self.capacity)
         return self.capacity
 
     def resize(self, capacity: int) -> None:
-        """Hold so many items from now on; those that there are too many of leave first."""
+        """Hold so many items; what is above that leaves first."""
         self._channel.resize(capacity)
 
     def flush_at(self, points: FlushPoints) -> None:
-        """Say which items the sender needn't keep for longer lists."""
+        """Set the items that the sender needn't keep for longer lists."""
         self._channel.flush_points = points
         self._channel.feeder.on_flush_points()
 
     def start(self) -> None:
-        """Start the task that feeds this inbox, if it isn't running yet."""
+        """Start the feeder, if it isn't running yet."""
         if not self._started:
             self._started = self._begun = True
             self._channel.feeder.start()
 
     def notify(self) -> None:
-        """Called by the sender: there is something to see."""
+        """Wake the receiver. Called by the sender."""
         if self._news is not None:
             self._news.set()
             self._news = None
@@ -341,9 +331,9 @@ class Inbox(Flow[T]):
 
     @property
     def ready(self) -> int:
-        """Items that `take` would return now, if it was asked for that many.
+        """Items that `take` would return now, if asked for that many.
 
-        Half of the capacity at the most, so that the sender has room while a list is consumed.
+        Half of the capacity at most, so that the sender has room while a list is consumed.
         """
         if not self._packet.items and self._channel.open is not None and self._packet.after is None:
             self._adopt(self._channel.open)
@@ -355,19 +345,19 @@ class Inbox(Flow[T]):
 
     @property
     def nothing_pending(self) -> bool:
-        """Whether there is nothing to see: no item, no progress, no end."""
+        """Whether there is no item, no progress and no end to take."""
         packet, channel = self._packet, self._channel
         news = packet.items or packet.after is not None or packet.failure is not None or channel.open is not None
         return not (news or channel.finished or self._shut)
 
     @property
     def starved(self) -> bool:
-        """Whether a receiver waits here that has consumed all it took, and there is nothing to see."""
+        """Whether a receiver waits here that has consumed all it took."""
         return self._waiting and not self._unreleased and self.nothing_pending
 
     @property
     def unreleased(self) -> tuple[int, int]:
-        """Items that were taken and not consumed yet, and their bytes, where they are counted."""
+        """Items that were taken and not consumed yet, and their bytes, if these are counted."""
         return self._unreleased, self._unreleased_bytes
 
     def take(self, limit: int) -> Chunk[T] | None:
@@ -375,7 +365,7 @@ class Inbox(Flow[T]):
         count = min(limit, self.ready)
         packet, first = self._packet, self._position
         items = packet.items[:count]
-        del packet.items[:count]  # what was taken is the taker's: nothing here refers to it any more
+        del packet.items[:count]  # only the taker refers to them
         after = None if packet.items else packet.after
         if not count and after is None:
             return None
@@ -386,18 +376,12 @@ class Inbox(Flow[T]):
         if packet.sizes:
             self._unreleased_bytes += sum(packet.sizes[first : first + count])
         chunk = Chunk(items, Shifted(packet.states, first) if first else packet.states, after)
-        self._state_ref = (
-            chunk.end_reference
-        )  # a merge takes and never pulls: the state where it began must not be kept for ever
+        self._state_ref = chunk.end_reference  # a merge never pulls, and would keep the state where it began
         return chunk
 
     @property
     def exhausted(self) -> bool:
-        """Whether everything was taken and no more will come.
-
-        Raises:
-          What the sender failed with, once all before it was taken.
-        """
+        """Whether everything was taken and no more will come; if the sender has failed, raise that then."""
         if self.ready or self._packet.after is not None:
             return False
         if self._packet.failure is not None:
@@ -408,15 +392,15 @@ class Inbox(Flow[T]):
 
     @property
     def failure(self) -> BaseException | None:
-        """What the sender failed with, as far as it has arrived."""
+        """What the sender failed with, if that has arrived."""
         return self._packet.failure
 
     async def wait(self) -> None:
-        """Wait until there is something to take, or it is over, and items may move."""
+        """Wait until there is something to take, or the end, and items may move."""
         self._waiting = True
         try:
             self._channel.feeder.on_wait()
-            await anyio.lowlevel.checkpoint_if_cancelled()  # asyncio can't cancel a wait whose event is set each turn
+            await anyio.lowlevel.checkpoint_if_cancelled()  # asyncio can't cancel a wait whose event is always set
             while self.nothing_pending:
                 news = self._news = Rest()
                 await news.wait()
@@ -428,7 +412,6 @@ class Inbox(Flow[T]):
             await self.passage()
 
     async def passage(self) -> None:
-        """Wait while items must not move."""
         await self._channel.gate.passage()
 
     def release(self) -> None:
@@ -436,18 +419,18 @@ class Inbox(Flow[T]):
             self.free(self._unreleased, self._unreleased_bytes)
 
     def free(self, items: int, size: int) -> None:
-        """Say that so many of the items that were taken have been consumed."""
+        """Count so many of the items that were taken as consumed."""
         self._unreleased -= items
         self._unreleased_bytes -= size
-        self._channel.freed(items, size)
+        self._channel.on_consumed(items, size)
 
     def shut(self) -> None:
-        """Close the receiving end; what is buffered is dropped."""
+        """Close the receiving end, and drop what is buffered."""
         self._shut = not self._channel.finished
-        self.notify()  # a waiting merge learns of it
+        self.notify()
 
     def cancel(self) -> None:
-        """Ask the task that feeds this inbox to end; do not wait."""
+        """Ask the feeder to end; do not wait."""
         self._started = True
         if self._begun:
             self._channel.feeder.cancel()
@@ -477,7 +460,7 @@ class Inbox(Flow[T]):
         return chunk
 
     def _adopt(self, packet: Packet[T]) -> None:
-        """Make `packet` the one that is taken from; its sender appends to it no more."""
+        """Take from `packet` from now on; its sender appends to it no more."""
         self._packet = packet
         self._position = 0
         if packet is self._channel.open:

@@ -1,8 +1,8 @@
-"""The log of a choosing flow, in segments that link forward only: what no state leads to any more is freed by itself.
+"""The log of a choosing flow, in segments that link forward only: garbage collection frees what no state refers to.
 
-A walk along the log goes from a mark to a later state of the same flow. Where a flow runs in another process that died,
-and another was opened in its place, the log forks: states that came before may stand beyond the place at which the new
-flow began. So each segment belongs to a *generation*, and a walk takes the branch that leads to its target's.
+A walk along the log goes from a mark to a later state of the same flow. If the flow's process died and another flow was
+opened in its place, the log forks, and older states may be after the place at which the new flow began. So each segment
+has a *generation*, and a walk takes the branch that leads to its target's.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class LogSegment(ABC):
     """Some consecutive choices of one flow.
 
     Attributes:
-      name: of the stage that chooses; "" where the log never leaves its process.
-      later: the next segment, once there is one.
+      name: of the stage that chooses; "" if the log never leaves its process.
+      later: the next segment, if there is one.
       generation: restarts of the flow's process before these choices.
-      branches: what began inside this segment, in a later generation: (where, first segment), oldest first.
+      branches: later generations that began inside this segment: (where, first segment), oldest first.
     """
 
     __slots__ = ("__weakref__", "branches", "generation", "later", "name")
@@ -32,7 +32,7 @@ class LogSegment(ABC):
         self.branches: tuple[tuple[int, Any], ...] = ()
 
     def onward(self: S, target: LogSegment) -> tuple[int | None, S | None]:
-        """Return where a walk to `target` leaves this segment (None: after its end), and the next one on the way."""
+        """Return where a walk to `target` leaves this segment (None: at its end), and the next segment of the walk."""
         for at, segment in reversed(self.branches):
             if segment.generation <= target.generation:
                 return at, segment
@@ -40,19 +40,11 @@ class LogSegment(ABC):
 
     @abstractmethod
     def news(self, known: Any) -> tuple[Any, Any]:
-        """Return what a copy elsewhere doesn't know yet (None: nothing), and what it has been known then.
-
-        Args:
-          known: as it was returned the last time; None: it knows nothing.
-        """
+        """Return what a copy in another process lacks, if anything, and what it then has `known` (at first None)."""
 
     @abstractmethod
     def learn(self, news: Any, shift: int) -> None:
-        """Take in what `news` has returned; the first time, this is a copy in which nothing is set but `LogSegment`'s.
-
-        Args:
-          shift: what this flow counts as 0, in the numbers of the first generation.
-        """
+        """Add the `news` of the original to this copy; `shift`: what this flow counts as 0, in its numbers."""
 
 
 class Log(LogSegment):
@@ -66,10 +58,10 @@ class Log(LogSegment):
         super().__init__(name)
         self.start = start
         self.made = made
-        self.planned = planned  # choices below this number were given at the opening, and stand until they are made
+        self.planned = planned  # choices below this number are given by the state that it was opened at
 
     def between(self, first: int, stop: int, target: Log | None = None) -> list[int]:
-        """Return choices first ... stop - 1, all of this segment or later, on the way to `target`."""
+        """Return choices first ... stop - 1, of this segment or later ones, on the way to `target`."""
         found: list[int] = []
         log: Log | None = self
         while log is not None and log.start < stop:
@@ -80,7 +72,7 @@ class Log(LogSegment):
         return found
 
     def leads_to(self, target: Log) -> bool:
-        """Whether `target` is of the same flow as this segment, or of one that was opened in its place."""
+        """Whether a walk from this segment reaches `target`."""
         log: Log | None = self
         while log is not None and log is not target:
             log = log.onward(target)[1]
@@ -95,14 +87,7 @@ class Log(LogSegment):
 
 
 class Branch(NamedTuple):
-    """Where a choosing flow goes on if it is opened anew at a state.
-
-    Attributes:
-      name: of the stage.
-      segment: that the state stands in.
-      at: how far into it, as its walks count.
-      shift: what the new flow will count as 0.
-    """
+    """Where a choosing flow begins if it is opened at a state: `at` so far into `segment`; it counts `shift` as 0."""
 
     name: str
     segment: LogSegment

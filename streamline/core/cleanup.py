@@ -16,7 +16,7 @@ P = ParamSpec("P")
 
 
 class Cleanup:
-    """Work for the moment when `thing` is gone; idempotent, as it is done again from its start if it was cut off.
+    """Work for the moment when `thing` is gone; idempotent, as it starts anew if it was cut off.
 
     Args:
       work: holds no reference to `thing`; neither do its arguments. Also done at the interpreter's exit.
@@ -27,18 +27,18 @@ class Cleanup:
         self._finalizers = [finalize(thing, self._work) for _ in range(2)]
 
     def not_at_exit(self) -> Cleanup:
-        """Leave it undone where the interpreter exits; return this."""
+        """Skip it at the interpreter's exit; return this."""
         for one in self._finalizers:
             one.atexit = False
         return self
 
     def __call__(self) -> None:
-        """Do it now, unless that has been done."""
+        """Do it now, unless it is done."""
         if self._finalizers[0].alive:
             self._work()
             self.detach()
 
     def detach(self) -> None:
-        """Leave it undone from now on."""
+        """Never do it."""
         for one in reversed(self._finalizers):
             one.detach()

@@ -4,8 +4,7 @@ A figure is declared once: meters write the classes that `stats` gives to users,
 the event loop's thread; any may read it, exact but for the list that is being counted. Times are `perf_counter`'s.
 
 Details are what only one kind of stage counts: cycles of a cache, components of a mixture, bytes copied to a device. A
-stage registers a function that reads them (`StageMeter.details_from`), called only when figures are read. They travel
-from worker processes with the other counts, are aggregated over workers here, and are shown by name.
+stage registers a function that reads them (`StageMeter.details_from`). Worker processes send them with other counts.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ class Detail:
 
     Attributes:
       name: what it is; the unit at its end, "_s" or "_bytes".
-      value: of all workers together: their sum, or of "now" the least.
-      part: which part of the stage it is of, the name of a component, say; "": all of it.
-      how: "count": since the stream was opened. "total": a sum that the state has, so that it goes on after a resume.
-        "now": how it stands, each worker its own.
+      value: summed over workers; of "now", their least.
+      part: the part of the stage that it is of, such as a component by name; "": all of it.
+      how: "count": since the stream was opened. "total": a sum in the state, which continues after a resume. "now": the
+        current value in each worker.
     """
 
     name: str
@@ -43,11 +42,11 @@ class Detail:
 Details: TypeAlias = tuple[Detail, ...]
 
 ReadDetails: TypeAlias = Callable[[], Details]
-"""Called in any thread; keeps no items alive, for it stays as long as the meter."""
+"""Called in any thread; refers to no items, as it lives as long as the meter."""
 
 
 def later(before: Details, now: Details) -> Details:
-    """Return the details of a stage that was opened again, in another pass or another process: counts go on."""
+    """Return the details of a stage that was opened again, in another pass or process: counts are added up."""
     if not before:
         return now
     known = {(detail.part, detail.name): detail for detail in before}
@@ -73,18 +72,19 @@ def together(workers: Iterable[Details]) -> Details:
 
 
 def since(earlier: Details, now: Details) -> Details:
-    """Return what was added since `earlier`; what is no count is as it stands."""
+    """Return what was added since `earlier`; details that aren't counts keep their value."""
     were = {(detail.part, detail.name): detail.value for detail in earlier}
-    return tuple(
-        replace(detail, value=max(0, detail.value - were.get((detail.part, detail.name), 0)))
-        if detail.how == "count"
-        else detail
-        for detail in now
-    )
+    found: list[Detail] = []
+    for detail in now:
+        if detail.how == "count":
+            gained = detail.value - were.get((detail.part, detail.name), 0)
+            detail = replace(detail, value=max(0, gained))
+        found.append(detail)
+    return tuple(found)
 
 
 Executor: TypeAlias = Literal["inline", "task", "thread"]
-"""Where a stage does its work: in the event loop, which stands still meanwhile; awaited; in threads."""
+"""Where a stage does its work: in the event loop, which it blocks; awaited; in threads."""
 
 HostKind: TypeAlias = Literal["process", "thread"]
 
@@ -93,7 +93,7 @@ FROM_HOST = " (border)"
 
 
 def label(name: str, kind: str) -> str:
-    """Return a stage as it is printed: "map(decode)"; where its name says no more than its kind, "read_jsonl"."""
+    """Return a stage as it is printed: "map(decode)"; "read_jsonl" if its name says no more than its kind."""
     if kind == "numbering":  # what makes the generators of .map(seed=)
         return f"rng({name.removesuffix('.rng')})"
     return kind if name.startswith(kind) or kind.endswith(f"_{name}") else printable(f"{kind}({name})")
@@ -101,12 +101,9 @@ def label(name: str, kind: str) -> str:
 
 def host_label(number: int, kind: HostKind, pid: int | None, node: str = "", *, shared: bool = False) -> str:
     """Return a host as it is printed: "process 2, pid 4711", "shared process 2 on node7, pid 4711", "thread 0"."""
-    whose = "shared " if shared else ""
-    return (
-        f"{whose}{kind} {number}"
-        + (f" on {node}" if node else "")
-        + (f", pid {pid}" if kind == "process" and pid else "")
-    )
+    whose, where = "shared " if shared else "", f" on {node}" if node else ""
+    process = f", pid {pid}" if kind == "process" and pid else ""
+    return f"{whose}{kind} {number}{where}{process}"
 
 
 GROWING = frozenset({
@@ -115,17 +112,17 @@ GROWING = frozenset({
     "busy_s", "held_s", "wait_input_s", "wait_output_s", "arrival_s", "looked_s", "collecting_s", "gil_looks",
     "gil_waits", "quota_periods", "quota_throttled", "memory_wait_s", "cpu_s", "core_wait_s",
 })  # fmt: skip
-"""Fields that grow. The others, depths, peaks, pids, memory, are as they stand."""
+"""Fields that only grow; not depths, peaks, pids, memory."""
 
 KEYS = {
     "stages": "name", "channels": "name", "hosts": "number", "reads": "name", "per_worker": "shard",
     "threads": "number",
 }  # fmt: skip
-"""Fields that are tuples of figures, each with the field of those that tells them apart."""
+"""Fields that are tuples of figures, and by which field these are identified."""
 
 
 class Summable:
-    """Figures, a dataclass: `+` and `-` are of its fields that grow; all else is as on the left."""
+    """Figures, a dataclass: `+` and `-` apply to fields that grow; the others are the left operand's."""
 
     grows: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[tuple[str, ...]] = ()
@@ -139,7 +136,7 @@ class Summable:
         return total((self, other))
 
     def __sub__(self, earlier: Summable) -> Self:
-        """Return what was added since `earlier`, at which the same was counted."""
+        """Return what was added since `earlier`, a reading of the same figures."""
         gained = self.copy()
         now, before, found = vars(self), vars(earlier), vars(gained)  # quickly: of each worker of each stage
         for name in self.grows:
@@ -160,7 +157,7 @@ class Summable:
         return found
 
     def add(self, more: Summable) -> None:
-        """Count what was counted elsewhere, too."""
+        """Add what was counted elsewhere."""
         for name in more.grows:
             setattr(self, name, getattr(self, name) + getattr(more, name))
 
@@ -169,7 +166,7 @@ T = TypeVar("T", bound=Summable)
 
 
 def total(parts: Sequence[T]) -> T:
-    """Return the figures of all parts together: sums of what grows, and all else as in the first one."""
+    """Return the sum of what grows; all else is the first part's."""
     found = dict(vars(parts[0]))
     found |= {name: sum(getattr(part, name) for part in parts) for name in parts[0].grows}
     if "details" in found:
@@ -185,21 +182,21 @@ class StageStats(Summable):
       name: the stage's, unique in the pipeline.
       kind: "map", "read_jsonl", "merge".
       shard: of one worker, its own; downstream of the merge, the rank.
-      workers: how many of it run on this rank: its figures in seconds are of all of them together.
-      concurrency: calls that one of them may have at work at once.
+      workers: how many of it run on this rank: figures in seconds are their sum.
+      concurrency: calls that one of them may make at once.
       items: that came out of it.
       bytes: of those, estimated from samples; `streamline.core.tree.nbytes` says what is counted.
       busy_s: at its own work: in the user's function, in reading. Summed over workers and calls, so it may exceed the
         time that has passed; an awaited call counts from its start to its result.
-      wait_input_s: waiting for an item from before it; of a concurrent stage, summed over the calls that it might make.
+      wait_input_s: waiting for an item from upstream; of a concurrent stage, summed over the calls that it might make.
       wait_output_s: waiting for room downstream; likewise.
       errors: items that it skipped.
-      held_s: the part of `busy_s` in which the event loop stood still: sync functions that are called inline.
+      held_s: the part of `busy_s` that blocked the event loop: sync functions that are called inline.
       executor: where it does its work.
       ordered: whether items leave in the order of their inputs; of a merge, whether it is a strict one.
       per_worker: the same of each worker, by shard; of one worker, nothing.
-      hosts: threads or processes in which its workers run; 0: they run in the stream's own event loop.
-      details: what only this kind of stage counts; docs/seeing.md says which, and what they are.
+      hosts: threads or processes in which its workers run; 0: the stream's own event loop.
+      details: what only this kind of stage counts; see docs/seeing.md.
     """
 
     name: str
@@ -224,7 +221,7 @@ class StageStats(Summable):
         """Return a number that only this kind of stage has: `detail("cycle")`, `detail("served", "web")`.
 
         Args:
-          part: of what: a component of a mixture, by its name; "": of the whole stage.
+          part: the name of a component of a mixture, say; "": the whole stage.
 
         Raises:
           KeyError: it has no such number; the message says which it has.
@@ -236,12 +233,10 @@ class StageStats(Summable):
         raise KeyError(f"{self} has no detail {_name_of(name, part)}; it has {there}")
 
     def add_hold(self, seconds: float) -> None:
-        """Count work in which the event loop stood still."""
         self.busy_s += seconds
         self.held_s += seconds
 
     def add_wait(self, doing: Doing, seconds: float) -> None:
-        """Count a wait for an item from before the stage, or for room downstream."""
         if doing == "wait_input":
             self.wait_input_s += seconds
         else:
@@ -266,10 +261,10 @@ class ChannelStats(Summable):
 
     Attributes:
       name: of the stage that fills it; with the suffix " (border)" if its items come from a host.
-      shard: of one worker's, the worker's.
+      shard: of the worker, for one channel.
       items: that went through.
-      depth: items in them now; after a concurrent map, its inputs at work count too.
-      peak: the most that were in one of them at once.
+      depth: items in them now; after a concurrent map, those that calls work on count too.
+      peak: the highest depth of one of them.
       capacity: of one of them.
       channels: how many there are: one a worker, or one.
     """
@@ -282,6 +277,11 @@ class ChannelStats(Summable):
     capacity: int = 0
     channels: int = 1
 
+    def note_held(self, items: int, capacity: int) -> None:
+        self.depth, self.capacity = items, capacity
+        if items > self.peak:
+            self.peak = items
+
 
 @dataclass(kw_only=True)
 class HostStats(Summable):
@@ -290,23 +290,22 @@ class HostStats(Summable):
     Attributes:
       number: among its backend's, from 0 on.
       kind: "process" or "thread".
-      pid: of its process, the last one's if there were several; None: it hasn't started.
-      node: the machine that it runs on, or ran on at last; "": this one, or it hasn't started.
+      pid: of its process, the last one's after a restart; None: it hasn't started.
+      node: the machine that it runs on, or last ran on; "": this one, or it hasn't started.
       shards: of its workers.
       items: of theirs that have arrived.
       bytes: of those, pickled, with their buffers; 0 of a thread, where nothing is copied.
       copied_bytes: of those, that were copied to be sent; the others were written where they are read.
-      slabs_made: slabs of shared memory that came from it with items for the first time; 0 where nothing is shared.
-      slabs_reused: how many times one came again: memory that needn't be made.
-      busy_s: that its event loop was held by its stages.
+      slabs_made: slabs of shared memory in which it sent items for the first time; 0 where nothing is shared.
+      slabs_reused: how often it sent items in a slab again, in place of a new one.
+      busy_s: that its stages blocked its event loop.
       wait_input_s: that its stages waited for items, summed over stages and calls.
       wait_output_s: that they waited for room, likewise.
-      arrival_s: that the stream's own event loop was held by taking its items in.
-      restarts: how many times another one has taken its place.
-      resident_bytes: memory that it holds, or held when it was last seen, shared pages included; 0 of a thread: it is
-        this process's.
+      arrival_s: that taking its items in blocked the stream's own event loop.
+      restarts: how often it was replaced after its end.
+      resident_bytes: its memory, shared pages included, when last read; 0 of a thread: it is this process's.
       alive: it has been started, and hasn't ended.
-      shared: by the ranks of this machine; its memory is counted by the one that owns it.
+      shared: by the ranks of this machine; the rank that owns it counts its memory.
     """
 
     number: int
@@ -328,8 +327,8 @@ class HostStats(Summable):
     node: str = ""
     shared: bool = False
 
-    def arrived(self, items: int, size: int, copied_bytes: int, slabs: tuple[int, int], took_s: float) -> None:
-        """Count a list of items that has come from it, in `size` bytes, and slabs: new ones, and those used again."""
+    def count_list(self, items: int, size: int, copied_bytes: int, slabs: tuple[int, int], took_s: float) -> None:
+        """Count a list of items, in `size` bytes, and slabs: new and reused ones."""
         self.items += items
         self.bytes += size
         self.copied_bytes += copied_bytes
@@ -338,13 +337,13 @@ class HostStats(Summable):
         self.arrival_s += took_s
 
     def see(self, pid: int | None, node: str, resident_bytes: int = 0) -> None:
-        """Note its process, its machine and its memory; what isn't known now stays what it was at last."""
+        """Set its process, its machine and its memory; unknown ones keep their last value."""
         self.pid, self.node = pid or self.pid, node or self.node
         self.resident_bytes = resident_bytes or self.resident_bytes
 
     @property
     def name(self) -> str:
-        """How messages call it: "process 2, pid 4711", "shared process 2 on node7, pid 4711", "thread 0"."""
+        """Its name in messages: "process 2, pid 4711", "shared process 2 on node7, pid 4711", "thread 0"."""
         return host_label(self.number, self.kind, self.pid, self.node, shared=self.shared)
 
 
@@ -354,13 +353,13 @@ class ReadStats(Summable):
 
     Attributes:
       name: of the source.
-      requests: that were sent, tries again and redirects among them.
-      retries: tries again, each after a failure: a drop, a stall, a busy server.
-      bytes: that arrived; what arrived twice counts twice.
+      requests: that were sent, retries and redirects included.
+      retries: each after a failure: a dropped or stalled connection, a busy server.
+      bytes: that arrived; bytes that arrived twice count twice.
       cache_hits: objects, or ranges of one, that were read from `cache_dir`.
-      cache_misses: those that weren't there, and were asked for.
+      cache_misses: those that weren't there, and were requested.
       cache_bytes: that were read from there.
-      in_flight: requests, as it stands: sent, and no answer has begun to come.
+      in_flight: requests that are sent and not answered now.
     """
 
     name: str = ""
@@ -376,11 +375,7 @@ class ReadStats(Summable):
 class HostMeter:
     """One host of one run. Its writer is the run's event loop.
 
-    Args:
-      pid: returns that of its process; None: there is none yet.
-      resident: returns how many bytes of memory it holds; 0: unknown.
-      stacks: returns what its threads are at, for a person; "": unknown.
-      node: returns the machine that it runs on; "": this one, or none yet.
+    `pid`, `resident`, `stacks` and `node` return what is known now; None, 0 and "": nothing.
     """
 
     def __init__(
@@ -404,11 +399,11 @@ class HostMeter:
         return self.figures.name
 
     def see(self) -> None:
-        """Note what can be seen of it now; of one that has ended, that is what was seen at last. From any thread."""
+        """Read its process, machine and memory; of one that has ended, the last values stay. From any thread."""
         self.figures.see(self._pid(), self._node(), self._resident() if self.figures.alive else 0)
 
-    def gone(self) -> None:
-        """There is no host for now: its pid, its machine and its memory stay what they were at last."""
+    def note_end(self) -> None:
+        """Note that the host has ended."""
         self.see()
         self.figures.alive = False
 
@@ -419,19 +414,14 @@ Observer: TypeAlias = Callable[["StageMeter", Doing, float, float], None]
 """Called with what a meter counts: meter, what was done, began, ended."""
 
 HOLD_S = 0.1
-"""A sync function that holds a consumer's own event loop for so long is worth a hint."""
+"""A sync function that blocks the consumer's event loop for so long is worth a hint."""
 
 SAMPLE_LISTS = 64
-"""Lists between two looks at the size of an item; at first, after 1, 2, 4, 8 ... lists."""
+"""Lists between two samples of an item's size; at first, after 1, 2, 4, 8 ... lists."""
 
 
 class LoopMeter:
-    """The event loop in which all inline functions run.
-
-    Attributes:
-      held_s: how long they held it, all together.
-      thread: the system's number of the thread in which it runs; None: it doesn't yet.
-    """
+    """The event loop in which all inline functions run, and how long they blocked it; `thread`: the system's number."""
 
     __slots__ = ("held_s", "thread")
 
@@ -441,12 +431,12 @@ class LoopMeter:
 
 
 class MeterHooks:
-    """What is called with what all stages of a run count.
+    """Functions that are called with what the stages of a run count.
 
     Attributes:
       observer: called with every segment of work and of waiting; a trace, say. None: the usual case.
       on_observed: called, in the tracing thread, when a trace begins and when it ends.
-      on_hold: called with how long a segment of at least `HOLD_S` held the stream's own event loop; None: not called.
+      on_hold: called with a segment of at least `HOLD_S` that blocked the stream's own event loop; None: not called.
     """
 
     __slots__ = ("observer", "on_hold", "on_observed")
@@ -457,17 +447,16 @@ class MeterHooks:
         self.on_hold: Callable[[StageMeter, float], None] | None = None
 
     def observe(self, observer: Observer | None) -> None:
-        """Call `observer` with every segment of work and of waiting; None: nothing is called."""
         self.observer = observer
         for notify in list(self.on_observed):
             notify()
 
 
 class Ongoing(NamedTuple):
-    """What a stage in a worker is at, with when each of it began.
+    """What a stage in a worker does now, with the times at which it began.
 
     Attributes:
-      begun: the segment of work that holds the event loop; None: none does.
+      begun: the segment of work that blocks the event loop; None: none does.
       slots: the awaited or threaded calls; 0.0: none.
       waits: by slot.
     """
@@ -477,7 +466,7 @@ class Ongoing(NamedTuple):
     waits: tuple[tuple[int, tuple[Doing, float]], ...] = ()
 
     def shifted(self, by: float) -> Ongoing:
-        """Return it with the times of a clock that shows `by` seconds more."""
+        """Return the same with the times of a clock that is `by` seconds ahead."""
         return Ongoing(
             None if self.begun is None else self.begun + by,
             tuple(began and began + by for began in self.slots),
@@ -497,11 +486,11 @@ class SizeEstimate:
         self._samples: list[int] = []
 
     def of(self, items: int) -> int:
-        """Return the bytes of the first `items`, all that have come."""
+        """Return the bytes of the first `items`."""
         return int(self._bytes + (items - self._items) * self._item_bytes)
 
     def sample(self, item: Any, items: int) -> None:
-        """Look at one of `items`, all that have come."""
+        """Measure an item, after `items` of them."""
         if self._samples:
             self._bytes, self._items = self.of(items), items
         self._samples = [*self._samples[-7:], _size(item)]  # the last ones: sizes may drift
@@ -512,9 +501,9 @@ class StageMeter:
     """One stage in one worker.
 
     Attributes:
-      figures: what it has counted; bytes, and details that are read now, are added when they are read.
-      begun: when the segment of work that holds the loop now began; None: none does.
-      slots: when each awaited or threaded call that is at work now began; 0.0: none.
+      figures: what it has counted; `totals` adds bytes and details.
+      begun: when the segment of work began that blocks the loop now; None: none does.
+      slots: when each running awaited or threaded call began; 0.0: none.
       loop: in which its inline functions run, with those of the others.
       host: in which the worker runs; None: in the stream's own event loop.
     """
@@ -550,50 +539,46 @@ class StageMeter:
 
     @property
     def since(self) -> float | None:
-        """When the work that is going on now began, the oldest call's; None: it is at rest, or waits."""
+        """When the oldest running call began; None: none runs."""
         if self.begun is not None:
             return self.begun
         return min(filter(None, list(self.slots)), default=None)
 
-    def worked(self, began: float, ended: float) -> None:
-        """Count a segment of the stage's own work in which others could run: in a call that is awaited, or a thread."""
+    def count_work(self, began: float, ended: float) -> None:
+        """Count a segment of awaited or threaded work."""
         self.figures.busy_s += ended - began
         if self.hooks.observer is not None:
             self.hooks.observer(self, "work", began, ended)
 
-    def held(self, began: float, ended: float) -> None:
-        """Count a segment of the stage's own work in which the event loop stood still."""
+    def count_hold(self, began: float, ended: float) -> None:
+        """Count a segment of work that blocked the event loop."""
         self.begun = None
         spent = ended - began
         self.figures.add_hold(spent)
         self.loop.held_s += spent
-        if self.hooks.observer is not None or spent >= HOLD_S:
-            self._report_held(began, ended)
-
-    def _report_held(self, began: float, ended: float) -> None:
         hooks = self.hooks
         if hooks.observer is not None:
             hooks.observer(self, "work", began, ended)
-        if ended - began >= HOLD_S and hooks.on_hold is not None and self.host is None:
-            hooks.on_hold(self, ended - began)
+        if spent >= HOLD_S and hooks.on_hold is not None and self.host is None:
+            hooks.on_hold(self, spent)
 
-    def waited(self, doing: Doing, began: float, ended: float) -> None:
-        """Count a wait: for an item from before the stage ("wait_input"), or for room downstream ("wait_output")."""
+    def count_wait(self, doing: Doing, began: float, ended: float) -> None:
+        """Count a wait for an item from upstream ("wait_input"), or for room downstream ("wait_output")."""
         self.figures.add_wait(doing, ended - began)
         if self.hooks.observer is not None:
             self.hooks.observer(self, doing, began, ended)
 
     def wait_begins(self, doing: Doing, slot: int = 0) -> None:
-        """Record a wait that begins, so that it is seen while it lasts; of several at once, each has a slot."""
+        """Record that a wait begins; of several at once, each has a slot."""
         self._waits[slot] = doing, perf_counter()
 
     def wait_ends(self, slot: int = 0) -> None:
-        """Count the wait that has begun in a slot."""
+        """Count the wait in a slot."""
         doing, began = self._waits.pop(slot)
-        self.waited(doing, began, perf_counter())
+        self.count_wait(doing, began, perf_counter())
 
     def count(self, items: Sequence[Any]) -> None:
-        """Count a list that came out of the stage; now and then, look at how large an item is."""
+        """Count a list that came out of the stage, and sometimes sample the size of an item."""
         self.figures.items += len(items)
         self._lists += 1
         if self._lists >= self._next_sample and items:
@@ -602,11 +587,11 @@ class StageMeter:
 
     @property
     def bytes(self) -> int:
-        """Of the items, estimated from the sizes of a few."""
+        """Of the items, estimated from samples."""
         return self.figures.bytes + self._sizes.of(self.figures.items)
 
     def details_from(self, read: ReadDetails) -> None:
-        """Read details from this function from now on; counts of the one before go on. At the stage's first pull."""
+        """Read details from this function; counts of an earlier one are kept. At the stage's first pull."""
         self.figures.details, self._read = self.details, read
 
     @property
@@ -616,16 +601,16 @@ class StageMeter:
 
     @property
     def ongoing(self) -> Ongoing:
-        """What it is at now. From any thread."""
+        """What it does now. From any thread."""
         return Ongoing(self.begun, tuple(self.slots), tuple(self._waits.items()))
 
-    def counted(self) -> StageStats:
-        """Return what was counted, without what goes on. From any thread."""
+    def totals(self) -> StageStats:
+        """Return what was counted, without what is ongoing. From any thread."""
         return self.figures.copy(bytes=self.bytes, details=self.details)
 
     def until(self, now: float) -> StageStats:
-        """Return what was counted up to `now`, with what goes on. From any thread."""
-        found = self.counted()  # first: what ends meanwhile is missed once rather than counted twice
+        """Return what was counted up to `now`, with what is ongoing. From any thread."""
+        found = self.totals()  # first: what ends meanwhile is missed once rather than counted twice
         begun, slots, waits = self.ongoing
         if begun is not None:
             found.add_hold(max(0.0, now - begun))
@@ -635,7 +620,7 @@ class StageMeter:
         return found
 
     def show(self, gained: StageStats, ongoing: Ongoing) -> None:
-        """Count what a meter elsewhere has counted, too, and show what it is at; what is skipped is counted here."""
+        """Add what a meter elsewhere has counted, and show what it does; skipped items are counted here."""
         figures = self.figures
         errors, details = figures.errors, later(figures.details, gained.details)
         figures.add(gained)
@@ -644,7 +629,7 @@ class StageMeter:
         self._go_on(ongoing)
 
     def stop(self, now: float) -> None:
-        """Count what goes on elsewhere up to `now`, as over."""
+        """Count what is ongoing elsewhere up to `now`, and end it."""
         self.figures = self.until(now)
         self._go_on(Ongoing())
 
@@ -653,7 +638,7 @@ class StageMeter:
 
 
 class HoldTimer:
-    """`with HoldTimer(meter):` counts a segment of work in which the event loop stands still."""
+    """`with HoldTimer(meter):` counts a segment of work that blocks the event loop."""
 
     __slots__ = ("_began", "_meter")
 
@@ -668,11 +653,11 @@ class HoldTimer:
     def __exit__(self, *_: object) -> None:
         meter = self._meter
         if meter is not None:
-            meter.held(self._began, perf_counter())
+            meter.count_hold(self._began, perf_counter())
 
 
 class Working:
-    """`with Working(meter):` counts a segment of work that is awaited; a stage does one at a time."""
+    """`with Working(meter):` counts a segment of awaited work; a stage has one at a time."""
 
     __slots__ = ("_meter",)
 
@@ -687,11 +672,11 @@ class Working:
         meter = self._meter
         if meter is not None:
             (began,), meter.slots = meter.slots, []
-            meter.worked(began, perf_counter())
+            meter.count_work(began, perf_counter())
 
 
 def _size(item: Any) -> int:
-    """Return the size of an item in bytes; whatever it is, being measured must not end a run."""
+    """Return the size of an item in bytes; a failure to measure must not end a run."""
     try:
         return nbytes(item)
     except Exception:  # an attribute of the user's, a container that holds itself

@@ -18,7 +18,7 @@ Read = Callable[[str], str | None]
 LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 """Where launchers say how many ranks there are on this machine: torchrun, Open MPI, Intel MPI and MPICH."""
 
-TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+TASKS_PATTERN = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def cpus_here() -> int:
@@ -27,7 +27,7 @@ def cpus_here() -> int:
 
 
 def cpu_s(pid: int) -> float | None:
-    """Return the seconds of CPU time that a process of this machine has used; None: it has exited, or none is told."""
+    """Return the seconds of CPU time that a process of this machine has used; None: it has exited, or it is unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -51,28 +51,29 @@ def _quota() -> float | None:
 
 
 def quota_periods() -> tuple[int, int]:
-    """Return the periods of this process's CPU quota so far, and those in which it was used up; (0, 0): it has none."""
-    return (0, 0) if (file := _throttling_file()) is None else throttling(_read(file) or "")
+    """Return the periods of this process's CPU quota, and those in which it was used up; (0, 0): there is no quota."""
+    file = _throttling_file()
+    return (0, 0) if file is None else throttled_periods(_read(file) or "")
 
 
 @cache
 def _throttling_file() -> str | None:
-    return min(_quotas_found(_read), default=(math.inf, None))[1]
+    return min(_all_quotas(_read), default=(math.inf, None))[1]
 
 
-def throttling(cpu_stat: str) -> tuple[int, int]:
-    """Return what a control group's cpu.stat says of its periods: all of them, and those that were throttled. Pure."""
+def throttled_periods(cpu_stat: str) -> tuple[int, int]:
+    """Return the periods in a control group's cpu.stat, and those that were throttled. Pure."""
     counts = dict(line.split(" ", 1) for line in cpu_stat.splitlines() if " " in line)
     return _number(counts.get("nr_periods")) or 0, _number(counts.get("nr_throttled")) or 0
 
 
 def cpus_of(cpus: int, environ: Mapping[str, str]) -> int:
-    """Return how many of the cores that a process may use are its rank's, as the launcher's variables say; at least 1.
+    """Return how many of a process's cores are its rank's, as the launcher's variables say; at least 1.
 
     Pure. A SLURM task that was given cores of its own (`--cpus-per-task`) shares them with the ranks that it has
     launched itself, and with no other task, whether or not SLURM binds it to them.
     """
-    ranks = next((ranks for name in LOCAL_RANKS if (ranks := _number(environ.get(name)))), None)
+    ranks = next(filter(None, (_number(environ.get(name)) for name in LOCAL_RANKS)), None)
     if "SLURM_STEP_ID" in environ:
         own = _number(environ.get("SLURM_CPUS_PER_TASK"))
         if own:
@@ -86,7 +87,7 @@ def _tasks_here(environ: Mapping[str, str]) -> int | None:
     tasks, node = environ.get("SLURM_STEP_TASKS_PER_NODE", ""), _number(environ.get("SLURM_NODEID"))
     counts: list[int] = []
     for part in tasks.split(","):
-        found = TASKS.fullmatch(part.strip())
+        found = TASKS_PATTERN.fullmatch(part.strip())
         if found is None:
             return None
         counts += [int(found[1])] * int(found[2] or 1)
@@ -98,22 +99,20 @@ def _number(text: str | None) -> int | None:
 
 
 def cpu_quota(read: Read) -> float | None:
-    """Return how many cores' time the control groups of this process let it have; None: as much as there is.
-
-    Args:
-      read: returns a file's text; None if it isn't there or can't be read.
-    """
-    return min((quota for quota, _ in _quotas_found(read)), default=None)
+    """Return how many cores' time the control groups of this process allow; None: no bound. `read` returns a file."""
+    return min((quota for quota, _ in _all_quotas(read)), default=None)
 
 
-def _quotas_found(read: Read) -> list[tuple[float, str]]:
+def _all_quotas(read: Read) -> list[tuple[float, str]]:
     """Return each quota of this process, with the file that says how often it was used up."""
     return [found for line in (read("/proc/self/cgroup") or "").splitlines() for found in _quotas(line, read)]
 
 
 def _quotas(line: str, read: Read) -> Iterator[tuple[float, str]]:
-    """Yield what a control group and those around it allow. In a container, a group's path may be the host's, which
-    isn't there: then the root of what is mounted is the container's own."""
+    """Yield the quotas of a control group and those around it. In a container, the group's path may be the host's,
+    which isn't
+    mounted: the mounted root is the container's own group.
+    """
     _, _, rest = line.partition(":")
     controllers, _, path = rest.partition(":")
     if not path.startswith("/"):
@@ -133,19 +132,19 @@ def _quotas(line: str, read: Read) -> Iterator[tuple[float, str]]:
 
 
 def free_bytes(read: Read | None = None) -> float:
-    """Return how many bytes of memory this process may still take; infinity where the system doesn't tell."""
+    """Return how many bytes of memory this process may still take; infinity: unknown."""
     read = read or _read
     found = re.search(r"^MemAvailable: +(\d+) kB", read("/proc/meminfo") or "", re.MULTILINE)
     left = math.inf if found is None else 1024.0 * int(found[1])
     for line in (read("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if path.startswith("/") and (not controllers or "memory" in controllers.split(",")):
-            left = min([left, *_group_left(path, bool(controllers), read)])
+            left = min([left, *_free_in_groups(path, bool(controllers), read)])
     return max(0.0, left)
 
 
-def _group_left(path: str, first: bool, read: Read) -> Iterator[float]:
-    """Yield what a control group and those around it have left; files that are only cached are given up first."""
+def _free_in_groups(path: str, first: bool, read: Read) -> Iterator[float]:
+    """Yield what a control group and those around it have left; cached files don't count, as they are dropped first."""
     folder = "/sys/fs/cgroup/memory" if first else "/sys/fs/cgroup"
     most, used = ("memory.limit_in_bytes", "memory.usage_in_bytes") if first else ("memory.max", "memory.current")
     for group in (PurePosixPath(path), *PurePosixPath(path).parents):

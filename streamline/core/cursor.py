@@ -1,9 +1,8 @@
-"""Item by item through lists: the face of a flow that users see, and the state that goes with each item.
+"""Item by item through lists: the iterators that users see, and the state that goes with each item.
 
-Ctrl-C may come between any two bytecodes, and an item must be either in the loop's hands and counted, or neither. What
-says how many items were taken is the length of the list at hand, and the step that shortens it and the one that hands
-out the item are one call in C: a `for` loop over an iterator in C, in which Python handles no signal. So whatever has
-to be done for an item in Python is done before it is taken, and may be done twice.
+Ctrl-C may come between any two bytecodes, and an item must be returned to the loop and counted, or neither. The count
+is the length of the list at hand, and one call in C both shortens it and returns the item: a step of a `for` loop over
+an iterator in C, during which Python handles no signal. Python code that an item needs runs before that, perhaps twice.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ T = TypeVar("T")
 
 
 def pop_uninterrupted(iterator: Iterator[T]) -> T:
-    """Return the next item of an iterator in C that has one: taken and returned, or neither, whenever Ctrl-C comes.
+    """Return the next item of an iterator in C that has one; Ctrl-C comes before it is taken, or after it is returned.
 
-    Python looks for signals when a function begins and after a call into C, such as `next(iterator)`, but not in a
-    `for` statement over an iterator in C, nor as a function returns to one that is written in Python.
+    Python checks for signals when a function begins and after a call into C, such as `next(iterator)`, but not in a
+    `for` statement over an iterator in C, nor when a function returns to one that is written in Python.
     """
-    for item in iterator: return item  # fmt: skip # noqa: E701 # one line: what traces lines strikes between two
+    for item in iterator: return item  # fmt: skip # noqa: E701 # one line: a trace function may raise between two
     raise AssertionError("unreachable: it has an item")
 
 
 class PartIterator(chain[T], Generic[T]):
-    """An iterator that gives its items in C, a part after the other; a subclass fetches the parts in Python.
+    """An iterator whose items come out of C, part by part; a subclass fetches the parts in Python.
 
-    What is raised while it fetches ends no iterator: the next `next` fetches again. It doesn't refer to itself, so that
-    one that is dropped is gone at once.
+    An exception while it fetches doesn't end it: the next `next` fetches again. It doesn't refer to itself, so that it
+    is freed at once when it is dropped.
     """
 
     _turns: list[Iterator[T] | None]
@@ -54,10 +53,10 @@ class PartIterator(chain[T], Generic[T]):
 
     @abstractmethod
     def _fetch_part(self) -> NoReturn:
-        """Fetch a part, and go on with it: end in `_go_on`. May be interrupted anywhere, and is called again then."""
+        """Fetch a part, and end in `_go_on`. May be interrupted anywhere, and is then called again."""
 
     def _fetch_trimmed(self) -> NoReturn:
-        """`_fetch_part`, with tracebacks that have no frames of ours."""
+        """Call `_fetch_part`, and hide our frames in tracebacks."""
         try:
             self._fetch_part()
         except (StopIteration, StopAsyncIteration):
@@ -67,7 +66,7 @@ class PartIterator(chain[T], Generic[T]):
             raise
 
     def _go_on(self, part: Iterator[T] | None) -> NoReturn:
-        """Give the items of `part`, an iterator in C, before the next one is fetched; None: that was all."""
+        """Continue with `part`, an iterator in C, before the next part is fetched; None: that was all."""
         self._turns[1:] = () if part is None else (self._fetching, part)
         raise StopIteration
 
@@ -76,34 +75,24 @@ class PartIterator(chain[T], Generic[T]):
 
 
 class CurrentChunk(Generic[T]):
-    """A list that is handed out item by item. One object, so that going on to another list is one step: a signal's
-    handler, or another thread, that asks for a state meanwhile finds either this list or that.
+    """A list that is handed out item by item. One object, so that the step to the next list is one assignment: a
+    signal's handler, or another thread, that asks for a state finds either list whole.
 
     An item that was taken is the taker's: nothing here refers to it any more.
 
     Attributes:
       rest: what was not taken yet.
-      many: all but the last one, popped off `rest` without a line of Python. All items are
-        taken here, so that no other count is ever out of step.
+      many: pops all but the last item off `rest`, in C. All items are taken here, so that no other count can disagree.
       last: likewise the last one.
       size: how many there were.
       received: items of all lists up to this one, also of those that were dropped.
-      coming: what was fetched to come next, until that is at current. It goes with this list, in one step.
+      coming: the next list, from when it is fetched until it is current; part of this object, so that it is replaced in
+        the same step.
     """
 
     __slots__ = (
-        "_after",
-        "_before",
-        "_earlier",
-        "_passed",
-        "_states",
-        "coming",
-        "last",
-        "many",
-        "received",
-        "rest",
-        "size",
-    )
+        "_after", "_before", "_earlier", "_passed", "_states", "coming", "last", "many", "received", "rest", "size",
+    )  # fmt: skip
 
     def __init__(self, chunk: Chunk[T], passed: int, before: Reference, earlier: Reference, received: int = 0) -> None:
         self.rest = rest = deque(chunk.items)
@@ -138,25 +127,24 @@ class CurrentChunk(Generic[T]):
 
     @property
     def state_ahead(self) -> Reference:
-        """The state right after the next item, which is at hand."""
+        """The state right after the next item."""
         at = self.size - len(self.rest)
         if at == self.size - 1 and self._after is not None:
             return Reference.to(self._after)
         return Reference(self._states, at)
 
     def then(self, chunk: Chunk[T]) -> CurrentChunk[T]:
-        """Return the list that comes next."""
         return CurrentChunk(chunk, self.count, self.state_after, self.state_before, self.received)
 
     def drop(self) -> None:
-        """Make both iterators empty, also for a caller that is about to take from them."""
+        """Empty both iterators, also for a caller that already has one."""
         deque(self.many, 0)
         deque(self.last, 0)
         self.rest.clear()
 
 
 class Cursor(ABC, Generic[T]):
-    """A place in a flow: the list at hand, how much of it was taken, and the state that goes with it."""
+    """A position in a flow: the current list, how much of it was taken, and the state that goes with it."""
 
     def __init__(self, begin: State) -> None:
         before = Reference.to(begin)
@@ -164,7 +152,6 @@ class Cursor(ABC, Generic[T]):
 
     @property
     def count(self) -> int:
-        """How many items have been taken so far."""
         return self._current.count
 
     @property
@@ -174,12 +161,12 @@ class Cursor(ABC, Generic[T]):
 
     @property
     def at_hand(self) -> int:
-        """Items of the list at hand that were not returned yet."""
+        """Items of the current list that were not returned yet."""
         return len(self._current.rest)
 
     @property
     def state_after(self) -> Reference:
-        """The same as `state`, not made yet."""
+        """A reference to `state`."""
         return self._current.state_after
 
     @property
@@ -188,26 +175,24 @@ class Cursor(ABC, Generic[T]):
         return self._current.state_before
 
     def _begin_at(self, begin: State) -> None:
-        """Say, while nothing is at hand, that the flow goes on from elsewhere than was said."""
+        """Set the state of the beginning, while no list is at hand."""
         before = Reference.to(begin)
         self._current = CurrentChunk(Chunk((), ()), self.count, before, before, self._current.received)
 
     def _load(self, chunk: Chunk[T]) -> None:
-        """Go to the beginning of the next list."""
         self._current = self._current.then(chunk)
 
     def _forget(self) -> None:
-        """Drop the items at hand; the state stays that of the last one returned."""
+        """Drop the rest of the list; the state stays that of the last item returned."""
         current = self._current
         self._load(Chunk((), ()))
         current.drop()
 
     def _to_give(self) -> bool:
-        """Whether an item is at hand."""
         return bool(self._current.rest)
 
     def _part_at_hand(self) -> Iterator[T]:
-        """Return what gives all of the list at hand but its last item, or that one, once it may be taken."""
+        """Return an iterator in C over the current list: all but its last item, or that one, after `_on_consumed`."""
         current = self._current
         if len(current.rest) > 1:
             return current.many
@@ -216,11 +201,11 @@ class Cursor(ABC, Generic[T]):
         return current.last
 
     def _prepare_last(self, current: CurrentChunk[T]) -> None:
-        """Do what an item needs before it is taken, where lists are of one. Idempotent; if it raises, none is taken."""
+        """Prepare an item before it is taken, where lists are of one. Idempotent; if it raises, none is taken."""
 
     @abstractmethod
     def _on_consumed(self, current: CurrentChunk[T]) -> None:
-        """The last item of a list is about to be taken. Idempotent."""
+        """Called right before the last item of a list is taken. Idempotent."""
 
 
 class AsyncCursor(Cursor[T]):
@@ -242,11 +227,7 @@ class AsyncCursor(Cursor[T]):
         return pop_uninterrupted(part)
 
     async def part(self) -> Iterator[T]:
-        """Return what gives the items at hand, as `_part_at_hand`; pull a list first, if there is none.
-
-        Raises:
-          StopAsyncIteration: at the end.
-        """
+        """Return what `_part_at_hand` does, after pulling a list, if there is none; `StopAsyncIteration` at the end."""
         while not self._to_give():
             if (chunk := await self._pull()) is None:
                 raise StopAsyncIteration
@@ -254,7 +235,7 @@ class AsyncCursor(Cursor[T]):
         return self._part_at_hand()
 
     def take_rest(self) -> list[T]:
-        """Return the items of the list at hand, as if each had been asked for."""
+        """Return the rest of the current list, as if each item had been asked for."""
         found = list(self._current.many)
         if self._current.rest:
             found.extend(self._part_at_hand())

@@ -1,12 +1,11 @@
 """Dead letters: a JSONL file with a line for each skipped item.
 
-A line is written when its item counts as consumed, and has its number: the n-th that the stage skipped in the shard and
-epoch. So a resume drops the lines beyond the snapshot's counts, since those items come again, and no item is there
-twice. Where a cache on disk may serve what comes after the snapshot, these items aren't tried again, and their lines
-stay; a line that comes all the same takes the place of the one with its number.
+A line is written when its item counts as consumed, and has a number: the n-th that the stage skipped in the shard and
+epoch. A resume drops the lines beyond the snapshot's counts, since those items come again: no item has two lines. If a
+cache on disk may serve what comes after the snapshot, these items aren't tried again, and their lines stay, until a
+line with the same number replaces them.
 
-Lines are passed to the operating system before the consumer gets its next list, so a kill loses none of them; they are
-not synced, so a power cut may.
+Lines are written before the consumer gets its next list, so a kill loses none; they are not synced, so a power cut may.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from streamline.core.atomic_file import open_regular, replace_file, write_all
-from streamline.core.item_codec import decoded
-from streamline.core.text import clean, cut, said
+from streamline.core.item_codec import decode_json
+from streamline.core.text import clean, cut, safe_text
 from streamline.errors import DeadLetterError, printable
 
 if TYPE_CHECKING:
@@ -36,9 +35,8 @@ logger = logging.getLogger(__name__)
 PREFIX = b'{"dead_letter":1,'
 """How each line begins; 1 is the version of the format."""
 
-
-SAME = ("passes", "items", "error", "message", "item")
-"""Fields that two lines of the same failure share, whatever run has written them."""
+SAME_FIELDS = ("passes", "items", "error", "message", "item")
+"""Fields that two lines of the same failure share, in whichever run they were written."""
 
 
 class DeadLetters:
@@ -47,11 +45,11 @@ class DeadLetters:
     Args:
       path: as the user gave it; of several ranks, each has a file of its own: "bad-rank-00003-of-00008.jsonl".
       counts: of the state that the run begins at: skipped items by (shard, stage).
-      cached: lines beyond the counts may be of items that a cache on disk serves: they stay.
+      cached: keep lines beyond the counts: a cache on disk may serve those items.
       process: of the job, if several are this rank: each has a file of its own, "bad-rank-…-process-00005.jsonl".
 
     Raises:
-      DeadLetterError: it can't be read or written, or holds something else.
+      DeadLetterError: it can't be read or written, or is a file of something else.
     """
 
     def __init__(
@@ -80,9 +78,9 @@ class DeadLetters:
         except DeadLetterError:
             raise
         except OSError as error:
-            raise _failed(self.path, error) from error
+            raise _write_error(self.path, error) from error
 
-    def written(self, failure: Failure, epoch: tuple[int, ...]) -> DeadLetter:
+    def letter_of(self, failure: Failure, epoch: tuple[int, ...]) -> DeadLetter:
         return {
             "dead_letter": 1,
             "epoch": epoch[0],
@@ -96,21 +94,17 @@ class DeadLetters:
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "position": failure.position,
             "error": type(failure.error).__qualname__,
-            "message": clean(said(failure.error, str)),
-            "item": cut(said(failure.item, repr)),
+            "message": clean(safe_text(failure.error, str)),
+            "item": cut(safe_text(failure.item, repr)),
             "traceback": clean(failure.traceback),
         }
 
     def append(self, lines: Iterable[DeadLetter]) -> None:
-        """Write lines after those that are there.
-
-        Raises:
-          DeadLetterError: the disk is full, say; a part of a line may be there, and is removed at the next opening.
-        """
+        """Append lines. After a `DeadLetterError`, part of a line may be written, which the next opening removes."""
         try:
             self._append(lines)
         except OSError as error:
-            raise _failed(self.path, error) from error
+            raise _write_error(self.path, error) from error
 
     def _append(self, letters: Iterable[DeadLetter]) -> None:
         if self._ahead:
@@ -123,16 +117,16 @@ class DeadLetters:
             os.close(descriptor)
 
     def _is_there(self, letter: DeadLetter) -> bool:
-        """Whether a line is there already; of an order that is another one now, this one and later ones are removed."""
+        """Return whether a line is in the file; if its number has another failure, remove that line and later ones."""
         there = self._ahead.get(_number(letter))
-        if there is None or all(letter[name] == there[name] for name in SAME):
+        if there is None or all(letter[name] == there[name] for name in SAME_FIELDS):
             return there is not None
         shard, stage, n = _number(letter)
         old = {number for number in self._ahead if number[:2] == (shard, stage) and number[2] >= n}
         with BufferedReader(FileIO(open_regular(self.path, os.O_RDONLY))) as file:
             kept = [
                 line
-                for line, fields in self._checked(file)
+                for line, fields in self._parse(file)
                 if fields is not None and not (fields["epoch"] == self._epoch and _number(fields) in old)
             ]
         replace_file(self.path, b"".join(kept))
@@ -140,22 +134,22 @@ class DeadLetters:
         return False
 
     def _begin(self, counts: Mapping[tuple[int, str], int]) -> None:
-        """Keep the lines of what the state counts, and of earlier epochs."""
+        """Keep the lines that the state counts, and those of earlier epochs."""
         if not self.path.exists():
             self._append(())  # so that a path that can't be written fails now
-            self._warn_of_missing(counts, [])
+            self._warn_missing(counts, [])
             return
         with BufferedReader(FileIO(open_regular(self.path, os.O_RDONLY))) as file:
-            lines = list(self._checked(file))
+            lines = list(self._parse(file))
         kept = [line for line, fields in lines if fields is not None and self._keeps(line, fields, counts)]
-        self._warn_of_missing(counts, [fields for _, fields in lines if fields is not None])
+        self._warn_missing(counts, [fields for _, fields in lines if fields is not None])
         if len(kept) < len(lines):
             replace_file(self.path, b"".join(kept))
         else:
             self._append(())
 
-    def _warn_of_missing(self, counts: Mapping[tuple[int, str], int], found: Iterable[DeadLetter]) -> None:
-        """Log which items the state counts as skipped that have no line after the last one of their stage and shard."""
+    def _warn_missing(self, counts: Mapping[tuple[int, str], int], found: Iterable[DeadLetter]) -> None:
+        """Warn if lines of items that the state counts as skipped are missing."""
         last: dict[tuple[int, str], int] = {}
         for fields in found:
             if fields["epoch"] == self._epoch:
@@ -169,7 +163,7 @@ class DeadLetters:
                     printable(str(self.path)), stage, count, shard, last.get((shard, stage), 0),
                 )  # fmt: skip
 
-    def _checked(self, lines: Iterable[bytes]) -> Iterator[tuple[bytes, DeadLetter | None]]:
+    def _parse(self, lines: Iterable[bytes]) -> Iterator[tuple[bytes, DeadLetter | None]]:
         """Yield each line with its fields; None for a last one that a kill has cut off."""
         for number, line in enumerate(lines, 1):
             whole = line.endswith(b"\n")
@@ -178,9 +172,9 @@ class DeadLetters:
                     f"{self.path} is not a file of dead letters: line {number} is {line[:40]!r}; give dead_letters= "
                     "another path"
                 )
-            yield line, decoded(line, _fields, partial(self._damaged, number)) if whole else None
+            yield line, decode_json(line, _fields, partial(self._damage_error, number)) if whole else None
 
-    def _damaged(self, number: int, why: str) -> DeadLetterError:
+    def _damage_error(self, number: int, why: str) -> DeadLetterError:
         return DeadLetterError(f"{self.path} line {number} is damaged: {why}; move the file away")
 
     def _keeps(self, line: bytes, fields: DeadLetter, counts: Mapping[tuple[int, str], int]) -> bool:
@@ -190,12 +184,12 @@ class DeadLetters:
             return True
         if self._cached:
             letter = json.loads(line)
-            self._ahead[_number(fields)] = {name: letter.get(name) for name in SAME}
+            self._ahead[_number(fields)] = {name: letter.get(name) for name in SAME_FIELDS}
         return self._cached
 
 
 class _LineKey(msgspec.Struct):
-    """The fields that say where in a run a line belongs."""
+    """The fields that identify a line."""
 
     epoch: int
     shard: int
@@ -215,5 +209,5 @@ def _fields(line: Any) -> DeadLetter:
     return msgspec.structs.asdict(msgspec.convert(line, _LineKey))
 
 
-def _failed(path: Path, error: OSError) -> DeadLetterError:
+def _write_error(path: Path, error: OSError) -> DeadLetterError:
     return DeadLetterError(error.errno, f"can't write dead letters: {error.strerror or error}", str(path))

@@ -43,7 +43,7 @@ def behind_channel(
     widest: int | None = None,
     last: bool = False,
 ) -> Inbox[T]:
-    """Return the far end of a channel that a task of its own fills from `flow`, from the first pull on."""
+    """Return the receiving end of a channel that a task of its own fills from `flow`, from the first pull on."""
     channel = Channel[T](flow.state, Capacity(capacity, capacity_bytes, by_list=by_list, widest=widest))
     channel.filler = flow.meter
     channel.turns = 1 if last else 2
@@ -54,12 +54,7 @@ def behind_channel(
 def run_into(
     channel: Channel[T], work: Callable[[], Awaitable[None]], site: Site, name: str, filled_by: str
 ) -> Inbox[T]:
-    """Return the inbox of `channel`, whose first pull starts `work`.
-
-    Args:
-      work: as `Tasks.start` takes it.
-      filled_by: the name of the stage whose items go through the channel, for what is counted of it.
-    """
+    """Return the inbox of `channel`, whose first pull starts `work`; `filled_by` names the stage for its meter."""
     full_name = f"{name} of shard {site.shard}"
     channel.feeder = TaskFeeder(channel, work, site.tasks, full_name)
     channel.join(site.tasks.session)
@@ -70,13 +65,11 @@ def run_into(
 
 
 class TaskFeeder(Feeder):
-    """Feeds a channel from a task of its own."""
-
     def __init__(self, channel: Channel[Any], work: Callable[[], Awaitable[None]], tasks: Tasks, name: str) -> None:
         self._channel, self._tasks, self._name = channel, tasks, name
         self._work: Callable[[], Awaitable[None]] | None = work  # until it has begun: the flow isn't kept after its end
         self._job: Job | None = None
-        tasks.own(channel.abandon)
+        tasks.add_cleanup(channel.abandon)
 
     def start(self) -> None:
         assert self._work is not None
@@ -92,11 +85,11 @@ class TaskFeeder(Feeder):
             await self._tasks.stop(self._job)
 
     def on_closed(self) -> None:
-        self._tasks.disown(self._channel.abandon)
+        self._tasks.remove_cleanup(self._channel.abandon)
 
 
 async def drive(flow: Flow[T], channel: Sink[T], gate: Gate) -> None:
-    """Pull `flow` to its end into `channel`, or what stands for one."""
+    """Pull `flow` to its end into `channel`."""
 
     async def pump() -> None:
         pace = Pace()
@@ -107,22 +100,22 @@ async def drive(flow: Flow[T], channel: Sink[T], gate: Gate) -> None:
                 pace.begin()  # its reader had a turn
             if gate.holding:
                 await gate.passage()
-            most, flow.need = channel.pull_size(room)
+            most, flow.min_items = channel.pull_size(room)
             chunk = await flow.pull(most)
             if gate.holding:
-                await gate.passage()  # after a read that ended when nothing was to move any more
+                await gate.passage()  # the pause began during the pull
             if chunk is None:
                 return
             await channel.send(chunk)
-            chunk.items = ()  # as `emptied`
+            chunk.items = ()  # as `take_items`: the generator that made the chunk may keep it
             del chunk
             await pace.yield_after(HANDOVER_S, channel.turns)
 
-    await into(channel, flow, pump)
+    await fill_channel(channel, flow, pump)
 
 
-async def into(channel: Sink[Any], flow: Flow[Any], work: Callable[[], Awaitable[None]]) -> None:
-    """Do the work that fills `channel`, close the `flow` that it read, and tell the channel how it ended."""
+async def fill_channel(channel: Sink[Any], flow: Flow[Any], work: Callable[[], Awaitable[None]]) -> None:
+    """Do the work that fills `channel`, close the `flow` that it reads, and end the channel accordingly."""
     try:
         try:
             await work()

@@ -1,8 +1,7 @@
-"""Warns if two shards of a source that splits itself begin alike: then both read the same, and each item comes twice.
+"""Warns if two shards of a source that splits itself have the same first items: then each item comes twice.
 
-Only the source's function knows what a shard is. So the first items of each worker are digested at the source, before a
-shuffle or a map changes them, and the digests of a rank's workers are compared. The warning is raised in the consumer's
-thread, at its line, between two chunks (`streamline.core.tasks`).
+The first items of each worker are digested at the source, before a shuffle or a map changes them, and the digests of a
+rank's workers are compared. The warning is raised in the consumer's thread, at a chunk boundary.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from streamline.errors import DuplicateWarning, printable, users_level
 FIRST_ITEMS = 8
 """Items of a worker that are digested. A shard that has fewer is not compared."""
 
-DISTINCT = 4
-"""With fewer different items among them (labels, constants), they say nothing. Of four equally frequent values, two
-shards begin alike by chance, with all four, once in 100,000 times; of any others, less often."""
+MIN_DISTINCT = 4
+"""Different items that there must be among them, else (labels, constants) they aren't compared. Of four equally
+frequent values, two shards have the same ones by chance, with all four, once in 100,000 times; of more, less often."""
 
 EDGE_BYTES = 1 << 15
-"""Of a longer item, so many bytes from its beginning and from its end count, and how long it is."""
+"""Of a longer item, its length and so many bytes from its beginning and from its end are digested."""
 
 
 class Beginning(NamedTuple):
-    """How a shard of a source begins: the digests of its first items. `where` it is read: "process 2"; "": here."""
+    """The digests of a shard's first items. `where` it is read: "process 2"; "": here."""
 
     source: str
     shard: int
@@ -43,11 +42,7 @@ class Beginning(NamedTuple):
 
 
 class DuplicateCheck:
-    """Compares the beginnings of one run's shards. Used in its event loop's thread.
-
-    Args:
-      report: called with each beginning; in a host, this sends it to the run. None: they are compared here.
-    """
+    """Compares the first items of one run's shards, in its event loop; a host `report`s them to the run instead."""
 
     def __init__(
         self,
@@ -61,7 +56,7 @@ class DuplicateCheck:
         self._warned = False
 
     def first_items(self, beginning: Beginning) -> Callable[[Sequence[object]], bool]:
-        """Return what to call with the next items of a shard, from its first on, for as long as it returns True."""
+        """Return what to call with a shard's items, from its first on, while it returns True."""
         digests: list[bytes] = []
 
         def look(items: Sequence[object]) -> bool:
@@ -69,14 +64,14 @@ class DuplicateCheck:
                 if (found := digest(item)) is None:
                     return False  # nothing can be said of this source
                 digests.append(found)
-            if len(digests) == FIRST_ITEMS and len(set(digests)) >= DISTINCT:
+            if len(digests) == FIRST_ITEMS and len(set(digests)) >= MIN_DISTINCT:
                 self._report(beginning._replace(digests=tuple(digests)))
             return len(digests) < FIRST_ITEMS
 
         return look
 
     def compare(self, beginning: Beginning) -> None:
-        """Note a beginning; if another shard begins alike, warn at the next chunk boundary, once."""
+        """Compare with other shards; if one has the same items, warn at the next chunk boundary, once."""
         other = self._known.setdefault((beginning.source, beginning.epoch, beginning.digests), beginning)
         if other.shard != beginning.shard:
             self._alike.append((other, beginning))
@@ -100,13 +95,13 @@ class DuplicateCheck:
 
 
 def digest(item: object) -> bytes | None:
-    """Return a digest of an item: that of an equal one is equal, in any process; None: it can't be made.
+    """Return a digest of an item, the same for equal items in any process; None: it has none.
 
-    It is made of what msgspec writes, and of arrays, torch tensors in memory, paths: nothing of the user's (a `repr`, a
-    `__reduce__`) is called to look into an item.
+    It covers what msgspec writes, arrays, torch tensors in memory and paths; no code of the user's (a `repr`, a
+    `__reduce__`) is called.
     """
     try:
-        written = msgspec.msgpack.encode(item, enc_hook=_known_parts)
+        written = msgspec.msgpack.encode(item, enc_hook=_encode_part)
     except Exception:  # nothing that is known, a tensor on a GPU, a list that holds itself
         return None
     made = blake2b(written[:EDGE_BYTES], digest_size=16)
@@ -115,7 +110,7 @@ def digest(item: object) -> bytes | None:
     return made.digest()
 
 
-def _known_parts(item: Any) -> Any:
+def _encode_part(item: Any) -> Any:
     """Return what to write of an item that msgspec doesn't know."""
     if isinstance(item, loaded_np.ndarray | loaded_np.generic):
         array: np.ndarray[Any, Any] = np.asarray(item)

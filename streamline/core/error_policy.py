@@ -23,11 +23,21 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from streamline.core.counters import label
-from streamline.core.forks import disowned_in_copies
+from streamline.core.forks import disown_in_copies
 from streamline.core.meters import Meters
 from streamline.core.options import check_int, is_async
 from streamline.core.replay import CALL_ATTRIBUTE, Adapter, FailedCall
-from streamline.core.state import Reference, SkipCounts, Skipped, State, Tally, Tree, consumed_of, skips_in, with_skips
+from streamline.core.state import (
+    Reference,
+    SkipCounts,
+    Skipped,
+    State,
+    Tally,
+    Tree,
+    consumed_count,
+    skips_in,
+    with_skips,
+)
 from streamline.core.tracebacks import trace_of
 from streamline.errors import (
     DeadLetterError,
@@ -57,7 +67,7 @@ class Failure:
       stage: the stage's name.
       kind: "map", "filter", "batch", "read_jsonl".
       shard: where it ran; downstream of the merge, the rank.
-      position: of the item in the source, for a person; "" where it isn't known.
+      position: of the item in the source, as text; "": unknown.
       item: what the stage was given: of a batch the list, of `from_items` the index, of a line file the line's bytes.
       error: what was raised. Once the handler returns it has no `__traceback__`: frames keep items alive.
       items: how many items it counts as: of a batch, all that are in it.
@@ -82,7 +92,6 @@ DeadLetter: TypeAlias = dict[str, Any]
 """One line of the file; `DeadLetters` knows its fields."""
 
 Decision: TypeAlias = Literal["skip", "raise"]
-
 OnError: TypeAlias = Literal["raise", "skip"] | Callable[[Failure], Decision]
 
 
@@ -107,9 +116,8 @@ class ErrorReport:
             return "no items were skipped"
         stages = ", ".join(f"{name} {count:,}" for name, count in self.stages.items())
         what = "1 item was skipped" if self.total == 1 else f"{self.total:,} items were skipped"
-        return f"{what}: {stages}" + (
-            f"; see {printable(str(self.dead_letters))}" if self.dead_letters is not None else ""
-        )
+        where = "" if self.dead_letters is None else f"; see {printable(str(self.dead_letters))}"
+        return f"{what}: {stages}{where}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +194,7 @@ def _check_max_errors(limit: object) -> None:
 
 logger = logging.getLogger("streamline.skipping")  # as the docs call it
 
-LAST = 5
+LAST_FAILURES = 5
 """Failures that a report shows."""
 
 Key = tuple[int, str]
@@ -199,7 +207,7 @@ class DeadLetterSink(Protocol):
     def path(self) -> Path:
         """The file."""
 
-    def written(self, failure: Failure, epoch: tuple[int, ...], /) -> DeadLetter:
+    def letter_of(self, failure: Failure, epoch: tuple[int, ...], /) -> DeadLetter:
         """Return the line of a failure, except its number; the item is read now."""
 
     def append(self, letters: Iterable[DeadLetter], /) -> None:
@@ -208,6 +216,9 @@ class DeadLetterSink(Protocol):
 
 class Errors:
     """The skipped items of one run.
+
+    A stage asks `decide`, and calls `record_skip` before the state that counts the item. At the next chunk boundary,
+    `enforce_limit` counts and writes what is consumed by then; a snapshot does so by `settle`.
 
     Args:
       before: of the state that the run begins at: skipped items by (shard, stage).
@@ -238,13 +249,13 @@ class Errors:
         self._pending = _PendingSkips()
         self._counting = False
         self.goes_on = bool(self._totals)
-        self._unjudged = self.goes_on or cached
+        self._limit_unchecked = self.goes_on or cached
         self._cached = cached
-        self._last: deque[Failure] = deque(maxlen=LAST)
+        self._last: deque[Failure] = deque(maxlen=LAST_FAILURES)
         self._failure: StreamlineError | None = None
         self._reported = False
         self._deciding = threading.RLock()
-        disowned_in_copies(self)
+        disown_in_copies(self)
 
     def disown(self) -> None:
         """Write and log nothing: it is done in the process that this one is a copy of."""
@@ -252,26 +263,22 @@ class Errors:
         self._unjudged, self._reported = False, True
 
     def skips(self, name: str, kind: str, shard: int, epoch: tuple[int, ...], count: SkipCounts) -> Skips | None:
-        """Return what one stage leaves out, `count` items so far; None: nothing, and it never has."""
+        """Return the skips of one stage, `count` items so far; None: it skips none, and never has."""
         if not count and not self.policy.skips:
             return None
         return Skips(self, name, kind, shard, epoch, count)
 
     def record_skip(self, key: Key, failure: Failure, epoch: tuple[int, ...], number: int) -> None:
-        """Record a skipped item, before the state that counts it is passed on.
-
-        Args:
-          number: items that the stage has skipped so far in this shard, with this one.
-        """
+        """Record a skipped item, the `number`-th of its stage and shard, before a state counts it."""
         line = None
         if self._dead_letters is not None:
-            line = {**self._dead_letters.written(failure, epoch), "n": number}
+            line = {**self._dead_letters.letter_of(failure, epoch), "n": number}
         more = self._pending.add(key, _PendingSkip(number, failure, line))
         if self._meters is not None:
             self._meters.stage(failure.stage, failure.kind, failure.shard).figures.errors += more
 
     def decide(self, failure: Failure) -> object:
-        """Return the decision, "skip" or "raise", or whatever else a handler returns. One call at a time."""
+        """Return the decision, "skip" or "raise", or what else a handler returned. One call at a time."""
         on_error = self.policy.on_error
         if isinstance(on_error, str):
             return on_error
@@ -280,19 +287,18 @@ class Errors:
 
     def settle(self, state: State) -> None:
         """Count and write what was skipped up to `state`, which the consumer has reached."""
-        if not self._pending and not self._unjudged:
-            return
-        self._count(state)
+        if self._pending or self._limit_unchecked:
+            self._count(state)
 
     def enforce_limit(self, state: Reference) -> None:
-        """Count, and fail the run if the limit is exceeded: from then on, each call raises."""
+        """Count what was skipped up to `state`, and fail the run if that exceeds the limit; then each call raises."""
         if self._failure is not None:
             raise self._failure.with_traceback(None)  # else it would grow with every raise
-        if not self._pending and not self._unjudged:
+        if not self._pending and not self._limit_unchecked:
             return
         try:
             tally = self._count(state.get())
-            self._unjudged = self._cached
+            self._limit_unchecked = self._cached
             if self.policy.too_many(sum(self._totals.values()), tally.taken * self._size):
                 raise self._too_many()
         except StreamlineError as failure:
@@ -302,7 +308,7 @@ class Errors:
     def _count(self, state: State) -> Tally:
         tally = Tally()
         state.tally(tally)
-        if self._counting:  # a signal's handler takes a snapshot in the middle of this: what it interrupts goes on
+        if self._counting:  # a signal's handler takes a snapshot during this
             return tally
         self._counting = True
         try:
@@ -321,7 +327,7 @@ class Errors:
             except DeadLetterError as error:
                 unwritten = error
         self._pending.remove(counts)
-        self._last.extend(left.failure for left in counted[-LAST:])
+        self._last.extend(left.failure for left in counted[-LAST_FAILURES:])
         self._totals.update(totals)
         if unwritten is not None:
             raise unwritten
@@ -338,11 +344,7 @@ class Errors:
         )
 
     def close(self, state: State | None) -> None:
-        """End the run: count for the last time, and log what was skipped. Idempotent, never raises.
-
-        Args:
-          state: right after the last item that the consumer got; None: there is none any more.
-        """
+        """Count once more, up to the last `state`, if known, and log what was skipped. Idempotent, never raises."""
         if self._reported or not self.policy.skips:
             return
         self._reported = True
@@ -371,7 +373,7 @@ class Errors:
 
 
 class _PendingSkip(NamedTuple):
-    """A skipped item that isn't consumed yet; `number` is what its stage had skipped by then, with this one."""
+    """A skipped item that isn't consumed yet; `number` counts those of its stage up to this one."""
 
     number: int
     failure: Failure
@@ -379,7 +381,7 @@ class _PendingSkip(NamedTuple):
 
 
 class _PendingSkips:
-    """Those of all stages and shards: the event loop's thread adds them, the consumer's removes them."""
+    """Those of all stages and shards: the event loop's thread adds, the consumer's thread removes."""
 
     def __init__(self) -> None:
         self._waiting: dict[Key, deque[_PendingSkip]] = {}
@@ -390,13 +392,13 @@ class _PendingSkips:
         return self._added != self._removed
 
     def add(self, key: Key, skip: _PendingSkip) -> int:
-        """Add one in place of those from its number on; return how many items more there are.
+        """Add one in place of those from its number on, and return how many items more there are.
 
-        A stage that is at a number again has been opened anew, in another pass of a repeat: what the earlier pass
-        skipped beyond its last consumed item is never consumed.
+        In another pass of a repeat, numbers come again: what the earlier pass skipped after its last item is never
+        consumed.
         """
         waiting, more = self._waiting.setdefault(key, deque()), skip.failure.items
-        with suppress(IndexError):  # it is empty, or the consumer's thread has just taken the last one
+        with suppress(IndexError):  # empty; perhaps the consumer's thread has just taken the last one
             while waiting[-1].number >= skip.number:
                 more -= waiting.pop().failure.items
         self._added += more
@@ -404,25 +406,24 @@ class _PendingSkips:
         return more
 
     def up_to(self, totals: Mapping[Key, int]) -> tuple[dict[Key, int], list[_PendingSkip]]:
-        """Return how many of each stage and shard `totals` include, and which."""
-        counts = {key: self._included(key, total) for key, total in totals.items()}
+        """Return how many of each stage and shard `totals` include, and those skips."""
+        counts = {key: self._count_included(key, total) for key, total in totals.items()}
         return counts, [self._waiting[key][at] for key, count in counts.items() for at in range(count)]
 
-    def _included(self, key: Key, total: int) -> int:
+    def _count_included(self, key: Key, total: int) -> int:
         waiting, count = self._waiting.get(key, ()), 0
         while count < len(waiting) and waiting[count].number <= total:
             count += 1
         return count
 
     def remove(self, counts: Mapping[Key, int]) -> None:
-        """Remove the first so many of each."""
         for key, count in counts.items():
             for _ in range(count):
                 self._removed += self._waiting[key].popleft().failure.items
 
 
 class Skips:
-    """The items that one stage skips in one shard; `count` so far, at first that of the state it was opened at."""
+    """The items that one stage skips in one shard; `count`: up to now, those before the opening included."""
 
     __slots__ = ("_consumed", "_epoch", "_errors", "_kind", "count", "name", "shard")
 
@@ -435,15 +436,15 @@ class Skips:
         self.name = name
         self.shard = shard
         self.count = count if isinstance(count, int) else count[0]
-        self._consumed = consumed_of(count)
+        self._consumed = consumed_count(count)
 
     @property
     def counts(self) -> SkipCounts:
-        """The count, as its states have it."""
+        """The count as states have it."""
         return self.count if self.count >= self._consumed else [self.count, self._consumed]
 
     def over(self, state: State) -> State:
-        """Return a state with the count, if there is one."""
+        """Return `state` with the count, unless that is 0."""
         return Skipped(self.name, self.shard, self.counts, state) if self.counts else state
 
     @property
@@ -454,11 +455,8 @@ class Skips:
     def decide(self, error: BaseException, item: object, position: State, items: int = 1) -> Failure | BaseException:
         """Return the failure to skip, or the exception that fails the stream.
 
-        Args:
-          error: as it would reach the consumer. If its item is skipped, its traceback becomes text: frames keep items
-            alive.
-          position: the state right after the item.
-          items: how many it counts as.
+        `position`: the state right after the item. If it is skipped, the traceback becomes text: frames keep items
+        alive.
         """
         if not self.active or not isinstance(error, Exception) or isinstance(error.__cause__, GeneratorExit):
             return error
@@ -473,20 +471,20 @@ class Skips:
             items=items,
             trace=trace_of(error),
         )
-        refusal = self._decided(failure)
+        refusal = self._ask_handler(failure)
         if refusal is None:
             error.__traceback__ = None
             return failure
         return refusal
 
     def add(self, failure: Failure) -> None:
-        """Count a failure; later states must include it. One that was consumed before is only read again."""
+        """Count a failure; later states must include it. One that was consumed before is not recorded again."""
         self.count += failure.items
         if self.count <= self._consumed:
             return
         self._errors.record_skip((self.shard, self.name), failure, self._epoch, self.count)
 
-    def _decided(self, failure: Failure) -> BaseException | None:
+    def _ask_handler(self, failure: Failure) -> BaseException | None:
         """Ask the handler; return the exception that fails the stream, or None."""
         try:
             decision = self._errors.decide(failure)
@@ -512,12 +510,12 @@ def _not_an_end(error: Exception) -> StageError:
 
 
 def counts_in(tree: Tree) -> dict[str, int]:
-    """Return how many left out items are consumed in a state as JSON, by stage, without those of a merge's workers."""
-    return {name: consumed_of(skips) for name, skips in skips_in(tree).items()}
+    """Return the consumed counts of skipped items in a state as JSON, by stage, without those of a merge's workers."""
+    return {name: consumed_count(skips) for name, skips in skips_in(tree).items()}
 
 
-def moved(tree: Tree, to: Tree, names: Collection[str]) -> tuple[Tree, Tree]:
-    """Return two states as JSON with the counts of stages of these names moved from the first to the second."""
+def move_counts(tree: Tree, to: Tree, names: Collection[str]) -> tuple[Tree, Tree]:
+    """Return two states as JSON, with the counts of these stages moved from the first to the second."""
     counts = skips_in(tree)
     going = {name: count for name, count in counts.items() if name in names}
     if not going:

@@ -2,7 +2,7 @@
 
 A stage (`streamline.transforms.base`) is opened over an *opener* of its upstream, at a state or at the beginning, and
 returns a flow. It may open its upstream again (repeat, cache), and closes what it opened. Inside, flows move lists:
-`pull` returns a `Chunk`, some items and a column of their states. Users see items: `async for`, and `state`.
+`pull` returns a `Chunk`: some items, and the state after each. Users see items: `async for`, and `state`.
 """
 
 from __future__ import annotations
@@ -43,18 +43,17 @@ class Chunk(Generic[T]):
 
     @property
     def end_reference(self) -> Reference:
-        """The same as `end`, not made yet."""
+        """A reference to the state after everything in this chunk: its progress, or the last item's state."""
         return Reference(self.states, len(self.items) - 1) if self.progress is None else Reference.to(self.progress)
 
     @property
     def end(self) -> State:
-        """The state after everything in this chunk."""
         return self.end_reference.get()
 
     def take_items(self) -> list[T]:
-        """Return the items, and keep none: the generator that made this chunk may keep it until it goes on.
+        """Return the items, and drop them here: the generator that made this chunk may refer to it until its next step.
 
-        So a large item is held by its reader alone, and needn't be copied to leave a process.
+        So only their reader holds large items, and they leave a process without a copy.
         """
         items, self.items = list(self.items), ()
         return items
@@ -77,20 +76,19 @@ class Flow(ABC, Generic[T]):
     """An async iterator that knows its state; made without I/O, which begins at the first pull.
 
     A subclass produces chunks in `_next`. This class remembers failure and end: a failed flow raises the same
-    exception for ever, and a finished one stays finished. It holds on to no item that it has returned.
+    exception for ever, and a finished one stays finished. It keeps no item that it has returned.
 
     Attributes:
-      meter: of the stage that this is the flow of; counts the lists that are pulled. None: not counted, or the stage
-        counts itself.
-      reader: of the stage that pulls this flow; counts waits. None: not counted.
-      need: items without which its reader can't go on, set before a pull: a list is not cut short before it has so
-        many only because user code has run for a while.
-      has_own_task: other tasks make its items, while its reader works on those that it has.
+      meter: of this flow's stage; counts the lists that are pulled. None: not counted, or the stage counts itself.
+      reader: the meter of the stage that pulls this flow; counts waits. None: not counted.
+      min_items: items that its reader needs to go on, set before a pull: a list with fewer is not handed on early
+        because user code took long.
+      has_own_task: other tasks make its items while its reader works on earlier ones.
     """
 
     meter: StageMeter | None = None
     reader: StageMeter | None = None
-    need = 1
+    min_items = 1
     has_own_task = False
 
     def __init__(self, begin: State) -> None:
@@ -112,7 +110,7 @@ class Flow(ABC, Generic[T]):
     async def pull(self, limit: int = LIST_ITEMS) -> Chunk[T] | None:
         """Return the next 1 to `limit` items, or none and progress; None at the end.
 
-        Asking again says that the items of the last list have been consumed.
+        A pull releases the items of the list before: they count as consumed.
         """
         chunk, self._rest = self._rest, None
         if chunk is None:
@@ -133,22 +131,21 @@ class Flow(ABC, Generic[T]):
         if len(chunk.items) > limit:
             self._rest = chunk.part(limit, len(chunk.items))
             chunk = chunk.part(0, limit)
-        after = chunk.progress
-        self._state_ref = Reference(chunk.states, len(chunk.items) - 1) if after is None else Reference.to(after)
+        self._state_ref = chunk.end_reference
         if self.meter is not None:
             self.meter.count(chunk.items)
         return chunk
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next pull neither waits nor calls a user's function, so that no item need be handed on first."""
+        """Whether the next pull neither waits nor calls user code, so that items at hand may be held back for it."""
         return self._rest is not None
 
     def release(self) -> None:
-        """Say that the items returned so far have been consumed, without asking for more."""
+        """Count the items returned so far as consumed, without asking for more."""
 
     async def aclose(self) -> None:
-        """Close what this flow opened, and keep no item. Idempotent; asking for more is an error, not an end."""
+        """Close what this flow opened, and drop its items. Idempotent. A later pull raises `ClosedError`."""
         self._rest = None
         if self._failure is None and not self._ended:
             self._failure = ClosedError("the stream is closed")
@@ -177,7 +174,7 @@ class Opener(Protocol[T]):
     def __call__(self, state: Tree | None = None) -> Flow[T]: ...
 
     def at(self, site: Site) -> Opener[T]:
-        """Return the opener of the same flow at another site: another pass, say."""
+        """Return the opener of the same flow at another site, such as another pass."""
 
 
 @dataclass(frozen=True)
@@ -185,11 +182,11 @@ class Site:
     """Where a chain of stages runs: what order and randomness may depend on, and who owns its tasks.
 
     Attributes:
-      tasks: the supervisor's; whatever a stage starts, it starts there.
+      tasks: the supervisor's, in which stages start theirs.
       shard: 0-based among `num_shards` of the whole job; for stages after the merge, the rank.
       num_shards: shards in the whole job; after the merge, ranks.
       epoch: (loader epoch, pass of each enclosing repeat, outermost first).
-      skipped: items left out in earlier passes, by (shard, stage): counts go on where a stage is opened again.
+      skipped: items left out in earlier passes, by (shard, stage), from which a stage that is opened again counts on.
     """
 
     tasks: Tasks
@@ -199,47 +196,43 @@ class Site:
     skipped: Mapping[tuple[int, str], SkipCounts] = field(default_factory=dict)
 
     def meter(self, name: str, kind: str, concurrency: int = 1) -> StageMeter | None:
-        """Return the meter of a stage that runs here; None: nothing is counted."""
+        """Return the meter of a stage that runs here; None: stages aren't counted."""
         meters = self.tasks.session.meters
         return meters.stage(name, kind, self.shard, concurrency) if meters.on else None
 
     def in_pass(self, number: int, skipped: Mapping[tuple[int, str], SkipCounts] | None = None) -> Site:
-        """Return this site as what is upstream of a repeat sees it in pass `number`."""
+        """Return the site that stages upstream of a repeat have in pass `number`."""
         return replace(self, epoch=(*self.epoch, number), skipped={**self.skipped, **(skipped or {})})
 
     def skips(self, name: str, kind: str, state: Tree | None) -> Skips | None:
-        """Return what a stage here leaves out, opened at `state`; None: nothing, and it never has."""
+        """Return what counts the items that a stage here skips; None: it skips none, and never has."""
         count = self.skipped.get((self.shard, name), 0) if state is None else state.get("errors", {}).get(name, 0)
         return self.tasks.session.errors.skips(name, kind, self.shard, self.epoch, count)
 
 
 class StageContext:
-    """What a generator of chunks knows of its reader, and of where it runs.
+    """The pull in progress and the site, for a generator of chunks.
 
     Attributes:
-      want: how many items the pull in progress asks for; a generator that gives more is handed out in parts.
-      need: how many of them its reader can't go on without.
+      max_items: items that the pull in progress asks for; longer chunks are handed out in parts.
+      min_items: how many of them its reader needs to go on.
       meter: of the stage; None: nothing is counted.
-      skips: what it leaves out because of errors; None: nothing.
-      kept: what it keeps from one file to the next.
+      skips: counts the items that are left out because of errors; None: none are.
+      between_files: what a reader of files keeps from one file to the next.
     """
 
-    __slots__ = ("kept", "meter", "need", "site", "skips", "want")
+    __slots__ = ("between_files", "max_items", "meter", "min_items", "site", "skips")
 
     def __init__(self, site: Site, meter: StageMeter | None = None, skips: Skips | None = None) -> None:
         self.site = site
         self.skips = skips
-        self.want = LIST_ITEMS
-        self.need = 1
+        self.max_items = LIST_ITEMS
+        self.min_items = 1
         self.meter = meter
-        self.kept: dict[str, Any] = {}
+        self.between_files: dict[str, Any] = {}
 
     def skip_or_raise(self, error: BaseException, item: object, position: State, items: int = 1) -> Failure:
-        """Return the failure if its item is to be left out; then it is counted, and later states must include it.
-
-        Raises:
-          What the stream is to fail with, otherwise.
-        """
+        """Count a failed item as skipped, and return the failure; or raise what the stream fails with."""
         failure = error if self.skips is None else self.skips.decide(error, item, position, items)
         if isinstance(failure, BaseException):
             raise failure
@@ -249,11 +242,7 @@ class StageContext:
 
 
 class StageRun(StageContext, Generic[In]):
-    """One run of a stage, as its generator sees it.
-
-    Attributes:
-      own: the stage's own part of the state that it was opened at, or of the beginning.
-    """
+    """One run of a stage, for its generator; `own`: the stage's part of the state that it was opened at."""
 
     __slots__ = ("own", "upstream")
 
@@ -265,27 +254,24 @@ class StageRun(StageContext, Generic[In]):
         self.own = own
         upstream.reader = meter
 
-    async def pull(self, want: int | None = None, need: int | None = None) -> Chunk[In] | None:
-        """Return the upstream's next list of up to `want` items, of which the stage needs `need` to go on.
+    async def pull(self, max_items: int | None = None, min_items: int | None = None) -> Chunk[In] | None:
+        """Return the upstream's next list of up to `max_items` items, of which the stage needs `min_items` to go on.
 
-        None: as many as are asked for of the stage itself, which gives an item for each at the most; but one is enough
-        to begin its work where others are made meanwhile.
+        None: as many as are asked for of the stage itself, which gives at most one item for each. Where another task
+        makes the items, one is then enough.
         """
-        self.upstream.need = (1 if self.upstream.has_own_task else self.need) if need is None else need
-        return await self.upstream.pull(self.want if want is None else want)
+        if min_items is None:
+            min_items = 1 if self.upstream.has_own_task else self.min_items
+        self.upstream.min_items = min_items
+        return await self.upstream.pull(self.max_items if max_items is None else max_items)
 
 
 Lists = AsyncGenerator[Chunk[T], None]
 
 
 class ListsFlow(Flow[T]):
-    """A flow that is written as an async generator of chunks.
-
-    Args:
-      begin: the state before the first item.
-      lists: the generator, not started.
-      context: where the generator reads how many items are wanted.
-      opened: flows to close after it.
+    """A flow that is written as an async generator of chunks, `lists`, not started; `opened` are flows to close after
+    it.
 
     Attributes:
       instant: nothing in here waits or calls a user's function, ever.
@@ -306,7 +292,7 @@ class ListsFlow(Flow[T]):
         return self.instant or super().is_ready
 
     async def _next(self, limit: int) -> Chunk[T] | None:
-        self._context.want, self._context.need = limit, self.need
+        self._context.max_items, self._context.min_items = limit, self.min_items
         try:
             chunk = await anext(self._lists, None)
         except anyio.get_cancelled_exc_class():

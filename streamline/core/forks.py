@@ -1,10 +1,9 @@
-"""Forks of this process: copies in which one thread goes on, and which own nothing of what they have inherited.
+"""Forks of this process: copies with one thread, which must not use what they have inherited.
 
-User code may fork. A child that does its own work and ends is its own business. A function of a pipeline may also
-return on both sides of `os.fork()`: then the copy would give items, or be asked for some, as if it were the process
-that it was copied from. So in a thread of ours a copy ends, quietly, where it comes back from user code: that is when
-the nearest frame of this package goes on. A trace function sees that; nothing is looked at unless user code forks.
-Rejected: asking after each call whether this is still the same process, which costs more than a short call.
+User code may fork. A child that does its own work and exits needs nothing. But a function of a pipeline may return in
+both processes: then the copy would go on giving items as if it were the original. So in a thread of ours, a copy exits
+silently when user code returns to the nearest frame of this package, which a trace function detects; it is set only in
+the copy. Rejected: comparing pids after each call, which costs more than a short call.
 """
 
 from __future__ import annotations
@@ -28,50 +27,50 @@ class Disowned(Protocol):
     """What belongs to the process that made it."""
 
     def disown(self) -> None:
-        """Release it: this is a copy of that process, in which only the thread that has forked goes on."""
+        """Release it: this process is a copy, in which only the forking thread goes on."""
 
 
 _owned: weakref.WeakSet[Disowned] = weakref.WeakSet()
 
 
 class ForkSafeLock(_thread.RLock):  # type: ignore[misc]  # the stubs say that it is final
-    """A reentrant lock that is free in a copy of this process, though another thread held it when that was made.
+    """A reentrant lock that is free in a copy of this process, even if another thread held it at the fork.
 
     No function of Python takes or releases it: an interrupt in one would leave it locked.
     """
 
     def __init__(self) -> None:
-        disowned_in_copies(self)
+        disown_in_copies(self)
 
     def disown(self) -> None:
-        """Free it, unless the thread that has forked holds it: that goes on, and releases it."""
+        """Free it, unless the forking thread holds it, which goes on and releases it."""
         if not self._is_owned():  # type: ignore[attr-defined]
             self._at_fork_reinit()  # type: ignore[attr-defined]  # as `threading` and `logging` do
 
 
-_host: list[int] = []  # in a host process: a pipe, which ends when it does
+_host: list[int] = []  # in a host process: a pipe, whose other end closes when it exits
 
 
-def disowned_in_copies(thing: Disowned) -> None:
-    """Call `thing.disown()` in copies of this process, as long as it lives."""
+def disown_in_copies(thing: Disowned) -> None:
+    """Call `thing.disown()` in forks of this process, while `thing` lives."""
     _owned.add(thing)
 
 
 def adopt() -> None:
-    """Say that all threads of this process are ours, and that copies of it end with it: it is a host."""
+    """Mark this process as a host: all its threads are ours, and forks end with it."""
     _host[:] = os.pipe()
 
 
 def belongs_elsewhere(what: str, owner: int) -> str:
-    """Return the message for a caller that wants something of `what` in a copy of the process that has it."""
+    """Return the message for a caller that uses a `what` in a fork of the process that owns it."""
     return (
         f"this {what} belongs to process {owner}, which this one (pid {os.getpid()}) was forked from: open another one "
         "here, or fork before it's opened"
     )
 
 
-def _copied() -> None:
-    """Runs in every copy, before user code goes on there."""
+def _after_fork() -> None:
+    """Runs in every fork, before user code."""
     for thing in list(_owned):
         thing.disown()
     if _host:
@@ -87,14 +86,14 @@ def _end_where_it_returns() -> None:
         if module == LAUNCHER:
             return
         if module.partition(".")[0] == PACKAGE and module != __name__:
-            frame.f_trace = _returned
+            frame.f_trace = _exit_copy
             frame.f_trace_opcodes = True
             sys.settrace(lambda *_: None)  # without one no frame's own is called
             return
         frame = frame.f_back
 
 
-def _returned(frame: FrameType, event: str, arg: Any) -> None:
+def _exit_copy(frame: FrameType, event: str, arg: Any) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -102,7 +101,7 @@ def _returned(frame: FrameType, event: str, arg: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """Be killed by the kernel when the host has gone."""
+    """Have the kernel kill this process when the host exits."""
     if len(_host) > 1:  # a copy of a copy has none
         os.close(_host.pop())
     with contextlib.suppress(OSError):  # /proc isn't there
@@ -110,7 +109,7 @@ def _end_with_parent() -> None:
 
 
 def end_with(pipe: int) -> bool:
-    """Let the kernel kill this process when the other end of a pipe is closed; False: this system can't.
+    """Have the kernel kill this process when the other end of a pipe is closed; False: the system can't.
 
     It sends SIGKILL, which also ends a process that is stopped, or stuck in C holding the GIL. Rejected:
     `PR_SET_PDEATHSIG`, which follows the *thread* that started the process.
@@ -130,4 +129,4 @@ def end_with(pipe: int) -> bool:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_copied)
+    os.register_at_fork(after_in_child=_after_fork)

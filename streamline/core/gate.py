@@ -23,15 +23,13 @@ from typing import TypeVar
 
 import anyio
 
-from streamline.core.forks import disowned_in_copies
+from streamline.core.forks import disown_in_copies
 from streamline.errors import ClosedError
 
 T = TypeVar("T")
 
 
 class Phase(Enum):
-    """What a stream is doing."""
-
     RUNNING = "running"  # items move
     QUIESCING = "quiescing"  # the gate is closed; some tasks may not have reached it
     CAPTURED = "captured"  # at rest for the length of one copy
@@ -40,8 +38,6 @@ class Phase(Enum):
 
 
 class Event(Enum):
-    """What may happen to a stream."""
-
     QUIESCE = "quiesce"
     CAPTURE = "capture"
     PAUSE = "pause"
@@ -53,33 +49,33 @@ TABLE: dict[tuple[Phase, Event], Phase] = {
     (Phase.RUNNING, Event.QUIESCE): Phase.QUIESCING,
     (Phase.QUIESCING, Event.CAPTURE): Phase.CAPTURED,
     (Phase.QUIESCING, Event.PAUSE): Phase.PAUSED,
-    (Phase.QUIESCING, Event.RESUME): Phase.RUNNING,  # it took too long: go on
+    (Phase.QUIESCING, Event.RESUME): Phase.RUNNING,  # it took too long
     (Phase.PAUSED, Event.CAPTURE): Phase.CAPTURED,
     (Phase.PAUSED, Event.RESUME): Phase.RUNNING,
     (Phase.CAPTURED, Event.PAUSE): Phase.PAUSED,
-    (Phase.CAPTURED, Event.QUIESCE): Phase.QUIESCING,  # a snapshot while a pause waits: it goes on waiting
+    (Phase.CAPTURED, Event.QUIESCE): Phase.QUIESCING,  # a snapshot during a pause's wait
     (Phase.CAPTURED, Event.RESUME): Phase.RUNNING,
     **{(phase, Event.CLOSE): Phase.CLOSED for phase in Phase},
 }
 
-_RUNNING, _CLOSED = Phase.RUNNING, Phase.CLOSED  # looked at often
+_RUNNING, _CLOSED = Phase.RUNNING, Phase.CLOSED  # for the hot path: attributes of an Enum are slow
 
 
 class Gate:
     """The current phase, and where tasks wait while items must not move.
 
     Attributes:
-      phase: what the stream is doing. The one thing that an event changes: Ctrl-C may come between any two.
+      phase: the only thing that an event changes: Ctrl-C may come between any two assignments.
       on_rest: called whenever a participant comes to rest; None: not called.
-      copied_from: in a fork, the process whose stream this is; None: it is this one's.
-      turned_at: when a task of the run last went on after others had a turn; the task that runs now has run at most
+      copied_from: in a fork, the pid of the process whose stream this is; None: it is this one's.
+      turned_at: when a task of the run last resumed after other tasks ran; the running task has held the loop at most
         since then.
     """
 
     def __init__(self) -> None:
         self.phase = Phase.RUNNING
         self.on_rest: Callable[[], None] | None = None
-        self._opened: anyio.Event | None = None  # made by the first waiter: outside of a loop they are slow
+        self._opened: anyio.Event | None = None  # made by the first waiter, in the event loop
         self._rested: anyio.Event | None = None
         self._pausing: object = None
         self._participants: set[Participant] = set()
@@ -88,19 +84,14 @@ class Gate:
         self.copied_from: int | None = None
         self.turned_at = -math.inf
         self._owner = os.getpid()
-        disowned_in_copies(self)
+        disown_in_copies(self)
 
     def disown(self) -> None:
-        """Let nothing be asked for: what moves items runs in the process that this one is a copy of."""
+        """Let nothing move in this fork: the stream runs in the process that was copied."""
         self.copied_from = self._owner
 
     def on(self, event: Event) -> Phase:
-        """Go to the phase that the table gives for `event`, and return the one before.
-
-        Raises:
-          ClosedError: the stream is closed.
-          RuntimeError: any other event that is not in the table; nothing has changed.
-        """
+        """Go to the phase of `event` in the table, and return the one before; without one, raise and change nothing."""
         before = self.phase
         after = TABLE.get((before, event))
         if after is None:
@@ -111,7 +102,7 @@ class Gate:
             if self._opened is not None:
                 self._opened.set()
                 self._opened = None
-            self._wake_pause()  # a waiting pause learns that there is nothing to wait for
+            self._wake_pause()
         return before
 
     @property
@@ -125,21 +116,21 @@ class Gate:
         while self.holding:
             if self._opened is None:
                 self._opened = anyio.Event()
-            await resting(self._opened.wait())
+            await wait_at_rest(self._opened.wait())
 
     async def pause(self, within_s: float | None = None) -> tuple[str, ...]:
-        """Let nothing move any more: close the gate, and wait until every participant is at rest.
+        """Close the gate, and wait until every participant is at rest.
 
-        Cancellation: everything goes on as before, unless `insist` was called meanwhile.
+        Cancellation: the gate opens again, unless `insist` was called meanwhile.
 
         Args:
-          within_s: how long to wait; the pause holds all the same. None: as long as it takes.
+          within_s: seconds to wait; the gate stays closed all the same. None: no limit.
 
         Returns:
-          The participants that were still at work, by name.
+          The names of the participants that were still at work.
 
         Raises:
-          RuntimeError: a stream that doesn't run; ClosedError where it is closed. Nothing has changed.
+          RuntimeError: the stream isn't running; ClosedError: it is closed. Nothing has changed.
         """
         self.hold()
         mine = self._pausing
@@ -156,20 +147,20 @@ class Gate:
         return at_work
 
     def hold(self) -> None:
-        """Let nothing move any more, and wait for nothing."""
+        """Close the gate, without waiting for anything."""
         self.on(Event.QUIESCE)
         self._pausing = object()
         for hold in list(self._holders):
             hold()
 
     def insist(self) -> None:
-        """Let the pause hold although some participants may still be at work; they stop at the closed gate later."""
+        """Complete the pause although some participants may still be at work; they stop at the gate later."""
         if self.phase is Phase.QUIESCING:
             self.on(Event.PAUSE)
             self._wake_pause()
 
     def resume(self) -> None:
-        """End a pause, or the wait for one. Nothing to do for a stream that has been closed."""
+        """End a pause, or the wait for one. Does nothing if the stream is closed."""
         if self.holding:
             for release in list(self._holders.values()):
                 release()
@@ -177,12 +168,12 @@ class Gate:
 
     @property
     def at_work(self) -> tuple[str, ...]:
-        """The participants that are not at rest, by name, with the number of each. From any thread."""
+        """The names of the participants that are not at rest, with the number of each. From any thread."""
         names = Counter(name for each in list(self._participants) if not each.rests for name in each.names())
         return tuple(name if count == 1 else f"{name} ({count} calls)" for name, count in sorted(names.items()))
 
     async def participate(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Do `work`, whose task is a participant from now on; `name` is what people read while a pause waits for it."""
+        """Do `work` as a participant; messages about pauses call it `name`."""
         participant = Participant(self, name)
         self._participants.add(participant)
         self._at_work += 1
@@ -195,24 +186,24 @@ class Gate:
                 self._one_rests()
 
     def on_pause(self, hold: Callable[[], None], release: Callable[[], None]) -> None:
-        """Call `hold` when a pause begins and `release` when it ends: for what can't ask the gate for every item."""
+        """Call `hold` when a pause begins and `release` when it ends, for code that can't await `passage`."""
         self._holders[hold] = release
         if self.holding:
             hold()
 
     def forget_pause(self, hold: Callable[[], None]) -> None:
-        """Forget what `holds` was told."""
+        """Undo `on_pause`."""
         self._holders.pop(hold, None)
 
     def remote_participant(self, name: str) -> Participant:
-        """Return what stands for participants elsewhere; it is at rest until it says `wake`."""
+        """Return a participant that stands for others elsewhere; it is at rest until its `wake`."""
         participant = Participant(self, name)
         participant.rests = 1
         self._participants.add(participant)
         return participant
 
     def unregister(self, participant: Participant) -> None:
-        """Forget what `participant` returned."""
+        """Undo `remote_participant`."""
         if participant in self._participants:
             self._participants.discard(participant)
             if not participant.rests:
@@ -231,11 +222,7 @@ class Gate:
 
 
 class Participant:
-    """A task that moves items; `rests` counts its waits for others (a custom stage may have tasks of its own).
-
-    Attributes:
-      names: tells what people read while a pause waits for it; of what stands for several of them elsewhere, theirs.
-    """
+    """A task that moves items; `rests` counts its waits for others, `names` returns those to show in messages."""
 
     __slots__ = ("gate", "names", "rests")
 
@@ -245,13 +232,13 @@ class Participant:
         self.rests = 0
 
     def rest(self) -> None:
-        """A wait begins."""
+        """Begin to wait for another participant."""
         self.rests += 1
         if self.rests == 1:
             self.gate._one_rests()
 
     def wake(self) -> None:
-        """It is over."""
+        """End the wait."""
         self.rests -= 1
         if not self.rests:
             self.gate._at_work += 1
@@ -260,10 +247,10 @@ class Participant:
 _participant: ContextVar[Participant | None] = ContextVar("streamline participant", default=None)
 
 
-async def resting(wait: Awaitable[T]) -> T:
-    """Return what `wait` gives: a wait for another participant, so that this one is at rest meanwhile.
+async def wait_at_rest(wait: Awaitable[T]) -> T:
+    """Return the result of `wait`, a wait for another participant, during which this one is at rest.
 
-    Before it moves anything then, it passes the gate.
+    The caller passes the gate before it moves anything.
     """
     participant = _participant.get()
     if participant is None:
@@ -276,9 +263,9 @@ async def resting(wait: Awaitable[T]) -> T:
 
 
 class Rest:
-    """One wait of a task for another participant, as `resting`; `set`, in the same loop, ends it once it has begun.
+    """One wait of a task for another participant, as `wait_at_rest`; `set`, in the same loop, ends it.
 
-    An `anyio.Event` does it in four times as many steps, which large items have driven out of the processor's cache.
+    `anyio.Event` takes four times as many steps, which are slow when large items have filled the processor's cache.
     """
 
     __slots__ = ("_end",)
@@ -302,6 +289,6 @@ class Rest:
 
 
 def gate_of_task() -> Gate | None:
-    """Return the gate of the participant that this task is; None: it is none, as the consumer's."""
+    """Return the gate of the participant that runs in this task; None: there is none, as in the consumer's task."""
     participant = _participant.get()
     return None if participant is None else participant.gate

@@ -1,10 +1,10 @@
 """Encodings of items and states for files: JSON, and the bytes of arrays. Never pickle: loading can't run code.
 
 - Caches and spills: a form is a JSON value, or a list that begins with its kind: an array, a NumPy number, bytes, or a
-  container. Arrays come back C-ordered, tuples as tuples, keys as they were if they are JSON's.
-- A live source's items are encoded when they are read, since the user may change them in place later. Immutable values
-  are kept; other JSON values become text, an array the bytes of an npy file. What would come back as something else (a
-  tuple, a key that is no string, an object) is refused: `encode=` and `decode=` say how it is written.
+  container. Arrays come back C-ordered; tuples, and keys of JSON's types, as they were.
+- A live source's items are encoded when they are read, since the user may change them in place later: immutable values
+  as they are, other JSON values as text, an array as an npy file. What would come back as something else (a tuple, a
+  key that is no string, an object) is refused: `encode=` and `decode=` convert it.
 - States of other libraries' iterables: JSON text, bytes and tuples wrapped.
 """
 
@@ -25,12 +25,8 @@ from streamline.errors import DataError, JournalError, PlanTypeError, Streamline
 R = TypeVar("R")
 
 
-def decoded(content: bytes | bytearray | str, read: Callable[[Any], R], wrong: Callable[[str], Exception]) -> R:
-    """Return what `read`, which checks it, makes of a JSON value from outside: of a file, a snapshot, a journal.
-
-    Raises:
-      What `wrong` makes of the reason: it is no UTF-8, no JSON, too deeply nested, or `read` refuses it.
-    """
+def decode_json(content: bytes | bytearray | str, read: Callable[[Any], R], wrong: Callable[[str], Exception]) -> R:
+    """Return `read(value)` of a JSON value; if that fails, raise what `wrong` makes of the reason."""
     try:
         return read(json.loads(content.decode() if isinstance(content, bytes | bytearray) else content))
     except StreamlineError:
@@ -44,11 +40,11 @@ def decoded(content: bytes | bytearray | str, read: Callable[[Any], R], wrong: C
 Read = Callable[[memoryview], None]
 
 Buffer: TypeAlias = "np.ndarray[Any, Any] | np.generic | bytes"
-"""What has the bytes that are written: the items' own, so that a million of them cost a reference each."""
+"""The items' own buffers: a reference each, until they are written."""
 
 
 def bytes_of(buffer: Buffer) -> memoryview:
-    """Return the bytes of a buffer, C-ordered: a copy of those that aren't, for as long as they are being written."""
+    """Return the bytes of a buffer, C-ordered; copied if they weren't."""
     if isinstance(buffer, bytes):
         return memoryview(buffer)
     array = np.ascontiguousarray(buffer).reshape(-1)
@@ -56,18 +52,11 @@ def bytes_of(buffer: Buffer) -> memoryview:
 
 
 def pack(value: Any, buffers: list[Buffer], writer: str) -> Json:
-    """Return the form of `value`, and add what has its bytes to `buffers`.
-
-    Args:
-      writer: as the user wrote it: ".cache(path=)".
-
-    Raises:
-      DataError: it is, or holds, something else than JSON's values, tuples, bytes and NumPy's arrays and numbers.
-    """
+    """Return the form of `value`, and append its buffers. Raises `DataError`, naming the `writer`: it has no form."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
-    if isinstance(value, loaded_np.ndarray | loaded_np.generic) and (descr := described(value)) is not None:
+    if isinstance(value, loaded_np.ndarray | loaded_np.generic) and (descr := dtype_to_json(value)) is not None:
         buffers.append(value)
         return ["a" if isinstance(value, np.ndarray) else "n", descr, list(value.shape)]
     if kind is bytes:
@@ -105,14 +94,15 @@ def unpack(form: Json, read: Read) -> Any:
 
 
 def unpack_all(forms: list[Json], read: Read) -> list[Any]:
-    """Return what all of these forms are of; none is left in the list, as each is released when its item is there."""
+    """Return the values of these forms, and empty the list: each form is released when its item is made."""
     forms[:] = forms[::-1]
     return [unpack(forms.pop(), read) for _ in range(len(forms))]
 
 
-def described(array: np.ndarray[Any, Any] | np.generic) -> Json:
-    """Return NumPy's description of an array's type, as JSON; None: it would come back as another: objects, masks,
-    fields that overlap or aren't in the order of their bytes."""
+def dtype_to_json(array: np.ndarray[Any, Any] | np.generic) -> Json:
+    """Return NumPy's description of an array's type, as JSON; None: it isn't restorable: objects, masks, fields that
+    overlap or aren't in the order of their bytes.
+    """
     if array.dtype.hasobject or has_more(type(array)):
         return None
     try:
@@ -126,7 +116,7 @@ def _lists(descr: Any) -> Json:
 
 
 def dtype_of(descr: Json) -> np.dtype[Any]:
-    """Return the type that `described` has described: by a name, or [[name, or [title, name], type, shape], …]."""
+    """Return the type of a description: a name, or [[name, or [title, name], type, shape], …]."""
     found: np.dtype[Any] = np.lib.format.descr_to_dtype(_tuples(descr))
     return found
 
@@ -146,36 +136,32 @@ def _tuples(descr: Json) -> Any:
 WAY_OUT = "give from_stream encode= (item -> JSON value, bytes or array) and decode= (the inverse)"
 
 KEPT_BITS = 64
-"""Integers of up to so many bits are kept; the digits of larger ones are computed at once, not at each snapshot."""
+"""Integers of up to so many bits stay integers; larger ones become text once, not at each snapshot."""
 
 SMALL_BYTES = 16
-"""What a number, a bool or None counts as."""
+"""The size that a number, a bool or None counts as."""
 
 
 class EncodedItem(NamedTuple):
-    """An item, written down.
-
-    Attributes:
-      kind: "v": a str, int, float, bool or None as it is; "j": JSON text; "b": bytes; "a": an npy file.
-    """
+    """An item of `kind` "v": a scalar as it is; "j": JSON text; "b": bytes; "a": an npy file."""
 
     kind: str
     value: Any
 
     @property
     def size(self) -> int:
-        """About how many bytes it is."""
+        """Its size in bytes, about."""
         return len(self.value) if isinstance(self.value, str | bytes) else SMALL_BYTES
 
 
 class Codec(NamedTuple):
-    """How items are written down and read again: the user's functions, if there are any."""
+    """How items are encoded and decoded: by the user's functions, if there are any."""
 
     encode: Callable[[Any], Any] | None = None
     decode: Callable[[Any], Any] | None = None
 
     def write(self, item: Any) -> EncodedItem:
-        """Return `item`, written down; a PlanTypeError says why it can't be, and what to do."""
+        """Return `item` encoded. Raises a PlanTypeError that says why it can't be, and what to do."""
         if self.encode is None:
             return write(item)
         form = self.encode(item)
@@ -192,7 +178,7 @@ class Codec(NamedTuple):
 
 
 def write(item: Any) -> EncodedItem:
-    """Return a JSON value, bytes or an array, written down."""
+    """Return a JSON value, bytes or an array, encoded."""
     kind = type(item)
     if item is None or kind is str or kind is bool or (kind is float and math.isfinite(item)):
         return EncodedItem("v", item)
@@ -218,9 +204,9 @@ def write(item: Any) -> EncodedItem:
 
 
 def read(written: EncodedItem) -> Any:
-    """Return an item as `write` was given it; a `JournalError` says why it isn't one."""
+    """Return an item as `write` was given it. Raises `JournalError`: it can't be decoded."""
     if written.kind == "j":
-        return decoded(written.value, lambda item: item, _unreadable)
+        return decode_json(written.value, lambda item: item, _unreadable)
     if written.kind == "a":
         try:
             return np.load(BytesIO(written.value), allow_pickle=False)
@@ -234,7 +220,7 @@ def _unreadable(why: str) -> JournalError:
 
 
 def to_json(written: EncodedItem) -> Json:
-    """Return an item as it stands in a snapshot: a scalar as itself, anything else as [kind, text]."""
+    """Return an encoded item for a snapshot: a scalar as itself, anything else as [kind, text]."""
     kind, value = written
     if kind == "v":
         return value
@@ -251,7 +237,7 @@ def from_json(form: Json) -> EncodedItem:
 
 
 def to_bytes(written: EncodedItem) -> bytes:
-    """Return an item as it stands in a journal on disk: its kind, a byte, and what it is."""
+    """Return an encoded item for a journal on disk: its kind, a byte, and its content."""
     kind, value = written
     if kind == "v":
         kind, value = "j", json.dumps(value)
@@ -260,7 +246,7 @@ def to_bytes(written: EncodedItem) -> bytes:
 
 
 def from_bytes(content: bytes) -> EncodedItem:
-    """Return what `to_bytes` was given; a scalar as its JSON text."""
+    """Return what `to_bytes` was given; a scalar as JSON text."""
     kind, value = content[:1].decode("latin-1"), content[1:]
     if kind not in ("j", "b", "a"):
         raise JournalError(f"an item of kind {kind!r}, which this streamline doesn't know: upgrade streamline")
@@ -279,7 +265,7 @@ def _npy(array: np.ndarray[Any, Any]) -> bytes:
 
 
 def _not_json(value: Any) -> str:
-    """Say what in a value JSON would lose or change, and where; "" if nothing."""
+    """Say what in a value JSON would lose or change, and where; "": nothing."""
     kind = type(value)
     if value is None or kind is str or kind is int or kind is float or kind is bool:
         return ""
@@ -301,16 +287,12 @@ def _not_json(value: Any) -> str:
 # States of other libraries --------------------------------------------------------------------------------------------
 
 BYTES, TUPLE = "__bytes__", "__tuple__"
-"""Keys of an object with one entry that stands for bytes, or for a tuple."""
+"""The key of an object with one entry, which stands for bytes, or for a tuple."""
 
 
 def state_text(state: Any, where: str) -> str:
-    """Return a state as JSON text, bytes and tuples wrapped; equal states have equal texts.
-
-    Raises:
-      PlanTypeError: an entry can't be JSON; the message names it, as in `where`.
-    """
-    return json.dumps(_wrapped(state, where), separators=(",", ":"))
+    """Return a state as JSON text, the same for equal states. Raises `PlanTypeError`: an entry can't be JSON."""
+    return json.dumps(_wrap(state, where), separators=(",", ":"))
 
 
 def state_from_json(state: Json) -> Any:
@@ -326,25 +308,25 @@ def state_from_json(state: Json) -> Any:
     return {key: state_from_json(item) for key, item in state.items()}
 
 
-def _wrapped(value: Any, where: str) -> Json:
+def _wrap(value: Any, where: str) -> Json:
     if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
         return value
     if type(value) is list:
-        return [_wrapped(item, f"{where}[{at}]") for at, item in enumerate(value)]
+        return [_wrap(item, f"{where}[{at}]") for at, item in enumerate(value)]
     if type(value) is tuple:
-        return {TUPLE: [_wrapped(item, f"{where}[{at}]") for at, item in enumerate(value)]}
+        return {TUPLE: [_wrap(item, f"{where}[{at}]") for at, item in enumerate(value)]}
     if isinstance(value, bytes):
         return {BYTES: base64.b64encode(value).decode()}
     if isinstance(value, dict) and all(type(key) is str for key in value) and not {BYTES, TUPLE} & set(value):
-        return {key: _wrapped(item, f"{where}[{key!r}]") for key, item in value.items()}
+        return {key: _wrap(item, f"{where}[{key!r}]") for key, item in value.items()}
     raise PlanTypeError(
-        f"{where} is {_named(value)}, which JSON can't hold, and a snapshot is JSON: have the factory return something "
-        "that keeps it elsewhere (shuffle with .shuffle(window=), say), or iter(...) of it: then it has no state, and "
-        "a resume iterates from the start"
+        f"{where} is {_describe(value)}, which JSON can't hold, and a snapshot is JSON: have the factory return "
+        "something that keeps it elsewhere (shuffle with .shuffle(window=), say), or iter(...) of it: then it has no "
+        "state, and a resume iterates from the start"
     )
 
 
-def _named(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, dict):
         keys = [key for key in value if type(key) is not str or key in (BYTES, TUPLE)]
         return f"a dict with the key {keys[0]!r}"

@@ -43,16 +43,11 @@ class Turnable(Protocol):
     """What runs with a knob."""
 
     def resize(self, value: int, /) -> None:
-        """Run with this value from now on. In the event loop's thread; waits for nothing, and cuts off nothing."""
+        """Run with this value from now on. In the event loop's thread; never waits, and cuts nothing off."""
 
 
 class KnobValues:
-    """The values of the knobs of one run in one event loop; those that aren't named are as written.
-
-    Attributes:
-      hosts: at most so many run the workers, in the place of what the backend says; None: as that says.
-      followers: called with values that are set, for what runs elsewhere.
-    """
+    """The values of one run's knobs in one event loop, passed on to `followers`; `hosts`: None, or at most so many."""
 
     def __init__(self, values: Mapping[str, int] | None = None, hosts: int | None = None) -> None:
         self.hosts = hosts
@@ -62,17 +57,16 @@ class KnobValues:
 
     @property
     def values(self) -> dict[str, int]:
-        """Those that have been set."""
         return dict(self._values)
 
     def join(self, stage: str, running: Turnable) -> None:
-        """Let what has just been made run with its stage's value, and turn it with its knob."""
+        """Give a running stage its knob's value, now and whenever it changes."""
         self._running.setdefault(stage, WeakSet()).add(running)
         if stage in self._values:
             running.resize(self._values[stage])
 
     def set(self, values: Mapping[str, int]) -> None:
-        """Turn knobs. In the event loop's thread."""
+        """Change values. In the event loop's thread."""
         self._values.update(values)
         for stage, value in values.items():
             for running in list(self._running.get(stage, ())):

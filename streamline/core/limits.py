@@ -1,17 +1,16 @@
 """`sl.Limit`: how many calls a stream makes at once, and how many a second, in all stages, shards and hosts together.
 
-A call needs a *permit* from before it begins until it is over. The permits of a limit are issued in one place, the
-consumer's event loop, so that there are never more than it says, wherever the calls are made. Each event loop that
-makes calls is a *holder*: it asks for as many permits as it has calls waiting, and gives each back when its call is
-over. Holders take turns, and within a holder, calls are served in the order in which they asked: no shard starves.
+A call holds a *permit* from its begin to its end. The consumer's event loop issues all permits of a limit, so there are
+never more than it allows. Each event loop that makes calls is a *holder*: it asks for as many permits as it has calls
+waiting, and gives each back when its call is over. Holders take turns, and a holder's calls are served in order: no
+shard starves.
 
-A permit that came back to be issued again would be idle for a round trip to another host. So a holder may pass on as
-many as are its share, the limit divided by the holders, from one call to the next. What it holds beyond its share it
-gives back after each call. A holder that waits and has less than its share gets it: others have too much, or some are
-free. Under `per_second` each call takes a token, which only the issuer has, so there nothing is passed on.
+A permit that is given back and issued again is idle for a round trip to a host. So a holder passes permits from one
+call to the next, up to its share, which is the limit divided by the number of holders; those beyond it are given back
+after each call. Under `per_second` each call takes a token, which only the issuer has: nothing is passed on.
 
-A host that has ended has its permits taken from it, once it is known to be gone. Rejected: the limit divided among the
-hosts once and for all, of which a busy host gets too little, and with more hosts than permits some nothing.
+When a host ends, its permits are taken back. Rejected: a fixed part of the limit for each host, which gives a busy host
+too few, and with more hosts than permits some none.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from streamline.core.options import check_int
 from streamline.errors import PlanError, PlanTypeError
 
 BURST_S = 0.1
-"""Seconds' worth of calls that may begin at once by default: timers are late by some milliseconds."""
+"""Seconds of calls that may begin at once by default: timers are late by some milliseconds."""
 
-ENOUGH = 1 - 1e-9
-"""A token, but for what rounding takes of it."""
+ONE_TOKEN = 1 - 1e-9
+"""A token, less rounding errors."""
 
 THIS_LOOP = "the consumer's event loop"
 """The name of a holder that is not a host."""
@@ -48,20 +47,20 @@ Start: TypeAlias = Callable[[Callable[[], Awaitable[None]], str, Callable[[], No
 
 @dataclass(frozen=True)
 class Limit:
-    """How many calls of async functions and threads a stream makes: at once, a second, or both.
+    """How many calls of async functions and threads a stream makes: at once, per second, or both.
 
     One object, given to several stages as `.map(fn, concurrency=64, limit=limit)`, bounds them together, in all shards
-    and in all hosts of a stream. Two objects are two limits, also if they are equal. Each stream counts for itself:
+    and hosts of a stream. Two objects are two limits, even if they are equal. Each stream has a count of its own:
     another rank, another opening of the same pipeline.
 
     Args:
       concurrency: calls at once, at least 1; None: as many as the stages make.
-      per_second: calls that begin in a second, on average, more than 0; None: any number. Over each time of t seconds
+      per_second: calls that begin in a second, on average, more than 0; None: any number. In each period of t seconds
         at most `burst + per_second * t` permits are issued.
       burst: calls that may begin at once after a quiet time, at least 1; None: those of a tenth of a second.
 
     Attributes:
-      key: what it is known by in other processes: a pickle of it keeps it.
+      key: identifies it in other processes; pickles keep it.
 
     Raises:
       PlanTypeError: not a number.
@@ -104,7 +103,6 @@ def _check_rate(given: object) -> None:
 
 
 def check_limit(option: str, given: object) -> None:
-    """Insist on a `Limit`, or None."""
     if given is not None and not isinstance(given, Limit):
         raise PlanTypeError(
             f"{option} is a sl.Limit, which stages may share, got {type(given).__name__} {given!r}: "
@@ -113,7 +111,7 @@ def check_limit(option: str, given: object) -> None:
 
 
 class Issuer:
-    """Issues the permits of one limit, in turn to the holders that wait, by whatever names they have."""
+    """Issues the permits of one limit, in turn to the holders that wait; a holder is any hashable name."""
 
     def __init__(self, limit: Limit, gate: Gate, start: Start) -> None:
         self._limit = limit
@@ -121,16 +119,16 @@ class Issuer:
         self._free = limit.at_once
         self._tokens = self._most_tokens = _burst(limit)
         self._refilled_at = -math.inf
-        self._issued: dict[Hashable, Callable[[int, int], None]] = {}  # tells a holder of permits, and of its share
+        self._issued: dict[Hashable, Callable[[int, int], None]] = {}  # called with permits, and the share
         self._held: dict[Hashable, int] = {}
-        self._waiting: dict[Hashable, int] = {}  # permits asked for, and not issued yet; whose turn it is comes first
+        self._waiting: dict[Hashable, int] = {}  # permits asked for, and not issued yet; the next turn's first
         self._paused = False
         self._issuing = False
         self._look: anyio.Event | None = None  # set for the task that waits for tokens; None: there is none
         gate.on_pause(self._pause, self._go_on)
 
     def _pause(self) -> None:
-        """Issue nothing: calls that waited would all begin at its end."""
+        """Issue nothing: at the pause's end, calls that waited would all begin at once."""
         self._paused = True
 
     def _go_on(self) -> None:
@@ -138,14 +136,14 @@ class Issuer:
         self._issue()
 
     def join(self, holder: Hashable, issued: Callable[[int, int], None]) -> None:
-        """Add a holder; `issued` is called with the permits issued to it, and its share. Nothing if it has joined."""
+        """Add a holder; `issued` is called with its permits and its share. Does nothing if it has joined."""
         if holder not in self._issued:
             self._issued[holder] = issued
             self._held[holder] = 0
             self._send_shares()
 
     def leave(self, holder: Hashable) -> None:
-        """Take its permits from a holder whose calls are all over, if it has joined."""
+        """Take its permits back from a holder that makes no more calls."""
         if self._issued.pop(holder, None) is not None:
             self._waiting.pop(holder, None)
             self._free += self._held.pop(holder)
@@ -158,13 +156,13 @@ class Issuer:
 
     @property
     def _share(self) -> int:
-        """Permits that each holder may pass on from call to call."""
+        """Permits that each holder may pass from call to call."""
         if self._limit.per_second is not None or self._limit.concurrency is None:
             return 0
         return self._limit.concurrency // len(self._issued)
 
     def take(self, holder: Hashable) -> bool:
-        """Issue a permit at once, if there is one for which no holder waits."""
+        """Take a permit at once, if there is one and no holder waits; return whether it was taken."""
         if self._waiting or self._paused or not self._free or not self._take_token():
             return False
         self._free -= 1
@@ -172,7 +170,7 @@ class Issuer:
         return True
 
     def ask(self, holder: Hashable, permits: int) -> None:
-        """Issue permits as soon as there are some."""
+        """Issue so many permits, as soon as there are some."""
         self._waiting[holder] = self._waiting.get(holder, 0) + permits
         self._issue()
         if self._limit.per_second is not None and self._waiting and self._look is None:
@@ -180,7 +178,7 @@ class Issuer:
             self._start(self._refill, f"tokens of {self._limit}", lambda: None)
 
     def drop(self, holder: Hashable, permits: int) -> None:
-        """Issue no more the permits that a holder has asked for and doesn't need."""
+        """Cancel so many of the permits that a holder has asked for."""
         self._waiting[holder] -= permits
         if not self._waiting[holder]:
             del self._waiting[holder]
@@ -196,8 +194,8 @@ class Issuer:
             self._issue()
 
     def _issue(self) -> None:
-        """Issue what is free, as one list for each holder. Also in a callback of the event loop, which is no task."""
-        if self._issuing:  # a holder gives back what it needs no more
+        """Issue what is free, as one number for each holder. Also in a callback of the event loop, which is no task."""
+        if self._issuing:  # a holder has given a permit back while it was given others
             return
         self._issuing = True
         try:
@@ -227,25 +225,25 @@ class Issuer:
         now = _loop_time()
         gained = max(0.0, now - self._refilled_at) * self._limit.per_second
         self._tokens, self._refilled_at = min(self._most_tokens, self._tokens + gained), now
-        if self._tokens < ENOUGH:
+        if self._tokens < ONE_TOKEN:
             return False
         self._tokens -= 1
         return True
 
     def _wake_refill(self) -> None:
-        """Let the task that waits for tokens look again, if a token is what is missing, or no call waits any more."""
+        """Wake the task that waits for tokens, if a token is what is missing, or no call waits any more."""
         if self._look is not None and (not self._waiting or self._token_due_s < math.inf):
             self._look.set()
 
     @property
     def _token_due_s(self) -> float:
-        """Seconds until there is a token, as of the last look; infinite where it isn't the token that is missing."""
+        """Seconds until the next token; infinite if no token is missing."""
         if self._paused or not self._free or self._limit.per_second is None:
             return math.inf
         return max(0.0, 1 - self._tokens) / self._limit.per_second
 
     async def _refill(self) -> None:
-        """Issue what waits for tokens as they come, until no call waits for one."""
+        """Issue permits as tokens come, until no call waits for one."""
         while self._waiting:
             self._look = anyio.Event()
             with anyio.move_on_after(self._token_due_s):
@@ -255,25 +253,22 @@ class Issuer:
 
 
 def _burst(limit: Limit) -> float:
-    """Return the tokens that are kept at most."""
+    """Return how many tokens are kept at most."""
     if limit.burst is not None:
         return limit.burst
     return math.inf if limit.per_second is None else max(1, math.ceil(limit.per_second * BURST_S))
 
 
 def _loop_time() -> float:
-    """Return the event loop's time; also in a callback that a thread has sent it, where anyio knows no loop."""
+    """Return the event loop's time; also in a callback, where anyio knows no loop."""
     return asyncio.get_running_loop().time()
 
 
 class Permits:
     """The permits of one limit in one event loop: asked for, given to calls in turn, and given back.
 
-    Args:
-      ask: asks for so many permits; `issued` is the answer, perhaps at once.
-      give_back: gives so many back; the second argument: whether they are unused.
-      take: takes one, if it can be had at once; None: none can.
-      drop: takes back what was asked for and isn't issued yet; None: it may be on its way, and is given back later.
+    `ask` is answered by `grant`; `give_back` has a flag, whether they are unused. `take` takes one at once, and `drop`
+    takes requests back; None: not possible here.
     """
 
     def __init__(
@@ -294,7 +289,7 @@ class Permits:
         self._asked = 0
         self._waiting: deque[Rest] = deque()
 
-    def issued(self, permits: int, share: int) -> None:
+    def grant(self, permits: int, share: int) -> None:
         """Give permits to the calls that wait, in order."""
         self._share = share
         self._asked -= permits
@@ -302,18 +297,18 @@ class Permits:
         for _ in range(permits):
             if self._waiting:
                 self._waiting.popleft().set()
-            else:  # the call that it was asked for has got another one, or was cancelled
+            else:  # its call has another one, or was cancelled
                 self._return(unused=True)
 
     def acquire_nowait(self) -> bool:
-        """Take a permit if there is one that no other call waits for."""
+        """Take a permit if there is one that no other call waits for; return whether it was taken."""
         if self._take is None or self._waiting or self._gate.holding or not self._take():
             return False
         self._held += 1
         return True
 
     async def wait(self) -> None:
-        """Wait for a permit that wasn't there. Cancellation: there is none."""
+        """Wait for a permit, after `acquire_nowait` found none. Cancellation: none is taken."""
         while True:
             await self._turn()
             if not self._gate.holding:
@@ -345,7 +340,7 @@ class Permits:
             self._drop(surplus)
 
     def release(self, *, unused: bool = False) -> None:
-        """Give a permit to the next call, or back; `unused`: no call was made with it."""
+        """Pass a permit to the next call, or give it back; `unused`: no call was made with it."""
         if self._waiting and self._held <= self._share:
             self._waiting.popleft().set()
         else:
@@ -357,7 +352,7 @@ class Permits:
 
 
 class StagePermits:
-    """The permits for one stage's calls in one shard, with the time that its calls have waited for them."""
+    """The permits for one stage's calls in one shard; counts the time that its calls wait for them."""
 
     def __init__(self, permits: Permits) -> None:
         self.acquire_nowait = permits.acquire_nowait
@@ -366,28 +361,22 @@ class StagePermits:
         self._waited_s = 0.0
 
     async def wait(self) -> None:
-        """Wait for a permit that wasn't there. Cancellation: there is none."""
         began = perf_counter()
         await self._permits.wait()
         self._waited_s += perf_counter() - began
 
     async def acquire(self) -> None:
-        """Take a permit, or wait for one. Cancellation: there is none."""
+        """Take a permit, or wait for one. Cancellation: none is taken."""
         if not self.acquire_nowait():
             await self.wait()
 
     def details(self) -> Details:
-        """Return how long calls have waited for permits, all together. From any thread."""
+        """Return how long calls have waited for permits, in total. From any thread."""
         return (Detail("limited_s", self._waited_s),)
 
 
 class CallLimits:
-    """The limits of one run, in one event loop.
-
-    Args:
-      ask: in a host: asks the consumer for permits of a limit; None: they are issued here.
-      give_back: in a host: gives permits back, (key of the limit, permits, unused).
-    """
+    """The limits of one run in one event loop. In a host, `ask` and `give_back` reach the consumer's."""
 
     def __init__(
         self, ask: Callable[[Limit, int], None] | None = None, give_back: Callable[[str, int, bool], None] | None = None
@@ -414,24 +403,24 @@ class CallLimits:
             take=partial(issuer.take, THIS_LOOP),
             drop=partial(issuer.drop, THIS_LOOP),
         )
-        issuer.join(THIS_LOOP, permits.issued)
+        issuer.join(THIS_LOOP, permits.grant)
         return permits
 
     def issuer(self, limit: Limit, gate: Gate, start: Start) -> Issuer:
-        """Return what issues the permits of a limit, in the consumer's event loop."""
+        """Return the issuer of a limit, in the consumer's event loop."""
         if limit.key not in self._issuers:
             self._issuers[limit.key] = Issuer(limit, gate, start)
         return self._issuers[limit.key]
 
-    def issued(self, key: str, permits: int, share: int) -> None:
-        """Permits for which `ask` has asked have come."""
-        self._permits[key].issued(permits, share)
+    def grant(self, key: str, permits: int, share: int) -> None:
+        """Give calls the permits that `ask` has asked for."""
+        self._permits[key].grant(permits, share)
 
     def take_back(self, holder: Hashable, key: str, permits: int, unused: bool) -> None:
         """Take permits back from a host; `unused`: no call was made with them."""
         self._issuers[key].take_back(holder, permits, unused)
 
     def leave(self, holder: Hashable) -> None:
-        """Let others have all permits of a host, which has ended."""
+        """Take all permits of a host back, which has ended."""
         for issuer in self._issuers.values():
             issuer.leave(holder)

@@ -1,8 +1,8 @@
 """All meters of one run: of its stages, channels, hosts, consumer, and of what its sources ask of servers.
 
-Meters count once a list, or once an awaited call, never once an item. `collect` in `streamline.observe.stats` takes
-their values at one moment. Each counter has one writer, the event loop's thread or the consumer's, and may be read in
-any thread: it is exact but for the list that is being counted. Times are those of `time.perf_counter`.
+Meters count once a list, or once an awaited call, never once an item. Each counter has one writer, the event loop's
+thread or the consumer's, and may be read in any thread: it is exact but for the list that is being counted. Times are
+those of `time.perf_counter`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Any
 from streamline.core.counters import ChannelStats, HostMeter, LoopMeter, MeterHooks, ReadStats, StageMeter
 
 QUICK_S = 0.001
-"""A body of the consumer's loop that takes less is timed now and then only."""
+"""Of bodies of the consumer's loop that take less, one in `BODIES_PER_SAMPLE` is timed."""
 
-BODIES = 8
-"""One in so many."""
+BODIES_PER_SAMPLE = 8
 
 
 class ConsumerMeter:
@@ -26,9 +25,9 @@ class ConsumerMeter:
 
     Attributes:
       items: that it was given, in whole lists: up to a list more than it has seen.
-      ranks_wait_s: of its waits, how long other ranks had not said whether they have another item.
-      waiting_since: when the wait that is going on began; None: the consumer has what it asked for.
-      held_s: how long its loop's body is known to have held the event loop that it shares with the pipeline.
+      ranks_wait_s: the part of its waits in which other ranks had not said whether they have another item.
+      waiting_since: when the current wait began; None: it doesn't wait.
+      held_s: how long its loop's body blocked the event loop that it shares with the pipeline.
       closed_at: when the stream ended or was closed; None: it is open.
     """
 
@@ -51,33 +50,31 @@ class ConsumerMeter:
         self._unseen = 0
 
     def wait_begins(self, now: float) -> None:
-        """It asks for a list, and has none."""
         self.waiting_since = now
 
     def wait_ends(self, now: float) -> None:
-        """It has what it asked for, or gives up."""
         if self.waiting_since is not None:
             self.wait_s += now - self.waiting_since
             self.waiting_since = None
 
-    def waited_until(self, now: float) -> float:
-        """Return how long it has waited up to `now`, with the wait that is going on."""
+    def wait_s_until(self, now: float) -> float:
+        """Return how long it has waited up to `now`, the current wait included."""
         since = self.waiting_since
         return self.wait_s + (0.0 if since is None else max(0.0, now - since))
 
     def body_begins(self, now: float) -> bool:
-        """Its loop's body begins, in the event loop of the pipeline; say whether this one is to be timed.
+        """Begin to time its loop's body, in the pipeline's event loop; return whether this one is timed.
 
-        Of quick ones, one in `BODIES` is, and stands for the others: timing one costs as much as it takes.
+        Of quick bodies, one in `BODIES_PER_SAMPLE` is, and stands for the others: timing one costs as much as it takes.
         """
         self._unseen += 1
-        if self._quick and self._unseen < BODIES:
+        if self._quick and self._unseen < BODIES_PER_SAMPLE:
             return False
         self._body = now, self.loop.held_s
         return True
 
     def body_ends(self) -> None:
-        """The body asks for more, or the event loop has turned; what else ran there meanwhile doesn't count."""
+        """End the timing: the body asks for more, or the event loop runs other tasks, which don't count."""
         if self._body is not None:
             (began, held_s), self._body = self._body, None
             spent = max(0.0, perf_counter() - began - (self.loop.held_s - held_s))
@@ -86,22 +83,22 @@ class ConsumerMeter:
             self._quick = spent < QUICK_S
 
     def close(self, unseen: int = 0) -> None:
-        """Stop the clock, and take back what it will never see. Idempotent."""
+        """Stop the clock, and don't count items that it will never see. Idempotent."""
         self.items -= unseen
         if self.closed_at is None:
             self.closed_at = perf_counter()
 
 
 class Meters:
-    """All meters of one run. A stage that is opened again (by a repeat, say) goes on with its meter.
+    """All meters of one run. A stage that is opened again (by a repeat, say) keeps its meter.
 
     Attributes:
       names: of all stages and channels that have a meter.
-      order: names of the stages as they stand in the plan; others come after them.
-      on: False: nothing is counted of stages and channels; for measuring what that costs.
+      order: names of the stages in the plan's order; others come after them.
+      on: False: stages and channels aren't counted; for measuring what that costs.
       hosts: in which workers run.
-      on_first_list: makes `first` of these meters as soon as the consumer is given its first list; None: not called.
-      first: what it has made: where the warm-up ended. None: the consumer has no list yet.
+      on_first_list: called with these meters when the consumer gets its first list; None: not called.
+      first: what it returned, the figures of the warm-up; None: the consumer has no list yet.
     """
 
     def __init__(self, opened_at: float, *, on: bool = True) -> None:
@@ -119,7 +116,7 @@ class Meters:
         self.first: Any = None
 
     def within(self, host: HostMeter) -> Meters:
-        """Return what counts, into these meters, what runs in a host that is a thread of this process.
+        """Return meters for a host that is a thread of this process; they count into these.
 
         Each stage in each worker has a meter of its own, so each still has one writer.
         """
@@ -154,13 +151,13 @@ class Meters:
         number = None if self._host is None else self._host.figures.number
         return self.traffics.setdefault((name, number), Traffic(name))
 
-    def began(self) -> None:
-        """The consumer gets its first list: what was before was the warm-up."""
+    def end_warm_up(self) -> None:
+        """Let figures count from now on: what was before was the warm-up."""
         self.first = None if self.on_first_list is None else self.on_first_list(self)
 
     def count_list(self, items: int) -> None:
         if items and not self.consumer.items:
-            self.began()
+            self.end_warm_up()
         self.consumer.items += items
 
 
@@ -168,7 +165,7 @@ class Traffic(ReadStats):
     """What one source asks of servers, in one event loop, its only writer. May be read in any thread."""
 
     @contextmanager
-    def asking(self) -> Iterator[None]:
+    def count_request(self) -> Iterator[None]:
         """Count a request, which is in flight meanwhile."""
         self.requests += 1
         self.in_flight += 1

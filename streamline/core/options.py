@@ -16,7 +16,7 @@ from streamline.errors import HostError, PlanError, PlanTypeError, install
 
 
 def check_int(option: str, value: object, least: int | None, most: int | None = None) -> int:
-    """Return an integer of at least `least` and at most `most`; None: any. Integers of NumPy's are some, too."""
+    """Return an integer from `least` to `most`; None: no bound. NumPy's integers count."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -31,25 +31,23 @@ def check_int(option: str, value: object, least: int | None, most: int | None = 
 
 
 def check_flag(option: str, value: object) -> None:
-    """Insist on True or False: "False", say, which a configuration may hold, would count as true."""
+    """Raise unless it is True or False: "False", say, which a configuration may hold, would count as true."""
     if not isinstance(value, bool):
-        raise PlanTypeError(f"{option} is True or False, got {given(value)}")
+        raise PlanTypeError(f"{option} is True or False, got {type_and_repr(value)}")
 
 
 def check_ago(option: str, value: object) -> None:
-    """Insist on 0 or 1: states further back are not kept."""
     check_int(option, value, 0)
     if value not in (0, 1):
         raise PlanError(f"{option} is 0 or 1, got {value}: states further back are not kept")
 
 
 def check_seed(option: str, value: object) -> int:
-    """Return a seed: an integer of 0 or more, as NumPy wants it."""
     return check_int(option, value, 0)
 
 
 def check_seconds(option: str, value: object) -> None:
-    """Insist on a time: a finite number of seconds, more than 0."""
+    """Raise unless it is a finite number of seconds, more than 0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise PlanTypeError(f"{option} is a number of seconds, got {type(value).__name__} {value!r}")
     if not (value > 0 and math.isfinite(value)):
@@ -65,11 +63,7 @@ def parse_address(option: str, text: str) -> tuple[str, int]:
 
 
 def listening_socket(address: tuple[str, int] | str) -> socket.socket:
-    """Return a socket that listens at an address, or at a path, and doesn't block.
-
-    Raises:
-      HostError: it is in use, or not of this machine.
-    """
+    """Return a non-blocking socket that listens at an address, or at a path. Raises `HostError`."""
     where = address if isinstance(address, str) else f"{address[0]}:{address[1]}"
     with ExitStack() as undo:
         try:
@@ -88,7 +82,7 @@ def listening_socket(address: tuple[str, int] | str) -> socket.socket:
 
 
 def check_installed(function: str, module: str, package: str, extra: str) -> None:
-    """Check that a package which streamline doesn't bring is installed, without importing it."""
+    """Raise unless an optional package is installed; it isn't imported."""
     if find_spec(module) is None:
         raise PlanError(f"{function} needs {package}, which is not installed: {install(extra)}")
 
@@ -105,7 +99,7 @@ def is_async(fn: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
-OF_OTHERS = {
+OPTIONS_ELSEWHERE = {
     "num_workers": ".shard(4) says how many workers share the reading, backend=sl.Processes(4) where they run",
     "batch_size": ".batch(32) at the end of the pipeline",
     "shuffle": ".shuffle(seed=0) right after the source, or .shuffle(window=4096) after .shard",
@@ -133,11 +127,11 @@ OF_OTHERS = {
     "rank": "open(rank=, world_size=)",
     "reshuffle_each_iteration": "each epoch has an order of its own",
 }
-"""What other loaders call what is written elsewhere here."""
+"""Options of other loaders, and what to write in their place."""
 
 
 def check_takes_item(option: str, fn: Callable[..., Any], *named: str) -> None:
-    """Insist on a function that can be called with one item, and with some keywords, where its code tells."""
+    """Raise unless a function can be called with one item, and these keywords, if its signature tells."""
     if not isinstance(fn, FunctionType) or hasattr(fn, "__wrapped__"):
         return
     signature = inspect.signature(fn)
@@ -156,11 +150,11 @@ def check_known(function: str, unknown: Iterable[str], known: Iterable[str]) -> 
 
     for name in unknown:
         near = get_close_matches(name, list(known), 1)
-        way = OF_OTHERS.get(name) or (f"did you mean {near[0]}=?" if near else f"it has {', '.join(known)}")
+        way = OPTIONS_ELSEWHERE.get(name) or (f"did you mean {near[0]}=?" if near else f"it has {', '.join(known)}")
         raise PlanTypeError(f"{function} has no {name}=: {way}")
 
 
-ELSEWHERE = {
+METHODS_ELSEWHERE = {
     **dict.fromkeys(("snapshot", "stats", "paused", "errors", "close"), "of a stream, `with pipe.open() as stream`"),
     **dict.fromkeys(("state_dict", "load_state_dict", "set_epoch", "epoch"), "of a loader, `loader = pipe.loader()`"),
     "to": '.transfer("cuda")',
@@ -171,16 +165,16 @@ ELSEWHERE = {
     "flatten": ".flat_map(list), or .unbatch()",
     "interleave": ".shard(8, interleave=4)",
 }
-"""Where a pipeline's users find what other libraries have as a method, or what a running one has."""
+"""Methods of other libraries, or of a running pipeline, and what to write in their place."""
 
 
 def no_attribute(owner: object, name: str) -> AttributeError:
-    """Return what is raised for an attribute that a pipeline doesn't have."""
-    way = f": {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+    """Return the error for an attribute that a pipeline doesn't have."""
+    way = f": {METHODS_ELSEWHERE[name]}" if name in METHODS_ELSEWHERE else ""
     return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{way}", name=name, obj=owner)
 
 
-def given(value: object) -> str:
-    """Say what arrived, in a line."""
+def type_and_repr(value: object) -> str:
+    """Return the type and the start of the repr of what was given."""
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else f'{text[:59]}…'}"

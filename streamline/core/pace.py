@@ -1,8 +1,8 @@
 """Calls of a user's sync function on the items of a flow, in slices of about a millisecond.
 
-A stage that calls one on a list looks at the clock now and then and hands on what it has when its slice is over, so
-that the first result of a slow function is not late; and it gives way before the next slice. A failing call ends the
-slice after the last good item: what came before is yielded first.
+A stage that calls one on a list checks the clock and, when its slice is over, yields the results so far, so that the
+first result of a slow function is not late; other tasks run before the next slice. A failing call ends the slice: the
+results before it are yielded first.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ SLICE_S = 0.001
 """Seconds of user code between two checkpoints (DESIGN, "Cancellation")."""
 
 HANDOVER_S = 0.0002
-"""Seconds of work downstream of a channel after which its reader gets a turn: a task switch costs a twentieth of this,
-and large items are better used while they are in the cache (batches of 3 MiB: 1.4 x as fast as after 1 ms)."""
+"""Seconds of work after which a channel's reader runs: a task switch costs a twentieth of this, and large items are
+still in the processor's cache (batches of 3 MiB: 1.4 x as fast as after 1 ms)."""
 
 LIST_S = 0.004
 """Seconds of user code in a thread between two returns to the loop: a return costs some 0.1 ms."""
 
 HOLD_S = 0.016
-"""Seconds after which a list is handed on, however many items its reader needs: the longest that a crash undoes, and
-long enough for a list (a hand-over out of a process costs up to 0.3 ms in all)."""
+"""Seconds after which a list is handed on, even with fewer items than its reader needs: a crash loses no more than
+this, and a hand-over out of a process costs up to 0.3 ms."""
 
-CALLS = 64
-"""Calls between two looks at the clock at the most: a look costs as much as five tiny calls, and a function that
-suddenly takes 200 µs is noticed after 13 ms."""
+MOST_CALLS_UNTIMED = 64
+"""Calls between two checks of the clock at most: a check costs as much as five tiny calls, and a function that suddenly
+takes 200 µs is noticed after 13 ms."""
 
 
 async def checkpoint() -> None:
@@ -53,10 +53,7 @@ async def checkpoint() -> None:
 
 
 def call_all(fn: Callable[[In], Out], items: Sequence[In]) -> tuple[list[Out], BaseException | None]:
-    """Return `fn` of the items up to the first that fails, and that failure. For a thread: never raises.
-
-    It returns early when the items take long, so that no result waits for many others, nor a cancellation.
-    """
+    """Return `fn` of items, until one fails or they have taken long, and the failure. For a thread: never raises."""
     results: list[Out] = []
     stop = perf_counter() + LIST_S
     try:
@@ -70,7 +67,7 @@ def call_all(fn: Callable[[In], Out], items: Sequence[In]) -> tuple[list[Out], B
 
 
 class Pace:
-    """The clock of one stage; `meter` counts the time spent in its function, None: nothing does."""
+    """The clock of one stage; `meter` counts the time in its function, if there is one."""
 
     __slots__ = ("_calls", "_meter", "_since")
 
@@ -80,14 +77,11 @@ class Pace:
         self._since = perf_counter()
 
     def begin(self, at: float | None = None) -> None:
-        """Begin a slice: the task has just given way, or did at that time."""
+        """Begin a slice, now or at an earlier time at which other tasks ran."""
         self._since = perf_counter() if at is None else at
 
     async def maybe_yield(self) -> None:
-        """Give way if this task has run for a slice, and wait while items must not move.
-
-        The stages of a chain share a task: what one of them has given away, the others needn't.
-        """
+        """Let others run if a slice is over and no other stage of the chain just did; wait while items must rest."""
         now = perf_counter()
         if now - self._since > SLICE_S:
             gate = gate_of_task()
@@ -97,7 +91,7 @@ class Pace:
                 await self.yield_after(SLICE_S)
 
     async def yield_after(self, after_s: float, turns: int = 1) -> None:
-        """Give way if the last time here is so long ago, and wait while items must not move."""
+        """Let other tasks run if this slice has lasted `after_s`, and wait while items must not move."""
         if perf_counter() - self._since > after_s:
             for _ in range(turns):
                 await checkpoint()
@@ -109,13 +103,12 @@ class Pace:
                     self._since = perf_counter()
                 gate.turned_at = self._since
 
-    async def keep_filling(self, made: int, need: int, began: float) -> bool:
-        """Give way, unless a list begun at `began` has what its reader needs, or has been kept long enough.
+    async def keep_filling(self, made: int, min_items: int, began: float) -> bool:
+        """Let other tasks run, and return whether to add to a list that was begun at `began`.
 
-        Args:
-          need: as in `Flow.need`, and no more than the list may have.
+        Not if it has the `min_items` items that its reader needs, or was kept long enough.
         """
-        if made >= need or perf_counter() - began > HOLD_S:
+        if made >= min_items or perf_counter() - began > HOLD_S:
             return False
         await self.yield_after(-1.0, turns=2)  # a host's loop reads a message in one turn, and handles it in the next
         return True
@@ -123,11 +116,7 @@ class Pace:
     def apply(
         self, fn: Callable[[In], Out], items: Sequence[In], start: int, results: list[Out], stop: int | None = None
     ) -> None:
-        """Append `fn` of items from `start` to `stop`, or the end, to `results`, at least one, until the slice is over.
-
-        Raises:
-          StopIteration: `fn` raised it; `results` holds what came before, as for any other exception.
-        """
+        """Append `fn` of items from `start` to `stop`, at least one, until the slice is over; raise what it raises."""
         stop, began, done = len(items) if stop is None else stop, perf_counter(), start
         if self._meter is not None:
             self._meter.begun = began
@@ -136,7 +125,7 @@ class Pace:
             while done < stop:
                 calls = min(self._calls, stop - done)
                 now = None
-                for item in items[done : done + calls]:  # extend(map(fn, ...)) would take a StopIteration for the end
+                for item in items[done : done + calls]:  # extend(map(fn, …)) would swallow a StopIteration
                     results.append(fn(item))  # noqa: PERF401  # looked up here it is quicker than by a local name
                 done += calls
                 now = perf_counter()
@@ -144,10 +133,10 @@ class Pace:
                     return
         finally:
             if self._meter is not None:
-                self._meter.held(began, perf_counter() if now is None else now)
+                self._meter.count_hold(began, perf_counter() if now is None else now)
 
     def draw(self, iterator: Iterator[Out], limit: int, results: list[Out]) -> bool:
-        """Append items of a sync iterator to `results` until `limit` or the slice is over; True if it has ended."""
+        """Append items of an iterator to `results` until `limit` or the slice is over; return whether it has ended."""
         stop, began = len(results) + limit, perf_counter()
         if self._meter is not None:
             self._meter.begun = began
@@ -166,24 +155,20 @@ class Pace:
             return False
         finally:
             if self._meter is not None:
-                self._meter.held(began, perf_counter() if now is None else now)
+                self._meter.count_hold(began, perf_counter() if now is None else now)
 
     def _over(self, spent: float) -> bool:
-        """Adapt the number of calls between two looks at the clock; say whether the slice is over."""
+        """Return whether the slice is over, and adapt the number of calls between two checks of the clock."""
         if spent > SLICE_S:
             self._calls = max(1, self._calls // 2)
             return True
-        if spent < SLICE_S / 4 and self._calls < CALLS:
+        if spent < SLICE_S / 4 and self._calls < MOST_CALLS_UNTIMED:
             self._calls *= 2
         return False
 
 
-def check_awaited(stage: object, results: Sequence[Any], way: str) -> None:
-    """Insist, by the first one, on results that are no coroutines, which would never be awaited; else close all.
-
-    Args:
-      way: what to do about it, for the `PlanTypeError`.
-    """
+def check_no_coroutines(stage: object, results: Sequence[Any], way: str) -> None:
+    """Raise a PlanTypeError, with the `way` out, if the results are coroutines, which would never be awaited."""
     if results and isinstance(results[0], CoroutineType):
         for result in results:
             if isinstance(result, CoroutineType):
@@ -191,14 +176,12 @@ def check_awaited(stage: object, results: Sequence[Any], way: str) -> None:
         raise PlanTypeError(f"{stage} returned a coroutine, which would not be awaited: {way}")
 
 
-async def results(
+async def map_in_slices(
     run: StageRun[In], fn: Callable[[In], Out], stage: str, way: str, look: Look | None = None
 ) -> AsyncGenerator[tuple[Chunk[In], list[Out]], None]:
     """Yield parts of the upstream's chunks, each with `fn` of its items; a chunk without items as it is.
 
-    Raises:
-      What `fn` raises, after the results before it were yielded, unless its item is to be left out.
-      PlanTypeError: it returns coroutines.
+    What `fn` raises comes after the results before it, unless its item is skipped.
     """
     pace = Pace(run.meter)
     while (chunk := await run.pull()) is not None:
@@ -209,15 +192,15 @@ async def results(
             out: list[Out] = []
             began, going_on = perf_counter(), True
             while going_on:
-                need = min(run.need, count - done)
-                stop = done + need if out else count  # what goes on does so up to the item that is missing
+                need = min(run.min_items, count - done)
+                stop = done + need if out else count  # after the first slice, only what the reader needs
                 failure = _slice(pace, run, fn, stage, chunk, done, stop, out, look)
                 going_on = failure is None and await pace.keep_filling(len(out), need, began)
             made = len(out)
             if made:
-                check_awaited(stage, out, way)
+                check_no_coroutines(stage, out, way)
                 given = [out]
-                del out  # the reader has it: large results are not kept while they are used, and the next are made
+                del out  # only the reader may refer to large results while the next are made
                 yield chunk.part(done, made) if done or made < count else chunk, given.pop()
             done += made
             if failure is not None:
@@ -241,7 +224,7 @@ def _slice(
     out: list[Out],
     look: Look | None,
 ) -> BaseException | None:
-    """Append `fn` of items of `chunk` after the first `done`, up to `stop`, to `out`, for a slice; return a failure."""
+    """Append `fn` of `chunk`'s items after the first `done`, up to `stop`, to `out`, for a slice; return a failure."""
     looks = look is not None and look.left > 0
     if look is not None and looks:
         look.begin()

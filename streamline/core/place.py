@@ -1,8 +1,7 @@
-"""Where arrays are written that will leave a host, or go to a device: at once where they will be read.
+"""Memory for arrays that will leave a host, or go to a device: written there, they needn't be copied.
 
-A host's link has shared memory, a transfer to a GPU page-locked memory; a run's `Lender` says so. `.batch`, `.pack` and
-`.regenerate(block=)` ask for that of their site; `empty` is for functions of users, which have no site, and finds the
-place of the host that calls them.
+A host's link has shared memory, a transfer to a GPU page-locked memory, both by the run's `Lender`. `.batch`, `.pack`
+and `.regenerate(block=)` use their site's; `empty`, for functions of users, finds that of the host that calls them.
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ class Memory:
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, False)}
 
     def as_array(self) -> Bytes:
-        """Return the bytes as an array, whose `base` gives no other way to them; call it once.
+        """Return the bytes as an array, whose `base` is no array; call it once.
 
-        A weak reference to such an array tells when the last view is gone: the garbage collector doesn't traverse
-        arrays, so it dies with the last view, never before a finaliser that still reads one. Its base is no array, else
-        NumPy would have views refer to that.
+        A weak reference to it dies with the last view: the garbage collector doesn't traverse arrays, so never before a
+        finaliser that still reads one. If its base were an array, NumPy would have views refer to that.
         """
         array = np.asarray(self)
         del self.__array_interface__
@@ -42,8 +40,8 @@ class Memory:
 
 
 Mapped: TypeAlias = Callable[[int, int], Callable[[], object]]
-"""Told of memory that another process shares with this one, its address and its size; what it returns is called before
-that is unmapped, in any thread."""
+"""Called with the address and size of memory that another process shares with this one; returns what is called, in any
+thread, before that is unmapped."""
 
 
 class Place(Protocol):
@@ -55,19 +53,14 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Lender:
-    """Where a run writes what leaves this host, or goes to a device: a service of it.
-
-    Attributes:
-      place: None: in ordinary memory.
-      on_mapped: told of memory that a host process shares with this one, and will use again; None: not called.
-    """
+    """A service: the `place` in which arrays are written, and what is called for memory that a host process shares."""
 
     place: Place | None = None
     on_mapped: Mapped | None = None
 
 
 def lent(place: Place | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Return an uninitialised array in memory that `place` lends; None: it lends none for this."""
+    """Return an uninitialised array in memory that `place` lends; None: it has none for this."""
     if place is None or dtype.hasobject:
         return None
     memory = place.empty(math.prod(shape) * dtype.itemsize)
@@ -82,11 +75,11 @@ def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTypeLike =
     """Return an uninitialised array, as `numpy.empty` does; in a host process, one that leaves it without a copy.
 
     For functions that make large arrays, in stages that run in `Processes`: fill it and return it, as it is or inside
-    dicts, tuples and the like. What the function, or a stage, still holds when the array leaves is copied, and so is an
-    array for which there was no room: the consumer's is its own in any case, ordinary and writable. Elsewhere, and for
-    small arrays, this is `numpy.empty`.
+    dicts, tuples and the like. It is copied if the function, or a stage, still refers to it when it leaves, or if
+    there was no room. The consumer gets an ordinary, writable array either way. Elsewhere, and for small arrays, this
+    is `numpy.empty`.
 
-    Like every view such an array can't be resized in place. A raw pointer (`ctypes.data`, `__array_interface__`) keeps
+    Like every view, such an array can't be resized in place. A raw pointer (`ctypes.data`, `__array_interface__`) keeps
     nothing alive: keep the array for as long as it is used.
     """
     kind = np.dtype(dtype)

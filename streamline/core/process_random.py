@@ -1,7 +1,7 @@
 """The random generators that a whole process shares: those of `random`, of NumPy and of torch.
 
-A function that draws from them gets numbers that depend on what was drawn before, in whatever order: another run, or a
-resume, has others. For libraries that take no generator they can be set for each call, and are set back after it.
+A function that draws from them gets numbers that depend on all earlier draws: another run, or a resume, has others. For
+libraries that take no generator, they can be seeded for each call, and restored after it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from streamline.errors import PlanError, printable
 if TYPE_CHECKING:
     from streamline.core.flow import Site
 
-LOOKED_AT_LISTS = 8
-"""Lists of a map that are looked at: one that draws for some items only may not do so for the first."""
+CHECKED_LISTS = 8
+"""Lists of a map that are checked: a function may draw for some items only."""
 
 
 def torch_generator(rng: np.random.Generator) -> Any:
-    """Return a generator of torch's for the item that `rng` is for. Imports torch."""
+    """Return a torch generator for the item that `rng` is for. Imports torch."""
     generator = import_module("torch").Generator()
     generator.manual_seed(_words(rng, 1)[0])
     return generator
@@ -35,7 +35,7 @@ def torch_generator(rng: np.random.Generator) -> Any:
 
 @contextmanager
 def set_globally(rng: np.random.Generator) -> Iterator[None]:
-    """Set the generators of this process for the item that `rng` is for; after the block they are as before."""
+    """Seed the process's generators for the item that `rng` is for, and restore them after the block."""
     torch = import_module("torch") if find_spec("torch") is not None else None  # else the call may import, and draw
     words = _words(rng, 2)
     before = random.getstate(), np.random.get_state(), None if torch is None else torch.get_rng_state()
@@ -53,7 +53,7 @@ def set_globally(rng: np.random.Generator) -> Iterator[None]:
 
 
 def _words(rng: np.random.Generator, segment: int) -> list[int]:
-    """Return random words for an item, of another segment than what its `rng` draws."""
+    """Return random words for an item, of another segment than `rng` draws from."""
     begun: Any = rng.bit_generator.state["state"]
     counter = [0, 0, int(begun["counter"][2]), segment]
     words: list[int] = np.random.Philox(key=begun["key"], counter=counter).random_raw(3).tolist()
@@ -61,7 +61,7 @@ def _words(rng: np.random.Generator, segment: int) -> list[int]:
 
 
 def check_alone(stage: str, site: Site) -> None:
-    """Insist on a thread in which nothing else of the process draws while a call does."""
+    """Raise where other code may draw from the process's generators during a call."""
     where = site.tasks.session.where
     if where.startswith("process") or not threading.current_thread().name.startswith("streamline"):
         return
@@ -74,23 +74,18 @@ def check_alone(stage: str, site: Site) -> None:
 
 
 class Look:
-    """A look at whether a map's function draws from the generators that its process shares.
-
-    In a process of its own each worker begins with other numbers in each run; in the consumer's, the consumer may have
-    set them.
-    """
+    """Warns if a map's function draws from the generators of its process, a worker's, which differ in each run."""
 
     def __init__(self, stage: str, site: Site) -> None:
         self._stage = stage
-        self.left = LOOKED_AT_LISTS if site.shard == 0 and site.tasks.session.where.startswith("process") else 0
+        self.left = CHECKED_LISTS if site.shard == 0 and site.tasks.session.where.startswith("process") else 0
         self._before: Any = None
 
     def begin(self) -> None:
-        """Calls are made from now on."""
         self._before = _states()
 
     def end(self) -> None:
-        """They have been made: warn, once, if they drew."""
+        """Warn, once, if the calls since `begin` drew."""
         self.left -= 1
         drawn = [name for name, state in _states().items() if self._before.get(name, state) != state]
         if drawn:
@@ -106,7 +101,7 @@ class Look:
 
 def _states() -> dict[str, Any]:
     found: dict[str, Any] = {"random": hash(random.getstate())}
-    if "numpy" in sys.modules:  # it and torch are looked at once something has imported them
+    if "numpy" in sys.modules:  # it and torch are checked once something has imported them
         legacy: Any = np.random.get_state()
         found["numpy.random"] = legacy[1].tobytes(), legacy[2:]
     if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "get_rng_state"):

@@ -26,51 +26,50 @@ from streamline.core.item_codec import Buffer, Read, bytes_of, pack
 from streamline.core.state import Json
 
 R = TypeVar("R")
-
 Parts = list[Buffer]
 
-FORMS = 256
-"""Forms that become JSON together: each takes ten times the memory of its JSON, and a call costs as much as three."""
+FORMS_AT_ONCE = 256
+"""Forms that are encoded together: each takes ten times the memory of its JSON, and a call costs as much as three."""
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
-
 _LENGTH = struct.Struct("<Q")
-
 _SUM = struct.Struct("<I")
 
-GARBAGE = (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError, Warning)
-"""What reading, before the checksum can be compared, makes of bytes that were never written: NumPy parses types, and
-warns of some, which a filter may make an error of."""
+DECODING_ERRORS = (
+    ArithmeticError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    Warning,
+)
+"""What decoding damaged bytes raises, before the checksum is compared: NumPy parses types, and warns of some, which a
+filter may turn into an error."""
 
 
 class DamagedError(ValueError):
-    """A file isn't as it was written; the words say in what, after its name: "is cut short"."""
+    """A file isn't as it was written; the message goes after its name: "is cut short"."""
 
 
 def whose(name: str, shard: int, num_shards: int) -> str:
-    """Return how the files of one stage of one shard begin."""
+    """Return the beginning of the names of one stage's files in one shard."""
     return f"{quote(name, safe='')}.shard-{shard}-of-{num_shards}"
 
 
 def _json_list(forms: Iterable[Json]) -> bytes:
-    """Return forms as a list in JSON; few of them are in memory at a time."""
+    """Return forms as a list in JSON; only some are in memory at a time."""
     source, texts = iter(forms), list[str]()
-    while some := list(islice(source, FORMS)):
+    while some := list(islice(source, FORMS_AT_ONCE)):
         texts.append(_ENCODER.encode(some)[1:-1])
     return f"[{','.join(texts)}]".encode()
 
 
-def packed(magic: bytes, writer: str, items: Iterable[Any], body: Mapping[str, Json], **others: Any) -> Parts:
-    """Return a pack's content but for its checksum.
+def pack_parts(magic: bytes, writer: str, items: Iterable[Any], body: Mapping[str, Json], **others: Any) -> Parts:
+    """Return a pack's content without its checksum; `body` and the packed `others` are further entries of the header.
 
-    Args:
-      writer: as the user wrote it, for messages: ".cache(path=)".
-      items: under "items" in the header.
-      body: JSON, what else is in the header.
-      others: likewise, to be packed.
-
-    Raises:
-      DataError: an item can't be written.
+    Raises `DataError`, naming the `writer`, ".cache(path=)" say: an item can't be written.
     """
     buffers: list[Buffer] = []
     forms = _json_list(pack(item, buffers, writer) for item in items)
@@ -80,16 +79,15 @@ def packed(magic: bytes, writer: str, items: Iterable[Any], body: Mapping[str, J
 
 
 def size_of(parts: Parts) -> int:
-    """Return the bytes of the file that these are written to."""
     return sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts) + _SUM.size
 
 
-def write_packed(path: Path, parts: Parts, family: str) -> None:
+def write_pack(path: Path, parts: Parts, family: str) -> None:
     """Write a pack durably; `family` is how the names of such files begin, see `whose`."""
-    write_parts(path, _summed(parts), family)
+    write_parts(path, _with_checksum(parts), family)
 
 
-def _summed(parts: Parts) -> Iterable[bytes | memoryview]:
+def _with_checksum(parts: Parts) -> Iterable[bytes | memoryview]:
     found = 0
     for part in parts:
         content = bytes_of(part)
@@ -98,13 +96,8 @@ def _summed(parts: Parts) -> Iterable[bytes | memoryview]:
     yield _SUM.pack(found)
 
 
-def read_packed(path: Path, magic: bytes, unpacked: Callable[[Json, Read], R]) -> R:
-    """Return what `unpacked` makes of a file's body; it unpacks all forms in it, in the order of their buffers.
-
-    Raises:
-      DamagedError: the file isn't as it was written.
-      OSError: it can't be read.
-    """
+def read_pack(path: Path, magic: bytes, unpack_body: Callable[[Json, Read], R]) -> R:
+    """Return `unpack_body` of a file's body; it reads all buffers. Raises `DamagedError`, `OSError`."""
     found = 0
     with BufferedReader(FileIO(open_own(path, os.O_RDONLY))) as file:
 
@@ -125,12 +118,12 @@ def read_packed(path: Path, magic: bytes, unpacked: Callable[[Json, Read], R]) -
             (length,) = _LENGTH.unpack(some(_LENGTH.size))
             if length > os.fstat(file.fileno()).st_size:
                 raise EOFError
-            made, expected = unpacked(json.loads(some(length)), read), found
+            made, expected = unpack_body(json.loads(some(length)), read), found
             if some(_SUM.size) != _SUM.pack(expected) or file.read(1):
                 raise ValueError("its checksum is another one")
         except EOFError:
             raise DamagedError("is cut short") from None
-        except GARBAGE as error:
+        except DECODING_ERRORS as error:
             raise DamagedError(f"is damaged ({error})") from error
     return made
 
@@ -141,7 +134,7 @@ _HEAD = struct.Struct("<II")
 
 
 class DamagedFrameError(ValueError):
-    """A frame of a log, which begins at `byte`, isn't as it was written: `what`, say "a frame's checksum"."""
+    """A frame of a log is damaged; `what`: "a frame's checksum"."""
 
     def __init__(self, byte: int, what: str) -> None:
         super().__init__(byte, what)
@@ -155,13 +148,9 @@ def frame(payload: bytes) -> bytes:
 
 
 def frames(content: bytes, start: int, *, last: bool) -> Iterator[tuple[int, bytes]]:
-    """Yield the payload of each sound frame from byte `start` on, with the byte at which it ends.
+    """Yield the payload of each frame from byte `start` on, with the byte at which it ends.
 
-    Args:
-      last: nothing was appended after this content, so its tail may be torn.
-
-    Raises:
-      DamagedFrameError: a frame is damaged, or torn where it may not be.
+    Raises `DamagedFrameError`: one is damaged; or torn, unless it is the `last` content, whose tail may be.
     """
     while start < len(content):
         begin = start + _HEAD.size + _SUM.size

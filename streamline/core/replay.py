@@ -21,38 +21,32 @@ CALL_ATTRIBUTE = "_streamline_call"
 
 
 class Adapter(ABC):
-    """A function that streamline put around a user's, because it hands on more than the item."""
+    """A function that streamline wraps around a user's, because it passes on more than the item."""
 
     fn: Callable[..., Any]
 
     @abstractmethod
-    def __call__(self, given: Any) -> Any:
-        """Call the user's function on what was given."""
+    def __call__(self, given: Any) -> Any: ...
 
     def again(self, given: Any) -> Any:
-        """Call the function once more, on what it has failed on."""
+        """Call the function again, on what it has failed on."""
         return self(self.fresh(given))
 
     def fresh(self, given: Any) -> Any:
-        """Return what was given, as it was before the call."""
+        """Return the argument as it was before the call."""
         return self.fn.fresh(given) if isinstance(self.fn, Adapter) else given
 
     def item(self, given: Any) -> Any:
-        """Return the user's item of what was given."""
+        """Return the user's item in an argument."""
         return self.fn.item(given) if isinstance(self.fn, Adapter) else given
 
     @abstractmethod
     def around(self, fn: Callable[..., Any]) -> Callable[[Any], Any]:
-        """Return the same around another function."""
+        """Return the same adapter of another function."""
 
 
 class FailedCall:
-    """A call of user code that failed.
-
-    Args:
-      item: the one argument.
-      outputs: of a function that makes an iterable, how many came before the failure; None: it makes a value.
-    """
+    """A failed call of user code with one item; `outputs`: how many a function that makes an iterable gave before."""
 
     __slots__ = ("fn", "given", "outputs")
 
@@ -62,18 +56,17 @@ class FailedCall:
         self.outputs = outputs
 
     def __reduce__(self) -> Any:
-        """Pickle as nothing: exceptions travel between processes, and functions and items need not."""
+        """Pickle as None: exceptions travel between processes, functions and items don't."""
         return _nothing, ()
 
     def __deepcopy__(self, memo: Any) -> FailedCall:
         return self
 
     def attach(self, error: BaseException) -> None:
-        """Let `error` carry this call."""
         vars(error)[CALL_ATTRIBUTE] = self  # an exception may be a frozen dataclass
 
     def again(self, fn: Callable[..., Any] | None) -> Any:
-        """Call again, with the given function in the place of the one that failed."""
+        """Call again, or call `fn` in its place."""
         call: Callable[[Any], Any] = self.fn
         given = self.given
         if isinstance(call, Adapter):
@@ -82,10 +75,10 @@ class FailedCall:
         elif fn is not None:
             call = fn
         if is_async(call):
-            return _run(call, given)
+            return _run_async(call, given)
         result = call(given)
         if self.outputs is not None:
-            return _unfolded(result, self.outputs + 1)
+            return _take_outputs(result, self.outputs + 1)
         if inspect.iscoroutine(result):
             result.close()
             raise PlanTypeError(f"{call!r} returned a coroutine: give replay the `async def` itself")
@@ -93,7 +86,7 @@ class FailedCall:
 
 
 def replay(error: BaseException, *, fn: Callable[..., Any] | None = None) -> Any:
-    """Call the function again that raised `error`, on the very item, in this thread.
+    """Call the function again that raised `error`, on the same item, in this thread.
 
     A seeded map gets its generator as it was before the call. A `.batch` gets the list to collate. A `.flat_map` is
     unfolded up to the output that failed, and these outputs are returned. An async function runs to its end in an event
@@ -101,15 +94,15 @@ def replay(error: BaseException, *, fn: Callable[..., Any] | None = None) -> Any
 
     Args:
       error: that came out of a stream; of a `TooManyErrors`, its cause is taken.
-      fn: called in the place of the function: a fix, say. None: the function itself.
+      fn: called in place of the function: a fix, say. None: the function itself.
 
     Returns:
-      What the function returns, if it passes now.
+      What the function returns, if it doesn't fail now.
 
     Raises:
       PlanError: the error didn't come from a function that is called on items; or the function is async and this
-        thread runs an event loop already.
-      What the function raises, otherwise.
+        thread already runs an event loop.
+      What the function raises.
     """
     given: object = error
     if not isinstance(given, BaseException):
@@ -133,22 +126,22 @@ def _why_not(error: BaseException, travelled: bool) -> str:
     )
 
 
-def _run(fn: Callable[[Any], Awaitable[Any]], item: Any) -> Any:
+def _run_async(fn: Callable[[Any], Awaitable[Any]], item: Any) -> Any:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(_awaited(fn, item))
+        return asyncio.run(_await_call(fn, item))
     raise PlanError(
         "replay runs an async function in an event loop of its own, which can't begin inside a running one: write "
         "`await asyncio.to_thread(sl.replay, error)`, or call replay outside of the loop"
     )
 
 
-async def _awaited(fn: Callable[[Any], Awaitable[Any]], item: Any) -> Any:
+async def _await_call(fn: Callable[[Any], Awaitable[Any]], item: Any) -> Any:
     return await fn(item)
 
 
-def _unfolded(outputs: Any, count: int) -> list[Any]:
+def _take_outputs(outputs: Any, count: int) -> list[Any]:
     if not isinstance(outputs, Iterable):
         raise PlanTypeError(f"expected an iterable, got {type(outputs).__name__}")
     return list(islice(outputs, count))

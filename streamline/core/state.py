@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from streamline.core.choices import Branch
 
 Json: TypeAlias = Any  # a recursive alias says more, and makes every reader of a state cast
-
 Tree: TypeAlias = dict[str, Json]
-
 K = TypeVar("K")
 
 
@@ -41,12 +39,12 @@ class Tally:
     """What was consumed up to a state, summed over all parts of a plan.
 
     Attributes:
-      skipped: items that were left out because of an error, by (shard, stage).
+      skipped: items that were skipped because of an error, by (shard, stage).
       taken: items that the merge took from its workers.
-      stands: the own part of a source or a repeat, by its name: of one worker, that of the last one that was asked.
-      worker: the merge's name, and the number of the worker that is asked; None: none is.
-      counts: the same as states have it.
-      places: the worker in which those were skipped.
+      stands: the part of a source or a repeat, by its name: of several workers, that of the last one.
+      worker: the merge's name and the worker's number while a worker's state is tallied; else None.
+      counts: `skipped` as states have it.
+      places: the `worker` in which those were skipped.
     """
 
     __slots__ = ("counts", "places", "skipped", "stands", "taken", "worker")
@@ -76,28 +74,27 @@ class State(ABC):
 
     @property
     def latest(self) -> State:
-        """The state that an `until` means: after a mark, where the stage stands now."""
+        """The state that an `until` refers to: of a mark, where the stage stands now."""
         return self
 
     @abstractmethod
     def tally(self, found: Tally) -> None:
         """Add what was consumed up to here; after a mark, up to where the stage stands now.
 
-        A source adds where it stands; a stage has to ask its upstream's state, or what was skipped there is never
-        counted.
+        A source adds its position; a stage must tally its upstream's state, or what was skipped there is never counted.
         """
 
     def where(self) -> str:
-        """Return the source position for a person: "train.jsonl line 18"."""
+        """Return the source position as text: "train.jsonl line 18"."""
         return ""
 
     def forks(self) -> Iterator[Branch]:
-        """Yield where the choosing flows stand that are opened if a flow is opened at `json()` of this."""
+        """Yield the places in their logs at which choosing flows begin if a flow is opened at `json()` of this."""
         return iter(())
 
 
 class At(State):
-    """A source's state: its position, as JSON. `item`: that of the item before it, where that is in another file."""
+    """A source's state: its position, as JSON. `item`: the position of the item before it, if in another file."""
 
     __slots__ = ("item", "name", "own")
 
@@ -124,7 +121,7 @@ def part_json(own: Any) -> Json:
 
 
 class Over(State):
-    """A stage's own part (a struct, or JSON) over the state of its upstream. A subclass may keep more."""
+    """A stage's own part (a struct, or JSON) over the state of its upstream."""
 
     __slots__ = ("name", "own", "upstream")
 
@@ -149,45 +146,41 @@ class Over(State):
 
 
 SkipCounts: TypeAlias = int | list[int]
-"""How many items a stage has left out, in a state as JSON. Where a resume reads again what was consumed, two numbers:
-at the mark, from where the stage counts on, and of what was consumed. So what isn't read again isn't lost."""
+"""How many items a stage has skipped, in a state as JSON. Where a resume reads again what was consumed, two numbers:
+the count at the mark, from which the stage counts on, and the count that was consumed."""
 
 
 def skips_in(tree: Tree) -> dict[str, SkipCounts]:
-    """Return how many items were left out in a state as JSON, by stage; those of a merge's workers are in their own."""
+    """Return how many items were skipped in a state as JSON, by stage, without those of a merge's workers."""
     found = tree.get("errors")
     return dict(found) if isinstance(found, dict) else {}
 
 
 def with_skips(tree: Tree, counts: Mapping[str, SkipCounts]) -> Tree:
-    """Return a copy of a state as JSON that has these counts of left out items, by stage, and no others.
-
-    They come first, sorted: a state that was read and is written again is the same text, whatever wrote its counts.
-    """
+    """Return a copy of a state as JSON with these counts of skipped items, by stage, sorted, and no others."""
     others = {name: own for name, own in tree.items() if name != "errors"}
     return {"errors": dict(sorted(counts.items())), **others} if counts else others
 
 
-def consumed_of(skips: SkipCounts) -> int:
-    """Return how many left out items are consumed."""
+def consumed_count(skips: SkipCounts) -> int:
+    """Return how many skipped items are consumed."""
     return skips if isinstance(skips, int) else max(skips)
 
 
-def read_again(marked: Mapping[K, SkipCounts], consumed: Mapping[K, int]) -> dict[K, SkipCounts]:
-    """Return the counts of a mark from which what was consumed is read again."""
+def counts_to_replay(marked: Mapping[K, SkipCounts], consumed: Mapping[K, int]) -> dict[K, SkipCounts]:
+    """Return the counts of a mark, for a resume that reads again from there what was consumed."""
     found = dict(marked)
     for key, count in consumed.items():
         first = marked.get(key, 0)
-        if count > consumed_of(first):
+        if count > consumed_count(first):
             found[key] = [first if isinstance(first, int) else first[0], count]
     return found
 
 
 class Skipped(Over):
-    """How many items a stage has left out because of an error (`own`), over what its state says otherwise.
+    """How many items a stage has skipped because of an error (`own`), over its state.
 
-    It is there from the first such item on, so it may be missing in a mark and be there in a later state: for an
-    `until` it is looked through.
+    Only states after the first such item have it, so a mark may lack it: `latest` and `json(until)` look through it.
     """
 
     __slots__ = ("shard",)
@@ -205,7 +198,7 @@ class Skipped(Over):
         return self.upstream.latest
 
     def tally(self, found: Tally) -> None:
-        found.skipped[self.shard, self.name] = consumed_of(self.own)
+        found.skipped[self.shard, self.name] = consumed_count(self.own)
         found.counts[self.shard, self.name] = self.own
         found.places[self.shard, self.name] = found.worker
         self.upstream.tally(found)
@@ -226,11 +219,13 @@ class Since(State):
         for (shard, name), count in found.skipped.items():
             place = found.places[shard, name]
             if place is None:
-                tree = with_skips(tree, read_again(skips_in(tree), {name: count}))
+                tree = with_skips(tree, counts_to_replay(skips_in(tree), {name: count}))
             else:
                 merge, worker = place
                 workers = tree[merge]["workers"]
-                workers[worker] = with_skips(workers[worker], read_again(skips_in(workers[worker]), {name: count}))
+                workers[worker] = with_skips(
+                    workers[worker], counts_to_replay(skips_in(workers[worker]), {name: count})
+                )
         return tree
 
     @property
@@ -248,7 +243,7 @@ class Since(State):
 
 
 class HeldSince(Since):
-    """Likewise, of items that are held and served one by one: what was skipped among them counts when all are."""
+    """Likewise, of items that are held and served one by one: skips among them count once all were served."""
 
     __slots__ = ()
 
@@ -263,7 +258,7 @@ class States(Protocol):
 
 
 def trimmed(states: States, first: int, count: int) -> States:
-    """Return states first ... first + count - 1 of a column, without what only the others need: to be sent."""
+    """Return states first ... first + count - 1 of a column, without what only the others need: for sending."""
     if not count:
         return ()
     trim = getattr(states, "trimmed", None)
@@ -281,8 +276,7 @@ class DeferredState(State):
 
     @property
     @abstractmethod
-    def real(self) -> State:
-        """The state itself."""
+    def real(self) -> State: ...
 
     def json(self, until: State | None = None) -> Tree:
         return self.real.json(None if until is None else until.latest)
@@ -302,7 +296,7 @@ class DeferredState(State):
 
 
 class Reference:
-    """A state in a column, not made yet: most never are."""
+    """A state in a column, made when it is read: most never are."""
 
     __slots__ = ("_index", "_states", "_written")
 
@@ -313,19 +307,13 @@ class Reference:
 
     @classmethod
     def to(cls, state: State) -> Reference:
-        """Return a reference to a state that is there."""
         return cls((state,), 0)
 
     def get(self) -> State:
-        """Make the state."""
         return self._states[self._index]
 
     def json(self, until: Reference) -> Tree:
-        """Return the state's JSON, with the choices made up to `until`; this very reference: none.
-
-        It is kept until it is asked for with another `until`: of thousands of workers, few move from a state to the
-        next. Nothing may change it.
-        """
+        """Return the state's JSON, with the choices made up to `until`. It is cached, and must not be changed."""
         then = None if until is self else until
         written = self._written
         if written is None or written[0] is not then:
@@ -333,19 +321,15 @@ class Reference:
         return written[1]
 
     def becomes(self, state: State) -> None:
-        """Refer to `state` from now on, wherever this reference is: the same state, of the flow that is open now."""
+        """Refer to `state` from now on: the same state, of the flow that is open now."""
         self._states = {self._index: state}  # in one step: another thread may be making it
         self._written = None
 
 
 class MadeStates:
-    """A column whose state i is `make(name, *given, n, upstream)`.
+    """A column whose state i is `make(name, *given, first + i, states[i])`, without what is None.
 
-    Args:
-      make: a class of states, or a function; of a module, since columns are pickled.
-      given: what all of them share.
-      first: `n` of the first state; each next one's is larger by 1. None: `make` takes no number.
-      states: the upstream's column; `upstream` is its state i. None: `make` takes none.
+    `make`, a class of states or a function of a module, is pickled with the column.
     """
 
     __slots__ = ("_first", "_given", "_make", "_name", "_states")
@@ -391,7 +375,7 @@ class Shifted:
 
     def __init__(self, states: States, by: int) -> None:
         whole, before = (states._states, states._by) if isinstance(states, Shifted) else (states, 0)
-        self._states: States = whole  # repeated splitting of one list stays flat
+        self._states: States = whole  # a part of a part refers to the whole list
         self._by: int = before + by
 
     def __getitem__(self, index: int, /) -> State:
@@ -429,7 +413,7 @@ class Joined:
         self._columns: list[States] = []
 
     def add(self, start: int, states: States) -> None:
-        """Let `states[0]` be this column's state number `start`; later starts come later."""
+        """Append a column whose first state is number `start`; starts increase."""
         self._starts.append(start)
         self._columns.append(states)
 

@@ -1,7 +1,7 @@
-"""What saved states are made of: the types that stages and sources declare, and insisting on them.
+"""The types of saved states, which stages and sources declare, and their check.
 
-Types are as `msgspec.convert` takes them. Where one value says something about another, a struct says so in
-`__post_init__`. Entries that it doesn't name are let pass: a later version may write more.
+Types are as `msgspec.convert` takes them; a struct checks how values go together in `__post_init__`. Unknown entries
+are ignored: a later version may write more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Counts: TypeAlias = Count | Annotated[list[Count], msgspec.Meta(min_length=2, ma
 """As `streamline.core.state.SkipCounts`."""
 
 Size: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MOST_COUNT)]
-"""Likewise, of what there is one of at least."""
+"""Likewise, at least 1."""
 
 FileName: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[^/\\\0]*$")]
 """The name of a file in a folder that the plan names: no path that would lead elsewhere."""
@@ -32,9 +32,9 @@ FileName: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[^/\\\0]*$")]
 Unsigned: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 """An epoch, or what a random generator begins with: users may give integers of any length."""
 
-MOST_IN_RANGES = 2**24
+MOST_POSITIONS = 2**24
 """Positions that the ranges of one state may hold: stages make sets of them. An unordered map with concurrency=10_000
-keeps 640,000 at the most."""
+keeps at most 640,000."""
 
 
 class Range(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -53,7 +53,7 @@ MOST_REPEATED = 2**31
 
 
 def check_strict_to(produced: Sequence[int], replay: Sequence[int], strict_to: Sequence[int]) -> None:
-    """Insist that the counts up to which a merge repeats strict order go on from those of its choices."""
+    """Check the counts up to which a merge repeats strict order: they follow those of its choices."""
     counts = Counter(replay)
     if len(strict_to) != len(produced) or any(
         stop < count + counts[worker] for worker, (stop, count) in enumerate(zip(strict_to, produced, strict=True))
@@ -64,22 +64,15 @@ def check_strict_to(produced: Sequence[int], replay: Sequence[int], strict_to: S
 
 
 def total(ranges: Iterable[Range]) -> int:
-    """Return how many positions some ranges hold; `ValueError`: more than any stage keeps."""
+    """Return how many positions some ranges hold. Raises `ValueError`: more than any stage keeps."""
     found = sum(one.stop - one.first for one in ranges)
-    if found > MOST_IN_RANGES:
-        raise ValueError(f"Expected ranges of at most {MOST_IN_RANGES:,} positions, got {found:,}")
+    if found > MOST_POSITIONS:
+        raise ValueError(f"Expected ranges of at most {MOST_POSITIONS:,} positions, got {found:,}")
     return found
 
 
 def check_type(value: Json, expected: Any, where: str) -> Any:
-    """Return a part of a saved state as the type that its owner declares.
-
-    Args:
-      where: for the message: "the state of 'shuffle' of shard 3".
-
-    Raises:
-      SnapshotError: it is of another type.
-    """
+    """Return a part of a saved state as the type that its owner declares. Raises `SnapshotError`, with `where`."""
     try:
         return msgspec.convert(value, expected)
     except (msgspec.ValidationError, RecursionError) as error:

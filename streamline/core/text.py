@@ -1,4 +1,4 @@
-"""How things look in a message: items and exceptions, whatever their methods do; sizes, numbers, a plan's steps."""
+"""Parts of messages: items and exceptions, whatever their methods do; sizes, numbers, a plan's steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from streamline.core.state import Json
 
 Entry = dict[str, Json]
-"""What a fingerprint says of one step of a plan: kind, name, options."""
+"""One step of a plan in a fingerprint: kind, name, options."""
 
 REPR_BYTES = 1024
 """How much of an item's `repr` is kept."""
@@ -25,11 +25,11 @@ def cut(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return text that can be written as UTF-8: lone surrogates become escapes."""
+    """Return text with lone surrogates escaped, which UTF-8 can't encode."""
     return text.encode(errors="backslashreplace").decode()
 
 
-def said(thing: object, how: Any) -> str:
+def safe_text(thing: object, how: Any) -> str:
     """Return an object's `repr` or `str`; a user's own may fail, which must not end the run."""
     try:
         return str(how(thing))
@@ -38,18 +38,20 @@ def said(thing: object, how: Any) -> str:
 
 
 def some(ranks: Sequence[int]) -> str:
-    """Return numbers for a message, the first ten of them."""
+    """Return the first ten numbers as text."""
     shown = ", ".join(map(str, ranks[:10]))
     return shown if len(ranks) <= 10 else f"{shown} and {len(ranks) - 10} more"
 
 
-def counted(number: int, what: str) -> str:
-    """Return a number of things for a person: "1 shard", "2,000 shards", "2 processes"."""
-    return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('s') else 's'}"
+def quantity(number: int, what: str) -> str:
+    """Return a number of things: "1 shard", "2,000 shards", "2 processes"."""
+    if number == 1:
+        return f"1 {what}"
+    return f"{number:,} {what}{'es' if what.endswith('s') else 's'}"
 
 
 def in_bytes(size: int) -> str:
-    """Return a size for a person: "64 MiB"."""
+    """Return a size: "64 MiB"."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size >= 1 << power:
             return f"{size / (1 << power):.3g} {unit}"
@@ -57,12 +59,12 @@ def in_bytes(size: int) -> str:
 
 
 def line_of(entry: Entry) -> str:
-    """Return an entry for a person: "batch 'batch' (size=32)"."""
+    """Return an entry as a line: "batch 'batch' (size=32)"."""
     options = ", ".join(f"{key}={value!r}" for key, value in (entry.get("options") or {}).items())
     return f"{entry.get('kind')} {entry.get('name')!r} ({options})"
 
 
-def found_otherwise(name: str, again: str) -> str:
-    """Say why a stage that reads `again` what is downstream of a change rules that out."""
+def replay_refusal(name: str, again: str) -> str:
+    """Say why a change is refused upstream of a stage that replays, as it says by `again`."""
     then = "and would find other items there: finish the epoch as it was, or begin anew"
     return f"{name!r} downstream of it {again}, {then}"

@@ -36,27 +36,24 @@ T = TypeVar("T")
 JOIN_S = 0.1
 """Seconds to wait for an idle thread to end: it takes some 50 µs."""
 
-HEAR_S = 0.5
-"""Seconds that a wait for another thread may be deaf to Ctrl-C. Python doesn't see a signal that comes just before the
-thread falls asleep, or to another one: the wait would go on to its end."""
+CTRL_C_S = 0.5
+"""Seconds after which a wait for another thread notices Ctrl-C at the latest. Python overlooks a signal that comes just
+before the thread falls asleep, or in another thread, until the wait ends."""
 
 
-def interruptible(wait: Callable[[float], T], timeout_s: float = math.inf) -> T:
-    """Return what `wait` does, which raises queue.Empty after so many seconds; in slices, so that Ctrl-C is heard."""
+def wait_interruptible(wait: Callable[[float], T], timeout_s: float = math.inf) -> T:
+    """Return the result of `wait(timeout_s)`, which raises `queue.Empty` then; in slices, so Ctrl-C interrupts it."""
     while True:
         try:
-            return wait(min(HEAR_S, timeout_s))
+            return wait(min(CTRL_C_S, timeout_s))
         except Empty:
-            timeout_s -= HEAR_S
+            timeout_s -= CTRL_C_S
             if timeout_s <= 0:
                 raise
 
 
 class SerialExecutor(Executor):
-    """Runs calls one after the other in a thread that starts with the first of them.
-
-    Where the system has no room for it, a call runs where it is submitted, and the log says so once.
-    """
+    """Runs calls one after the other in a thread; if the system can't start one, where they are submitted."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -66,7 +63,6 @@ class SerialExecutor(Executor):
         self._refused = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call `fn` in the thread."""
         future: Future[T] = Future()
 
         def call() -> None:
@@ -89,13 +85,13 @@ class SerialExecutor(Executor):
 
     def _start(self) -> None:
         calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # of each thread, should Ctrl-C leave one behind
-        weakref.finalize(self, calls.put, None)  # an owner that Ctrl-C keeps from closing leaves no thread
+        weakref.finalize(self, calls.put, None)  # else an executor that isn't shut down would leave its thread
         thread = threading.Thread(target=_run_jobs, args=(calls,), name=self._name, daemon=True)
         try:
             start_thread(thread)
         except HostError as error:
             self._refused = True
-            log_refused(error, "without it")
+            log_no_thread(error, "without it")
         else:
             self._calls, self._thread = calls, thread
 
@@ -115,7 +111,6 @@ def _run_jobs(calls: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 logger = logging.getLogger(__name__)
-
 R = TypeVar("R")
 
 
@@ -123,19 +118,19 @@ def start_thread(thread: threading.Thread) -> None:
     """Start a thread, whole or not at all.
 
     Python handles signals in the main thread, also in the middle of `Thread.start`, which then leaves a thread that
-    never runs, or a lock taken. So there another thread does it, which one call in C begins.
+    never runs, or a lock taken. So the main thread has another thread start it, which takes one call in C.
 
-    Cancellation: Ctrl-C comes out as `KeyboardInterrupt`; then the thread may be there, or about to be: its owner must
-    know it before, and what it runs looks first whether it is still wanted.
+    Cancellation: Ctrl-C comes out as `KeyboardInterrupt`; the thread may run then, or soon: its owner must know it
+    before, and its target checks first whether it is still needed.
 
     Raises:
-      HostError: the system has no room for another one. The thread isn't there, and won't be.
+      HostError: the system can't start another one; the thread never runs.
     """
     try:
         if threading.current_thread() is threading.main_thread():
             outcome: SimpleQueue[BaseException | None] = SimpleQueue()
             _thread.start_new_thread(_put_outcome, (outcome, thread.start))
-            _heard(outcome)
+            _wait_outcome(outcome)
         else:
             thread.start()
     except (RuntimeError, MemoryError) as error:
@@ -145,8 +140,8 @@ def start_thread(thread: threading.Thread) -> None:
         ) from error
 
 
-def undisturbed(work: Callable[[], object]) -> None:
-    """Do `work` where no signal is handled: whole, or not at all. After Ctrl-C it goes on by itself."""
+def run_uninterrupted(work: Callable[[], object]) -> None:
+    """Do `work` in a thread that no signal interrupts: whole, or not at all. It continues after Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         work()
         return
@@ -157,7 +152,7 @@ def undisturbed(work: Callable[[], object]) -> None:
     except HostError:  # no room for it
         work()
     else:
-        _heard(outcome)
+        _wait_outcome(outcome)
 
 
 def _put_outcome(outcome: SimpleQueue[BaseException | None], work: Callable[[], object]) -> None:
@@ -167,23 +162,23 @@ def _put_outcome(outcome: SimpleQueue[BaseException | None], work: Callable[[], 
     except BaseException as error:
         found = error
     outcome.put(found)
-    outcome.put(found)  # again: Ctrl-C may come when one was taken
+    outcome.put(found)  # again: Ctrl-C may interrupt the taking of the first
 
 
-def _heard(outcome: SimpleQueue[BaseException | None]) -> None:
-    """Wait for an outcome, and raise that. After Ctrl-C, wait for what is on its way, but no longer than `HEAR_S`."""
+def _wait_outcome(outcome: SimpleQueue[BaseException | None]) -> None:
+    """Wait for an outcome, and raise it. After Ctrl-C, wait up to `CTRL_C_S` for one that is being put."""
     try:
-        failure = interruptible(lambda slice_s: outcome.get(timeout=slice_s))
+        failure = wait_interruptible(lambda slice_s: outcome.get(timeout=slice_s))
     except BaseException:
         with suppress(Empty):
-            outcome.get(timeout=HEAR_S)
+            outcome.get(timeout=CTRL_C_S)
         raise
     if failure is not None:
         raise failure
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop for a thread: uvloop's, where that is installed; `HostError`: no room for another one."""
+    """Return an event loop for a thread, uvloop's if installed. Raises `HostError`: the system can't make one."""
     make = asyncio.new_event_loop
     if importlib.util.find_spec("uvloop") is not None:
         from uvloop import new_event_loop as make
@@ -195,8 +190,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
         ) from error
 
 
-def log_refused(error: HostError, how: str) -> None:
-    """Log that a thread could not be started, and how it goes on; not at the interpreter's exit, which refuses all."""
+def log_no_thread(error: HostError, how: str) -> None:
+    """Log that a thread could not be started, and what happens instead; not at the interpreter's exit."""
     if threading.main_thread().is_alive():
         logger.warning("%s. Going on %s", error, how)
 
@@ -214,11 +209,11 @@ if hasattr(os, "register_at_fork"):
 class ThreadPool:
     """Runs sync functions in up to `max_threads` threads, started when needed.
 
-    Where the system has no room for another thread, those that there are do the work; where there is none, the event
-    loop itself: slower, and nothing waits for ever. The log says so once.
+    If the system can't start another thread, the existing ones do the work; if there is none, the event loop itself.
+    The log says so once.
 
-    Cancellation: a cancelled `run` returns at once. Its function isn't called, if it wasn't yet; else it goes on, and
-    its result is dropped.
+    Cancellation: a cancelled `run` returns at once. Its function isn't called, if it wasn't yet; a running call
+    continues, and its result is dropped.
     """
 
     def __init__(self, max_threads: int = 64) -> None:
@@ -232,9 +227,9 @@ class ThreadPool:
         """Return `fn()`, called in one of the threads. Raises what it raises.
 
         Args:
-          what: a library is at work on, for milliseconds: a caller that is cancelled waits for it, but no longer than
-            `CALL_S`. When Python ends, an abandoned thread in pyarrow would be killed there, and one in h5py would keep
-            its lock, for which Python's end waits. "": the caller doesn't wait.
+          what: what a library's call works on, for messages: a cancelled caller waits up to `CALL_S` for it. At exit,
+            Python would kill an abandoned thread in pyarrow, and wait for ever for the lock of one in h5py. "": the
+            caller doesn't wait.
         """
         call = _ThreadCall(fn, what)
         if self._pending >= len(self._threads) < self._max_threads:
@@ -258,7 +253,7 @@ class ThreadPool:
         return not self._jobs.empty()
 
     def close(self) -> None:
-        """Let the threads end after the calls that they are in. Returns at once."""
+        """Let the threads end after their calls. Returns at once."""
         for _ in self._threads:
             self._jobs.put(None)
         self._threads.clear()
@@ -273,16 +268,11 @@ class ThreadPool:
         except HostError as error:
             self._threads.remove(thread)
             self._max_threads = len(self._threads)
-            log_refused(error, f"with {self._max_threads} threads")
+            log_no_thread(error, f"with {self._max_threads} threads")
 
 
 class _ThreadCall(Generic[R]):
-    """One call on its way to a thread and back. Made in the event loop.
-
-    Attributes:
-      what: as in `ThreadPool.run`; "", too, once nothing waits for it any more.
-      wake: runs a sync function in that loop.
-    """
+    """One call on its way to a thread and back; `wake` calls into the loop; `what`: as in `run`, while one waits."""
 
     def __init__(self, fn: Callable[[], R], what: str = "") -> None:
         self._fn: Callable[[], R] | None = fn
@@ -294,7 +284,7 @@ class _ThreadCall(Generic[R]):
         self._failure: BaseException | None = None
 
     async def wait(self) -> R:
-        """Return the result, once it is there; a call whose waiter was cancelled doesn't begin."""
+        """Return the result. A call whose waiter is cancelled doesn't begin."""
         try:
             await self._done.wait()
         except anyio.get_cancelled_exc_class():
@@ -313,7 +303,7 @@ class _ThreadCall(Generic[R]):
         return cast(R, result)
 
     def run(self) -> None:
-        """Call the function, in a thread; `RuntimeError`: the loop has ended."""
+        """Call the function, in a thread. Raises `RuntimeError`: the loop has ended."""
         self._begun = True
         fn = self._fn
         if fn is not None:
@@ -341,7 +331,7 @@ def _work(jobs: SimpleQueue[Callable[[], None] | None], place: Place | None) -> 
 
 @atexit.register  # early, so it comes late
 def finish_calls() -> bool:
-    """As Python ends, wait for the calls into libraries that a close would wait for; return whether any goes on."""
+    """Wait for the library calls that a close would wait for, at Python's end; return whether any still runs."""
     until, calls = perf_counter() + CALL_S, [call for call in list(_library_calls) if call.what]
     while not _library_calls.isdisjoint(calls) and perf_counter() < until:
         sleep(0.01)
@@ -351,7 +341,7 @@ def finish_calls() -> bool:
 
 
 def hold_descriptors() -> None:
-    """See to it that descriptors 0, 1 and 2 are open, on /dev/null where they are not, from now on and in children.
+    """Open descriptors 0, 1 and 2 on /dev/null where they are closed, for this process and its children.
 
     A program that was started without stdin, stdout or stderr, or that closed them, would get them back as the next
     socket or file that is opened: uvloop aborts the process when it closes one, and what is printed goes into it.
@@ -369,17 +359,17 @@ def hold_descriptors() -> None:
 
 
 def disable_slow_callback_log() -> None:
-    """Let the current event loop, one of our own, not log each slow item in debug mode."""
+    """Let the current event loop, one of our own, not log slow items in debug mode."""
     asyncio.get_running_loop().slow_callback_duration = math.inf
 
 
 def threadsafe_call() -> Callable[[Callable[[], None]], object]:
-    """Return what runs a sync function in the current event loop when called from another thread; it never waits."""
+    """Return a function that has the current event loop call a sync one, from any thread, without waiting."""
     return asyncio.get_running_loop().call_soon_threadsafe
 
 
 async def wait_future(future: Future[T]) -> T:
-    """Return what another thread brings."""
+    """Return the result that another thread gives a future."""
     arrived, wake = anyio.Event(), threadsafe_call()
 
     def done(_: object) -> None:
@@ -392,7 +382,7 @@ async def wait_future(future: Future[T]) -> T:
 
 
 def resolve(future: Future[T], result: T | BaseException) -> bool:
-    """Give a future its result; return whether it had none."""
+    """Give a future its result or exception; return whether it had none."""
     try:
         future.set_exception(result) if isinstance(result, BaseException) else future.set_result(result)
     except InvalidStateError:

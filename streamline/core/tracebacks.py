@@ -1,8 +1,7 @@
 """Tracebacks and stacks as users want them: from the user's loop straight to the user's function.
 
-A stack of a thread shows only the loop that waits, so tasks have stacks, too: a task's frame leads to what it awaits,
-and so on down to the last one; asynchronous generators hide theirs in objects without attributes, where the collector
-finds them all the same.
+A thread's stack shows only the event loop that waits. A task's stack is found from its frame, by what that awaits, and
+so on; objects without attributes, as of asynchronous generators, are followed by the collector's references.
 """
 
 from __future__ import annotations
@@ -21,21 +20,22 @@ import anyio
 
 from streamline.errors import StreamlineError
 
-OURS = tuple(str(Path(module.__file__ or "").parent) + os.sep for module in (sys.modules["streamline"], asyncio, anyio))
+OUR_FOLDERS = tuple(
+    str(Path(module.__file__ or "").parent) + os.sep for module in (sys.modules["streamline"], asyncio, anyio)
+)
 """Folders whose frames are not shown above a user's."""
 
-DEEPEST = 100
+MOST_AWAITS = 100
 """How many awaits of one task are followed."""
 
-ELSEWHERE = "the traceback in "
-"""How the note begins that says what frames an exception had in the process that it comes from."""
+TRACEBACK_NOTE = "the traceback in "
+"""The beginning of a note with the traceback of an exception in the process that it comes from."""
 
 
 class TrimmedTraceback:
-    """`with TrimmedTraceback():` in a method that users call: what is raised inside shows no frame of it."""
+    """`with TrimmedTraceback():` in a method that users call: what is raised inside has none of our frames."""
 
-    def __enter__(self) -> None:
-        """Nothing to do."""
+    def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
@@ -43,13 +43,13 @@ class TrimmedTraceback:
 
 
 def hide_frames(error: BaseException) -> None:
-    """Take the frames out of a traceback that lie between the user's loop and the user's function.
+    """Remove the frames between the user's loop and the user's function from a traceback, and from its causes'.
 
-    Called in the method that the user has called. Causes lose the frames of ours that they begin with, too. The
-    exception stays the same object. With `STREAMLINE_TRACEBACK=full` in the environment, nothing is taken out.
+    Called in the method that the user has called. The exception stays the same object. With
+    `STREAMLINE_TRACEBACK=full` in the environment, nothing is removed.
     """
     found, seen = [error], {id(error)}
-    for one in () if _traced_in_full() else found:  # it grows meanwhile
+    for one in () if _traced_in_full() else found:  # `found` grows
         one.__traceback__ = _outside(one, one.__traceback__)
         members = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
         for other in (one.__cause__, one.__context__, *members):
@@ -59,34 +59,33 @@ def hide_frames(error: BaseException) -> None:
 
 
 def _traced_in_full() -> bool:
-    """Whether tracebacks are to show the frames of ours, too."""
     return os.environ.get("STREAMLINE_TRACEBACK") == "full"
 
 
 def _outside(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback from the first frame on that is not ours.
 
-    If all are: none, where streamline itself found the error, or a note tells the frames that it had in another
-    process; any other exception has all of them, for it is a fault of ours.
+    If all are ours: None for an error of streamline's own, or if a note has the traceback of another process; else all,
+    for it is a bug of ours.
     """
     found = trace
-    while found is not None and found.tb_frame.f_code.co_filename.startswith(OURS):
+    while found is not None and found.tb_frame.f_code.co_filename.startswith(OUR_FOLDERS):
         found = found.tb_next
     if found is not None or isinstance(error, StreamlineError):
         return found
     notes = getattr(error, "__notes__", ())
-    return None if any(str(note).startswith(ELSEWHERE) for note in notes) else trace
+    return None if any(str(note).startswith(TRACEBACK_NOTE) for note in notes) else trace
 
 
 def trace_of(error: BaseException) -> traceback.TracebackException:
-    """Return the traceback of an exception, without its frames, from the first one on that isn't streamline's."""
+    """Return the traceback of an exception, without its frame objects, from the first frame on that is not ours."""
     full = _traced_in_full()
     trace = error.__traceback__ if full else _outside(error, error.__traceback__)
     found = traceback.TracebackException(type(error), error, trace, lookup_lines=False)
     chain = [] if full else [found.__cause__, found.__context__]
-    for other in chain:  # it grows meanwhile
+    for other in chain:  # `chain` grows
         if other is not None:
-            ours = [frame.filename.startswith(OURS) for frame in other.stack]
+            ours = [frame.filename.startswith(OUR_FOLDERS) for frame in other.stack]
             first = ours.index(False) if False in ours else 0
             del other.stack[:first]
             chain += [other.__cause__, other.__context__]
@@ -94,11 +93,11 @@ def trace_of(error: BaseException) -> traceback.TracebackException:
 
 
 def waiting_tasks() -> str:
-    """Return the stacks of this loop's tasks that wait in user code, the last call first."""
+    """Return the stacks of this loop's tasks that wait in user code, most recent call first."""
     shown = []
     for task in sorted(asyncio.all_tasks(), key=lambda task: task.get_name()):
         frames = _frames(task.get_coro())
-        if any(not frame.f_code.co_filename.startswith(OURS) for frame in frames):
+        if any(not frame.f_code.co_filename.startswith(OUR_FOLDERS) for frame in frames):
             lines = traceback.format_list(
                 [traceback.FrameSummary(f.f_code.co_filename, f.f_lineno or 0, f.f_code.co_name) for f in frames[::-1]]
             )
@@ -108,7 +107,7 @@ def waiting_tasks() -> str:
 
 def _frames(awaited: Any) -> list[types.FrameType]:
     frames: list[types.FrameType] = []
-    for _ in range(DEEPEST):
+    for _ in range(MOST_AWAITS):
         if awaited is None:
             break
         frame, after = _step(awaited)
@@ -119,7 +118,7 @@ def _frames(awaited: Any) -> list[types.FrameType]:
 
 
 def _step(awaited: Any) -> tuple[types.FrameType | None, Any]:
-    """Return the frame of what is awaited, if it has one, and what that awaits in turn."""
+    """Return the frame of an awaitable, if it has one, and what that awaits."""
     for kind in ("cr", "ag", "gi"):
         if hasattr(awaited, f"{kind}_frame"):
             after = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")

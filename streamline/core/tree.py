@@ -28,7 +28,7 @@ def field_names(item: Any) -> list[str] | None:
 
 
 def with_parts(whole: Any, changed: Mapping[Any, Any]) -> Any:
-    """Return a copy of a container with other parts, by key as in `parts_of`."""
+    """Return a copy of a container with some parts replaced, by key as in `parts_of`."""
     if type(whole) is dict:
         return {**whole, **changed}
     if isinstance(whole, MutableMapping):
@@ -36,7 +36,7 @@ def with_parts(whole: Any, changed: Mapping[Any, Any]) -> Any:
         made.update(changed)
         if all(whole[key] is before[key] for key in changed):
             return made
-        whole.update(before)  # its copy shares what it holds
+        whole.update(before)  # the copy shares its entries: undo
     if isinstance(whole, Mapping):
         return {**whole, **changed}
     if isinstance(whole, list | tuple):
@@ -54,15 +54,15 @@ Leaf = Callable[[Any, str], Any]
 
 
 def replaced(batch: Any, leaf: Leaf, where: str = "batch") -> Any:
-    """Return the batch with every leaf replaced by what `leaf` makes of it; a part in which nothing changes stays.
+    """Return the batch with `leaf(part, where)` in place of every leaf; unchanged parts are shared.
 
-    The batch itself is never changed. What `leaf` raises comes out with a note that says where in the batch, unless its
-    message does.
+    The batch itself is never changed. What `leaf` raises gets a note that says where in the batch, unless its message
+    does.
 
     Args:
       leaf: called with each leaf and where it is, "batch['tokens'][0]", in order.
     """
-    # most leaves are arrays: they needn't be asked whether they are anything else
+    # arrays, which most leaves are, skip the checks of `parts_of`
     parts = None if hasattr(type(batch), "__array_interface__") else parts_of(batch)
     if parts is None:
         return _leaf(batch, leaf, where)
@@ -77,7 +77,7 @@ def replaced(batch: Any, leaf: Leaf, where: str = "batch") -> Any:
             if new is not part:
                 changed[key] = new
     except BaseException:
-        changed.clear()  # what remembers the failure is not to hold on to what was made, on a device perhaps
+        changed.clear()  # the traceback must not keep new leaves alive, perhaps on a device
         new = None
         raise
     return with_parts(batch, changed) if changed else batch

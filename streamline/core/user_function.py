@@ -10,16 +10,12 @@ from typing import Any, SupportsIndex, cast
 
 import msgspec
 
-from streamline.core.options import given
+from streamline.core.options import type_and_repr
 from streamline.errors import PlanTypeError
 
 
 class DeclaredFunction:
-    """A function whose author has declared its state. Base of what `@sl.stage` and `@sl.source` make of one.
-
-    Attributes:
-      state: makes its first state; None: it has none.
-    """
+    """A function whose author has declared its state: `state` makes the first one; None: it has none."""
 
     def __init__(self, fn: Callable[..., Any], state: Callable[[], dict[str, Any]] | None) -> None:
         update_wrapper(cast(Any, self), fn)
@@ -27,23 +23,18 @@ class DeclaredFunction:
         self.state = state
 
     def first_state(self, whose: str) -> dict[str, Any] | None:
-        """Return the state to begin with; None: it has none.
-
-        Raises:
-          PlanTypeError: it is no dict, or JSON would change it; `whose` it is, for the message.
-        """
+        """Return the state to begin with; None: it has none. Raises `PlanTypeError`: JSON would change it."""
         return None if self.state is None else jsonable(self.state(), whose)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        """Pickle what a module declares by its name, as the function would be, if that is bound to this object."""
+        """Pickle by name, as the function would be, if its module has this object under that name."""
         name = self.fn.__qualname__
-        if self.fn.__module__ != "__main__" and _bound(self.fn.__module__, name) is self:
+        if self.fn.__module__ != "__main__" and _attribute(self.fn.__module__, name) is self:
             return name
         return super().__reduce_ex__(protocol)
 
 
-def _bound(module: str, name: str) -> object:
-    """Return what a module has under a name, dotted perhaps; None: nothing."""
+def _attribute(module: str, name: str) -> object:
     found: object = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -58,14 +49,7 @@ def parameters_of(fn: Callable[..., Any]) -> tuple[set[str], bool]:
 
 
 def check_call(what: str, fn: Callable[..., Any], inputs: int, given: Mapping[str, Any], own: Collection[str]) -> None:
-    """Check that a declared function can be called with the parameters that were written.
-
-    Args:
-      what: the call as written, for the message.
-      inputs: positional arguments that streamline passes.
-      given: the user's keywords.
-      own: keywords that streamline passes itself.
-    """
+    """Check `fn`'s signature: positional `inputs`, the user's keywords `given`, and `own`, which streamline passes."""
     if taken := sorted(set(own) & set(given)):
         raise PlanTypeError(f"{what}: streamline passes {', '.join(taken)} itself: leave it out")
     try:
@@ -75,26 +59,15 @@ def check_call(what: str, fn: Callable[..., Any], inputs: int, given: Mapping[st
 
 
 def jsonable(state: Any, whose: str) -> dict[str, Any]:
-    """Return a deep copy of the state of a custom stage or source, made through JSON.
-
-    Raises:
-      PlanTypeError: the state is not a dict, or comes back from JSON as something else.
-    """
+    """Return a deep copy of a custom stage's state. Raises `PlanTypeError`: it is no dict, or JSON would change it."""
     copy = json_copy(state, f"the state of {whose}")
     if not isinstance(copy, dict):
-        raise PlanTypeError(f"the state of {whose} is a dict, got {given(state)}")
+        raise PlanTypeError(f"the state of {whose} is a dict, got {type_and_repr(state)}")
     return copy
 
 
 def json_copy(value: Any, whose: str) -> Any:
-    """Return a deep copy of a value, made through JSON.
-
-    Args:
-      whose: for the message: "the state of rows".
-
-    Raises:
-      PlanTypeError: it comes back from JSON as something else.
-    """
+    """Return a deep copy of a value, made through JSON. Raises `PlanTypeError`: JSON would change it."""
     try:
         copy = msgspec.json.decode(msgspec.json.encode(value))
     except (TypeError, ValueError, OverflowError) as error:

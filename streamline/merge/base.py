@@ -236,7 +236,7 @@ class MergeFlow(Flow[T]):
     async def _next(self, limit: int) -> Chunk[T] | None:
         inputs = self._inputs
         if not self._batch:
-            self._batch = self.need
+            self._batch = self.min_items
             inputs.flush_by(self._batch_turns())
             inputs.start_more(FIRST_WORKERS)
         inputs.release()

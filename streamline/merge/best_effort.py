@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.lowlevel
 
-from streamline.core.gate import resting
+from streamline.core.gate import wait_at_rest
 from streamline.core.options import check_int
 from streamline.core.state import Json
 from streamline.errors import PlanError
@@ -95,7 +95,7 @@ class BestEffortMerge(MergeFlow[T]):
 
     async def _wait(self) -> None:
         await anyio.lowlevel.checkpoint_if_cancelled()  # as in `Inbox.wait`
-        await resting(self._news.wait())
+        await wait_at_rest(self._news.wait())
         self._news = anyio.Event()
         await next(iter(self._inputs.inboxes.values())).passage()
 

@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamline.core.forks import ForkSafeLock
-from streamline.core.options import check_installed, given, parse_address
+from streamline.core.options import check_installed, parse_address, type_and_repr
 from streamline.errors import PlanTypeError, printable_lines
 from streamline.observe.metrics import METRICS, Metric
 from streamline.observe.stats import Stats
@@ -207,7 +207,9 @@ os.register_at_fork(after_in_child=_exporters.clear)  # those are the parent's
 def check_metrics(option: str, to: object) -> None:
     """Refuse what is no place for metrics. Raises `PlanError`."""
     if not isinstance(to, str):
-        raise PlanTypeError(f'{option} is "HOST:PORT", where Prometheus asks, or "{OPENTELEMETRY}", got {given(to)}')
+        raise PlanTypeError(
+            f'{option} is "HOST:PORT", where Prometheus asks, or "{OPENTELEMETRY}", got {type_and_repr(to)}'
+        )
     if to == OPENTELEMETRY:
         check_installed(f'{option[:-1]}"{OPENTELEMETRY}")', "opentelemetry", "opentelemetry-api", "opentelemetry")
     else:

@@ -25,8 +25,8 @@ import msgspec
 from streamline.core.counters import FROM_HOST, label
 from streamline.core.cpus import cpu_s
 from streamline.core.error_policy import ErrorReport
-from streamline.core.options import given, parse_address
-from streamline.core.text import said
+from streamline.core.options import parse_address, type_and_repr
+from streamline.core.text import safe_text
 from streamline.errors import PlanTypeError, printable_lines
 from streamline.observe.exporters import CONTENT_TYPE, ExportedStream, Exporter, Reading, asked_by_address, exporter_at
 from streamline.observe.figures import ChannelStats, HostStats, ReadStats, StageStats
@@ -112,7 +112,9 @@ def page_place(page: object) -> str | None:
     if page is False:
         return None
     if page is not True and not isinstance(page, str):
-        raise PlanTypeError(f'.open(page=) is True, False or "HOST:PORT", where the page is to be, got {given(page)}')
+        raise PlanTypeError(
+            f'.open(page=) is True, False or "HOST:PORT", where the page is to be, got {type_and_repr(page)}'
+        )
     address = ANYWHERE if page is True else page
     parse_address(".open(page=)", address)
     return f"page {address}"
@@ -415,7 +417,7 @@ def _errors(report: ErrorReport) -> dict[str, Any]:
                 "stage": label(failure.stage, failure.kind),
                 "shard": failure.shard,
                 "position": failure.position,
-                "message": f"{type(failure.error).__qualname__}: {said(failure.error, str)}",
+                "message": f"{type(failure.error).__qualname__}: {safe_text(failure.error, str)}",
             }
             for failure in reversed(report.last)
         ],

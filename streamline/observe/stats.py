@@ -34,7 +34,7 @@ def collect(meters: Meters) -> Figures:
     return Figures(
         elapsed_s=max(0.0, now - consumer.opened_at),
         items=consumer.items,
-        consumer_wait_s=consumer.waited_until(now),
+        consumer_wait_s=consumer.wait_s_until(now),
         stages=tuple(
             replace(total(each), workers=len(each), per_worker=tuple(each), hosts=len(homes[each[0].name] - {None}))
             for each in stages

@@ -221,7 +221,7 @@ class _Counters:
             channel = found.setdefault(f"channel after {printable(name)}", {"items": 0})
             channel["items"] += meter.depth
         consumer = self._meters.consumer
-        items, waited_s = consumer.items, consumer.waited_until(now)
+        items, waited_s = consumer.items, consumer.wait_s_until(now)
         took = now - max(self.at, consumer.opened_at)
         if took > 0:
             share = min(1.0, max(0.0, (waited_s - self._waited_s) / took))

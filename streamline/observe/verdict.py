@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from streamline.core.text import counted
+from streamline.core.text import quantity
 from streamline.observe.figures import Figures, StageStats, ThreadStats, per_s
 
 MOST_FACTOR = 8
@@ -326,7 +326,7 @@ def _quota(loads: Loads) -> Finding | None:
         None,
         "the CPU quota of this container limits",
         f"it is used up in {_percent(share)} of its periods, and all threads stand still until the next one",
-        f"more threads and processes don't help: a larger quota does ({counted(loads.figures.cpus, 'CPU')} now; in "
+        f"more threads and processes don't help: a larger quota does ({quantity(loads.figures.cpus, 'CPU')} now; in "
         "Kubernetes, resources.limits.cpu)",
     )
 
@@ -379,7 +379,7 @@ def _cores(loads: Loads) -> Finding | None:
         "the machine's cores limit",
         f"the event loop waits for one {_percent(waits)} of the time, while other programs, threads or processes of "
         "this one compute",
-        f"let fewer of them run at once, or give this one cores of its own ({counted(loads.figures.cpus, 'CPU')} now)",
+        f"let fewer of them run at once, or give this one cores of its own ({quantity(loads.figures.cpus, 'CPU')} now)",
     )
 
 
@@ -462,7 +462,7 @@ def _loops(loads: Loads, stage: StageStats) -> str:
     if not stage.hosts:
         return "the event loop"
     kind = loads.figures.hosts[0].kind if loads.figures.hosts else "host"
-    return f"the event loop of its {kind}" if stage.hosts == 1 else f"the event loops of {counted(stage.hosts, kind)}"
+    return f"the event loop of its {kind}" if stage.hosts == 1 else f"the event loops of {quantity(stage.hosts, kind)}"
 
 
 def _more_hosts(loads: Loads, stage: StageStats, rest: float) -> tuple[str, float]:
@@ -475,7 +475,7 @@ def _more_hosts(loads: Loads, stage: StageStats, rest: float) -> tuple[str, floa
     speedup = min(1 / rest, count / now)
     if not loads.in_workers(stage) or count <= now or speedup < WORTH:
         full = kind == "process" and now >= loads.figures.cpus and not elsewhere
-        return (f" (its {counted(now, 'process')} have all of the CPUs)" if full else ""), 0.0
+        return (f" (its {quantity(now, 'process')} have all of the CPUs)" if full else ""), 0.0
     shards = f".shard({count}) and " if stage.workers < count else ""
     gil = " if it computes in Python" if kind == "thread" else ""
     hosts = f"{count} hosts" if elsewhere else f"backend=Processes({count})"
@@ -491,7 +491,7 @@ def _border(loads: Loads) -> Finding | None:
     return Finding(
         None,
         "the border limits",
-        f"taking in the items of {counted(len(hosts), hosts[0].kind)} holds the event loop {_percent(share)} of the "
+        f"taking in the items of {quantity(len(hosts), hosts[0].kind)} holds the event loop {_percent(share)} of the "
         "time",
         "let fewer and larger items cross (.batch before .merge(), arrays in place of many small objects)",
     )

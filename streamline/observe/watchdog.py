@@ -228,12 +228,12 @@ async def watch(watched: Watched, stall_s: float) -> None:
             while limit <= waited:
                 limit *= 2
             delay = min(stall_s, limit - waited)  # another wait may begin, whose limit is nearer
-        before = consumer.waited_until(now)
+        before = consumer.wait_s_until(now)
         held_s = {meter: meter.figures.held_s for meter in list(meters.stages.values()) if meter.host is None}
         await anyio.sleep(delay)
         woken = perf_counter()
         late = woken - now - delay
-        idle = woken - now - (consumer.waited_until(woken) - before)  # when the consumer had what it wanted
+        idle = woken - now - (consumer.wait_s_until(woken) - before)  # when the consumer had what it wanted
         if late >= stall_s and idle < late / 2 and not watched.paused:
             watched.warn(late, f"the event loop was held{_by(held_s)}; in it nothing else runs, not even this watchdog")
             if since is not None and consumer.waiting_since == since:

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from aiohttp import http_exceptions, web
 
-from streamline.core.forks import disowned_in_copies
+from streamline.core.forks import disown_in_copies
 from streamline.core.options import listening_socket
 from streamline.core.threads import start_thread
 
@@ -56,7 +56,7 @@ class WebServer:
         self._over: asyncio.Event | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._main, name="streamline web server", daemon=True)
-        disowned_in_copies(self)
+        disown_in_copies(self)
         try:
             start_thread(self._thread)
         except BaseException:

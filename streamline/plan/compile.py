@@ -1,6 +1,6 @@
-"""From what a user wrote to a plan: its sections, with what doesn't fit together refused.
+"""Compiles a pipeline to a plan: sorts its stages into sections, and refuses those that don't fit together.
 
-Apart from the plan itself: a host process, which is given a compiled plan, starts sooner without this.
+Host processes get a compiled plan, and start sooner without this module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamline.sources.base import Source
 
 
 def merged_size(plan: Plan) -> int:
-    """Return how many of the source's items are in one that the merge takes: more than one where workers batch."""
+    """Return how many of the source's items are in one that the merge takes: more where workers make batches."""
     sizes: list[int] = []
     for stage in plan.worker:
         if stage.depth_change > 0:
@@ -30,7 +30,7 @@ def merged_size(plan: Plan) -> int:
     return math.prod(sizes)
 
 
-def compiled(
+def compile_plan(
     source: Source[Any],
     stages: tuple[AnyStage, ...],
     sharding: Shard | None,
@@ -42,7 +42,7 @@ def compiled(
     stages = tuple(stage.before(stages[at:]) for at, stage in enumerate(stages, 1))
     end = len(stages) if merging is None else merged_at
     acts_on = "index" if source.indexable else "files" if source.listed else "nothing"
-    start = sharded_at if sharding is not None else _leading(stages[:end], acts_on)
+    start = sharded_at if sharding is not None else _count_leading(stages[:end], acts_on)
     plan = Plan(
         source=source,
         before=stages[:start],
@@ -62,23 +62,17 @@ def compiled(
     return plan
 
 
-def _leading(stages: Sequence[AnyStage], acts_on: str) -> int:
-    """Return how many of the first stages act on `acts_on`, see `Stage.before_shard`."""
+def _count_leading(stages: Sequence[AnyStage], acts_on: str) -> int:
+    """Return how many of the first stages act on `acts_on`; see `Stage.before_shard`."""
     return next((at for at, stage in enumerate(stages) if acts_on not in stage.before_shard), len(stages))
 
 
 def component(
     option: str, name: str, source: Source[Any], stages: Sequence[AnyStage], *, whole: bool, deep: bool
 ) -> PlanComponent:
-    """Return a component, its source and its stages named after it.
+    """Return a component, its source and stages named after it. Raises `PlanError`, with the `option`: it can't be one.
 
-    Args:
-      option: how the user wrote it: "sl.mix".
-      whole: whether it has neither shard nor merge.
-      deep: what its source is made of is named after it, too.
-
-    Raises:
-      PlanError: it can't be a component; with the way out.
+    `whole`: it has neither shard nor merge. `deep`: rename the parts of its source, too.
     """
     if not whole:
         raise PlanError(f"{option}: {name!r} has a .shard or a .merge: put them after {option}, which splits each part")
@@ -96,5 +90,5 @@ def component(
     names = [*flat.names, *(stage.name for stage in stages)]
     source = source.within(name) if deep or len({*names}) < len(names) else flat
     if source.default_mode != "replicated":
-        return PlanComponent(compiled(source, stages, None, 0, None, 0))
-    return PlanComponent(compiled(source, stages, Shard(), _leading(stages, "whole"), None, 0))
+        return PlanComponent(compile_plan(source, stages, None, 0, None, 0))
+    return PlanComponent(compile_plan(source, stages, Shard(), _count_leading(stages, "whole"), None, 0))

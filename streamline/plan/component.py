@@ -10,7 +10,7 @@ from typing import Any
 from streamline.core.capacity import LIST_ITEMS
 from streamline.core.flow import Flow, Site
 from streamline.core.state import Json, State, Tally, Tree
-from streamline.core.text import found_otherwise
+from streamline.core.text import replay_refusal
 from streamline.plan.fingerprint import check_trees, fingerprint
 from streamline.plan.length import outputs_of_shard
 from streamline.plan.plan import Plan, Shard, in_flight
@@ -56,7 +56,7 @@ class PlanComponent:
         return self.plan.moved_by()
 
     @property
-    def misaligned(self) -> str | None:
+    def misalignment(self) -> str | None:
         if not self.source.indexable:
             return f"{self.source.kind} has no index"
         for stage in self.plan.worker:
@@ -93,11 +93,11 @@ class PlanComponent:
     def reads_again(self, tree: Tree) -> str | None:
         for stage in self.plan.worker:
             if stage.name in tree and (again := stage.replay_cost(stage.read_part(tree[stage.name]))):
-                return found_otherwise(stage.name, again)
+                return replay_refusal(stage.name, again)
         return None
 
     def pass_of(self, site: Site) -> PassOf | None:
-        """See `Component`. A repeat that acts on an index is arithmetic on the items taken there; others say it."""
+        """See `Component`. For a repeat of an index, the pass is computed from the items taken; else stages tell it."""
         return self._pass_of(site, self.plan.part((0,))) if self.repeats else None
 
     def _pass_of(self, site: Site, part: Part) -> PassOf:
@@ -113,7 +113,12 @@ class PlanComponent:
             if index is None or index.passes == 1:
                 return number
             at = max(0, tally.stands[name] - 1)
-            position = site.shard + at * site.num_shards if positions is None else positions[at] if positions else 0
+            if positions is None:
+                position = site.shard + at * site.num_shards
+            elif positions:
+                position = positions[at]
+            else:
+                position = 0
             return number * (index.passes or 1) + index.pass_of(position)
 
         return found

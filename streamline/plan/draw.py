@@ -1,7 +1,7 @@
-"""A plan as a picture: Mermaid text for what renders it, SVG for everything else. Both draw the same pieces.
+"""A plan as a picture: Mermaid text, or SVG. Both draw the same pieces.
 
-In SVG, widths of text are estimated, since nothing here can measure it: what would not fit is cut, and stands whole in
-a tooltip. Colours follow the reader's light or dark scheme; a background of its own keeps it readable on any page.
+In SVG, widths of text are estimated: what would not fit is cut, and is whole in a tooltip. Colours follow the reader's
+light or dark scheme; a background of its own keeps it readable on any page.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from unicodedata import east_asian_width
 
 from streamline.errors import PlanError, printable
 from streamline.plan.plan import Plan
-from streamline.plan.topology import Part, PlannedChannel, sources, topology, written
+from streamline.plan.topology import Part, PlannedChannel, sources, stage_lines, topology
 
-LONGEST = 60
+MOST_LABEL_CHARS = 60
 """Characters of a label in Mermaid, which wraps nothing: longer ones are cut."""
 
 WIDTH, MARGIN, LINE, TITLE, PAD, GAP = 560, 16, 22, 20, 12, 30
@@ -40,7 +40,7 @@ text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-se
 
 @dataclass(frozen=True)
 class Box:
-    """A box: a small title, if any, and lines of (text, note), the note small and at the right."""
+    """A small title, if any, and lines of (text, note), the note small and at the right."""
 
     title: str
     lines: Sequence[tuple[str, str]]
@@ -48,14 +48,14 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """From what is above to what is below: with a label in a pill, or bare."""
+    """From the piece above to the one below, with a label in a pill, or bare."""
 
     label: str = ""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Boxes and arrows within a dashed frame; drawn as a deck of cards where there are several of it."""
+    """Boxes and arrows within a dashed frame; `many`: drawn as a deck of cards."""
 
     title: str
     parts: Sequence[Box | Arrow]
@@ -67,7 +67,7 @@ Piece = Box | Arrow | Group
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture of a plan: what runs in which task, the channels between them, what each holds at the most.
+    """A picture of a plan: what runs in which task, the channels between them, what each holds at most.
 
     As text it is Mermaid; a notebook shows it as SVG.
     """
@@ -121,10 +121,9 @@ class Drawing:
 
 
 def _pieces(plan: Plan) -> Iterator[Piece]:
-    """Yield what both pictures show, from top to bottom."""
     parts, n = topology(plan), plan.shard.num_shards
     each = " each" if n > 1 else ""
-    lines = [text.replace("  ", "· ") for text in sources(plan)] + [text for _, text in written(plan.before)]
+    lines = [text.replace("  ", "· ") for text in sources(plan)] + [text for _, text in stage_lines(plan.before)]
     if plan.sharded:
         lines += [f"shard into {n:,}"]
     notes = [""] * (len(lines) - 1) + [_how_split(plan) if plan.sharded else ""]
@@ -133,17 +132,17 @@ def _pieces(plan: Plan) -> Iterator[Piece]:
     more = ", more while another starves" if n > 1 and (plan.source.most_ahead or 0) > plan.feed_capacity else ""
     yield Arrow(f"up to {queues[0]}{each}{more}" if queues else "")
     title = "one worker" if n == 1 else f"a worker for each shard: {n:,} of these"
-    yield Group(title, list(_shown(parts.worker)), n > 1)
+    yield Group(title, list(_section_pieces(parts.worker)), n > 1)
     yield Arrow(f"up to {parts.worker_end}{each}")
-    yield from _shown(parts.after)
+    yield from _section_pieces(parts.after)
     if not parts.after:
         yield Box("in the consumer's task; in a plain loop, beside it", [(str(plan.merge), "")])
         yield Arrow()
-    yield Box("", [("your loop", "" if parts.border is None else f"up to {parts.border} more in a plain loop")])
+    yield Box("", [("your loop", "" if parts.bridge is None else f"up to {parts.bridge} more in a plain loop")])
 
 
 def _how_split(plan: Plan) -> str:
-    """Say how a worker's part is chosen, where the mode's name doesn't say it."""
+    """Return how a worker's part is chosen, if the mode's name doesn't say it."""
     names = {
         "replicated": f"each worker reads all, keeps one in {plan.shard.num_shards:,}",
         "shared": "one reader for all, in turn",
@@ -152,7 +151,7 @@ def _how_split(plan: Plan) -> str:
     return names.get(plan.mode, f"mode {plan.mode}")
 
 
-def _shown(parts: Sequence[Part]) -> Iterator[Box | Arrow]:
+def _section_pieces(parts: Sequence[Part]) -> Iterator[Box | Arrow]:
     for part in parts:
         if isinstance(part, PlannedChannel):
             yield Arrow(f"up to {part}")
@@ -162,7 +161,7 @@ def _shown(parts: Sequence[Part]) -> Iterator[Box | Arrow]:
 
 
 def _mermaid(pieces: Sequence[Piece]) -> Iterator[str]:
-    """Yield the lines of a flowchart, its nodes without their numbers."""
+    """Yield the lines of a flowchart, its nodes without numbers."""
     for piece in pieces:
         if isinstance(piece, Group):
             yield f'subgraph workers["{_escaped(piece.title)}"]'
@@ -177,16 +176,16 @@ def _mermaid(pieces: Sequence[Piece]) -> Iterator[str]:
 
 
 def _escaped(words: str) -> str:
-    """Return a label in which nothing is syntax: neither Mermaid's, HTML's nor Markdown's."""
+    """Return a label without the syntax of Mermaid, HTML and Markdown."""
     words = printable(words)
-    words = words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"
+    words = words if len(words) <= MOST_LABEL_CHARS else f"{words[: MOST_LABEL_CHARS - 1]}…"
     return "".join(char if char.isalnum() or char in " (),.=…:/-" else f"#{ord(char)};" for char in words)
 
 
 # SVG ------------------------------------------------------------------------------------------------------------------
 def column(title: str, pieces: Sequence[Piece]) -> str:
-    """Return the pieces from top to bottom as one SVG document; `title` is for those who don't see it."""
-    body, end = _stacked(pieces, MARGIN, MARGIN, WIDTH - 2 * MARGIN)
+    """Return the pieces from top to bottom as one SVG document; `title` is for screen readers."""
+    body, end = _stack(pieces, MARGIN, MARGIN, WIDTH - 2 * MARGIN)
     height = end + MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height:g}" viewBox="0 0 {WIDTH} {height:g}" '
@@ -195,8 +194,8 @@ def column(title: str, pieces: Sequence[Piece]) -> str:
     )
 
 
-def _stacked(pieces: Sequence[Piece], x: float, y: float, width: float) -> tuple[list[str], float]:
-    """Return the elements of pieces, one below the other, and where the last one ends."""
+def _stack(pieces: Sequence[Piece], x: float, y: float, width: float) -> tuple[list[str], float]:
+    """Return the elements of pieces, one below the other, and their lower end."""
     out: list[str] = []
     for piece in pieces:
         draw = _box if isinstance(piece, Box) else _arrow if isinstance(piece, Arrow) else _group
@@ -240,7 +239,7 @@ def _shaft(x: float, top: float, bottom: float) -> str:
 def _group(group: Group, x: float, y: float, width: float) -> tuple[list[str], float]:
     deck = 8 if group.many else 0
     width -= deck
-    inner, end = _stacked(group.parts, x + PAD, y + PAD + TITLE, width - 2 * PAD)
+    inner, end = _stack(group.parts, x + PAD, y + PAD + TITLE, width - 2 * PAD)
     end += PAD
     cards = [_rect("deck", x + by, y + by, width, end - y, 10) for by in ((8, 4) if group.many else ())]
     title = _text("note", x + PAD, y + PAD + 8, group.title, width - 2 * PAD)
@@ -252,7 +251,7 @@ def _rect(kind: str, x: float, y: float, width: float, height: float, radius: fl
 
 
 def _text(kind: str, x: float, y: float, words: str, room: float, anchor: str = "start", style: str = "") -> str:
-    """Return one line of text, cut to what `room` px hold; whole, it is in the tooltip."""
+    """Return one line of text, cut to `room` px; a tooltip has all of it."""
     words = printable(words)
     shown = _cut(words, max(4, int(room / CHARS[kind])))
     tip = "" if shown == words else f"<title>{_safe(words)}</title>"
@@ -260,7 +259,7 @@ def _text(kind: str, x: float, y: float, words: str, room: float, anchor: str = 
 
 
 def _columns(words: str) -> int:
-    """Return how wide a text is, in characters; those of East Asian scripts count two."""
+    """Return the width of a text in characters; those of East Asian scripts count two."""
     return sum(2 if east_asian_width(char) in "WF" else 1 for char in words)
 
 

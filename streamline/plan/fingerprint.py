@@ -1,12 +1,12 @@
-"""What a plan is, for comparing it with the plan that a snapshot was taken of; with hashes of its functions' code.
+"""A plan's fingerprint, which is compared with that of a snapshot's plan; with hashes of its functions' code.
 
 Compared: kinds of stages and their order, names, options that change items, functions' qualified names; not buffers,
-devices, concurrency, the backend, the kind of merge. A changed hash of code is never refused, so that a run can be
-resumed after a fix: it is worth a warning.
+devices, concurrency, the backend, the kind of merge. A changed hash of code only warns, so that a run can be resumed
+after a fix.
 
-In a hash: bytecode, constants, names, defaults, nested functions, and the functions that it has closed over or wraps;
+A hash covers bytecode, constants, names, defaults, nested functions, and functions that it has closed over or wraps;
 not addresses, file names, line numbers, docstrings, names of local variables, what it calls by a global name, and the
-data that it has closed over. Bytecode differs between versions of Python, so a hash says which it is of.
+data that it has closed over. Bytecode differs between versions of Python, so a hash names its version.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from streamline.plan.plan import Plan
 from streamline.transforms.base import stage_class
 
 PYTHON = f"{sys.implementation.cache_tag or sys.implementation.name}-O{sys.flags.optimize}"
-"""What bytecode depends on, besides the code; -O leaves out the assertions."""
+"""What bytecode depends on besides the code: with -O, it has no assertions."""
 
 DIGEST_CHARS = 16
 
@@ -37,8 +37,8 @@ def code_hash(fn: object) -> str:
     return f"{PYTHON}:{hashlib.sha256(words.encode('utf-8', 'surrogatepass')).hexdigest()[:DIGEST_CHARS]}"
 
 
-def changed(ours: object, theirs: object) -> bool:
-    """Whether two hashes are of different code; those of different Pythons can't be compared, and say nothing."""
+def is_changed(ours: object, theirs: object) -> bool:
+    """Whether two hashes are of different code; False if they are of different Pythons, and can't be compared."""
     if not isinstance(ours, str) or not isinstance(theirs, str):
         return False
     python, _, digest = ours.partition(":")
@@ -47,13 +47,13 @@ def changed(ours: object, theirs: object) -> bool:
 
 
 def _parts(value: Any, seen: dict[int, object]) -> Iterator[str]:
-    """Yield what identifies a value: functions by their code, plain values by themselves, others by their type."""
+    """Yield what identifies a value: functions by their code, plain values by their repr, others by their type."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         yield f"{type(value).__name__} {value!r}"
         return
     if id(value) in seen:  # a function that has closed over itself
         return
-    seen[id(value)] = value  # kept: the id of something that is gone may be another's next
+    seen[id(value)] = value  # kept alive, so that its id stays unique
     if isinstance(value, FunctionType):
         yield from _function(value, seen)
     elif isinstance(value, MethodType):
@@ -142,7 +142,7 @@ def fingerprint(plan: Plan) -> list[Entry]:
 
 
 def sections(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Return the entries up to the shard, up to the merge, and after it; without the source."""
+    """Return the entries up to the shard, up to the merge, and after it; without the source's."""
     found: list[list[Entry]] = [[], [], []]
     at = 0
     for entry in entries[1:]:
@@ -152,10 +152,7 @@ def sections(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def check_trees(entries: list[Entry], tree: Tree, where: str) -> None:
-    """Insist that the parts of a state are of the stages of these entries of a fingerprint.
-
-    A part may be missing: a stage that was accepted as added begins there.
-    """
+    """Check the types of a state's parts, by these entries of a fingerprint. The part of an added stage is missing."""
     check_type(tree.get("errors"), dict[str, Counts] | None, f"the counts of skipped items{where}")
     check_type(tree.get("shard"), Count | None, f"the state of 'shard'{where}")
     for entry in entries:
@@ -182,10 +179,7 @@ def _functions(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _hash_of(fn: Any) -> str | None:
-    """Return the hash of a function's code; None of streamline's own: another version of it is no change of a user's.
-
-    What streamline has put around a user's function (a declaration, a random generator) doesn't count either.
-    """
+    """Return the hash of a function's code, without what streamline wraps around it; None of streamline's own."""
     if type(fn).__module__.startswith("streamline."):
         fn = getattr(fn, "__wrapped__", None)
     ours = fn is None or str(getattr(fn, "__module__", "")).startswith("streamline.")

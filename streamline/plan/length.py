@@ -1,5 +1,4 @@
-"""How many items a plan delivers on its ranks, before anything is read. Pure: each stage says what it makes of
-a number.
+"""How many items a plan delivers on its ranks, computed stage by stage, without I/O.
 
 Unknown after a stage that decides by the items themselves (filter, flat_map, unbatch, custom stages), and of sources
 that must be read to be counted (files, iterables).
@@ -8,7 +7,7 @@ that must be read to be counted (files, iterables).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from streamline.core.state import Json
 from streamline.plan.plan import Plan
@@ -16,27 +15,24 @@ from streamline.sharding.ends import EndsPolicy
 from streamline.sharding.split import shards_of_rank
 from streamline.transforms.base import Stage
 
+N = TypeVar("N", int, float)
 
-def num_given(plan: Plan, rank: int, world_size: int, policy: EndsPolicy) -> float | None:
-    """Return how many items a rank gives in any epoch, which ends as `policy` says, with those of the others.
 
-    `math.inf`: there is no end; None: it isn't known before they have been read.
-    """
-    on_ranks = left_on_ranks(plan, world_size, lambda _: 0)
+def num_outputs_of_rank(plan: Plan, rank: int, world_size: int, policy: EndsPolicy) -> float | None:
+    """Return how many items a rank gives in an epoch that ends by `policy`; infinity: endless; None: unknown."""
+    on_ranks = num_left_on_ranks(plan, world_size, lambda _: 0)
     if policy == "allow":
         return on_ranks[rank]
     known = all_known(on_ranks)
     return None if known is None else (min if policy == "drop" else max)(known)
 
 
-def left_on_ranks(
+def num_left_on_ranks(
     plan: Plan, world_size: int, consumed: Callable[[int], int], state: Mapping[str, Json] | None = None
 ) -> list[float | None]:
-    """Return how many items are left on each rank, where the stages after the merge hold and count none.
+    """Return how many items are left on each rank, if the stages after the merge hold none.
 
-    Args:
-      consumed: items that the merge has taken from a shard.
-      state: the parts of those stages, by name; the same on all ranks. None: they are at their beginning.
+    `consumed` returns what the merge has taken of a shard; `state` has these stages' parts; None: at their beginning.
     """
     of_shards = [outputs_of_shard(plan, shard) for shard in range(plan.shard.num_shards)]
     found: list[float | None] = []
@@ -53,13 +49,12 @@ def left_on_ranks(
     return found
 
 
-def all_known(numbers: Sequence[float | None]) -> list[float] | None:
+def all_known(numbers: Sequence[N | None]) -> list[N] | None:
     known = [number for number in numbers if number is not None]
     return known if len(known) == len(numbers) else None
 
 
 def outputs_of_shard(plan: Plan, shard: int) -> float | None:
-    """Return how many items the merge takes from a shard, in all."""
     if plan.before and not plan.source.indexable:
         return None  # what stands before the shard is not in the part, and acts on what isn't counted
     num_shards = plan.shard.num_shards

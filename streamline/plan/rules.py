@@ -1,4 +1,4 @@
-"""What may stand where in a plan; each refusal names the stage and the way out."""
+"""Which stages may be where in a plan; each refusal names the stage and what to write."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from streamline.plan.plan import AnyStage, Plan, acts_on
 from streamline.sources.base import Source
 from streamline.transforms.base import is_own, stage_class
 
-MOST_DEEP = 64
-"""Stages that an item passes, those of pipelines inside pipelines included: each pull goes through all of them by
-calls, of which Python allows 1,000, and a stage takes up to ten."""
+MOST_STAGES = 64
+"""Stages that an item passes, those of pipelines inside pipelines included: a pull nests up to ten calls for each, and
+Python allows 1,000."""
 
 RESERVED = ("shard", "merge", "errors", "ends")
-"""Names under which a plan keeps states of its own."""
+"""Keys of a plan's own entries in a state."""
 
 
 def check_plan(plan: Plan) -> None:
-    if (deep := depth(plan)) > MOST_DEEP:
+    if (deep := depth(plan)) > MOST_STAGES:
         raise PlanError(
-            f"an item would pass {deep} stages, one after the other, and {MOST_DEEP} is the most: do several steps in "
-            "one function, and concatenate or mix all pipelines at once"
+            f"an item would pass {deep} stages, one after the other, and {MOST_STAGES} is the most: do several steps "
+            "in one function, and concatenate or mix all pipelines at once"
         )
     _check_names([*plan.source.names, *(stage.name for stage in plan.stages)])
     for stage in plan.stages:
@@ -43,18 +43,18 @@ def check_plan(plan: Plan) -> None:
     _check_last(plan.worker + plan.after)
     for stage in plan.worker + plan.after:
         if _is_placeless(stage):
-            raise PlanError(_misplaced(stage, plan.source))
+            raise PlanError(_misplacement(stage, plan.source))
     _check_choices(plan)
     _check_spills(plan)
 
 
 def depth(plan: Plan) -> int:
-    """Return how many stages an item passes at the most, those of pipelines inside pipelines included."""
+    """Return how many stages an item passes at most, those of pipelines inside pipelines included."""
     return len(plan.stages) + max((1 + depth(part) for _, _, part in plan.source.made_of), default=0)
 
 
 def _check_names(names: Sequence[object]) -> None:
-    """Insist on names that keep the states of all parts of a plan apart."""
+    """Check that names are unique in all parts of a plan: they are the keys of states."""
     seen: set[object] = set(RESERVED)
     for name in names:
         if not isinstance(name, str) or not name:
@@ -86,14 +86,14 @@ def _check_split(plan: Plan) -> None:
 
 
 def _is_placeless(stage: AnyStage) -> bool:
-    """Whether a stage acts on an index or a list of files alone, never on items as they pass."""
+    """Whether a stage acts on an index or a list of files only, never on items."""
     return bool(stage.before_shard) and stage.before_shard <= {"index", "files"}
 
 
 def _not_before(stage: AnyStage, plan: Plan) -> str:
-    """Say why a stage can't stand before the shard."""
+    """Say why a stage can't be before the shard."""
     if _is_placeless(stage):
-        return _misplaced(stage, plan.source)
+        return _misplacement(stage, plan.source)
     if stage.before_shard:
         return (
             f"`.{stage.kind}` before `.shard` needs to know which items there are, and {plan.source.kind} doesn't "
@@ -103,7 +103,7 @@ def _not_before(stage: AnyStage, plan: Plan) -> str:
     return f"`.{stage.method}` before `.shard({n})` would run {n} times per item: move it after `.shard`"
 
 
-def _misplaced(stage: AnyStage, source: Source[Any]) -> str:
+def _misplacement(stage: AnyStage, source: Source[Any]) -> str:
     if "files" in stage.before_shard:
         if not source.listed:
             return f".{stage.kind} permutes a list of files, and {source.kind} has none"
@@ -129,7 +129,7 @@ def _check_last(stages: Sequence[AnyStage]) -> None:
 
 
 def _check_choices(plan: Plan) -> None:
-    """Refuse a .repeat between a stage that chooses an order and one that reads again: passes keep no choices."""
+    """Refuse a .repeat between a stage that chooses an order and one that replays: passes don't keep choices."""
     if plan.repeated_choice is None:
         return
     chooser, later = plan.repeated_choice
@@ -142,7 +142,7 @@ def _check_choices(plan: Plan) -> None:
 
 
 def _check_spills(plan: Plan) -> tuple[AnyStage | None, AnyStage | None]:
-    """Refuse a .repeat between a stage whose states refer to the files of one pass and one that reads again.
+    """Refuse a .repeat between a stage whose states refer to the files of one pass and one that replays.
 
     Returns such a stage, and one that a .repeat goes through.
     """

@@ -1,6 +1,6 @@
-"""What runs where: the tasks of a plan, what each of them pulls, and the channels between them. Nothing is looked up.
+"""The tasks of a plan, their stages, and the channels between them, as `open_worker` and `ResolvedRun.flow` make them.
 
-It says what `open_worker` and `ResolvedRun.flow` do, for the printed plan and the pictures.
+For the printed plan and the pictures; without I/O.
 """
 
 from __future__ import annotations
@@ -10,22 +10,18 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from streamline.core.limits import Limit
-from streamline.core.text import counted, in_bytes
+from streamline.core.text import in_bytes, quantity
 from streamline.plan.plan import READ_AHEAD_ITEMS, AnyStage, Plan, weights
 
 PASSES_ON = (("passes items on", 0),)
-"""What a task does between two channels."""
+"""The only work of a task between two channels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One task: the stages that it pulls as a chain, the first one first.
+    """One task: the stages that it pulls as a chain, as they were written, each with the items that it holds.
 
-    Attributes:
-      stages: as they were written, and what each of them holds: ("shuffle(window=8, seed=0)", 16).
-      calls: of the user's function at once.
-      threads: whether they run in threads.
-      limit: bounds them together with those of other tasks.
+    `calls` of the user's function run at once, in `threads` perhaps; `limit` bounds them with those of other tasks.
     """
 
     stages: tuple[tuple[str, int], ...]
@@ -35,20 +31,18 @@ class Task:
 
     @property
     def at_once(self) -> str:
-        """Say how many calls run at once: "64 threads, of Limit(16)"; "" where one follows another."""
+        """The calls that run at once: "64 threads, of Limit(16)"; "": one."""
         if self.calls == 1 and not self.threads and self.limit is None:
             return ""
-        calls = counted(self.calls, "thread" if self.threads else "call")
+        calls = quantity(self.calls, "thread" if self.threads else "call")
         return calls if self.limit is None else f"{calls}, of {self.limit}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedChannel:
-    """A channel."""
-
-    items: int  # that it holds at the most
+    items: int  # that it holds at most
     each: int = 1  # the source's items in one of them; 1 unless they are batches
-    bytes: int | None = None  # that it holds at the most; None: they aren't counted
+    bytes: int | None = None  # that it holds at most; None: not counted
 
     def __str__(self) -> str:
         unit = "items" if self.each == 1 else "batches"
@@ -61,26 +55,26 @@ Part = Task | PlannedChannel
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The parts of a plan, in the order in which items go through them.
+    """The parts of a plan, in the order in which items pass them.
 
     Attributes:
-      feed: of a live source, its reader and each worker's queue; else nothing.
+      feed: of a live source, its reader and each worker's queue; else empty.
       worker: of one worker, up to its last channel, `worker_end`.
-      after: from the merge on, a task and a channel; nothing: the consumer pulls the merge.
-      border: between the event loop's thread and a plain loop's, at the most; None: it is in `after` already.
+      after: from the merge on; empty: the consumer pulls the merge.
+      bridge: to a plain loop's thread, at most; None: it is in `after` already.
     """
 
     feed: tuple[Part, ...]
     worker: tuple[Part, ...]
     worker_end: PlannedChannel
     after: tuple[Part, ...]
-    border: PlannedChannel | None
+    bridge: PlannedChannel | None
 
 
 def topology(plan: Plan) -> Topology:
     workers = plan.shard.num_shards
     source = f"{plan.source.kind}({plan.source.name})" if plan.source.kind == "source" else plan.source.kind
-    head = [(source, 0), *((text, stage.in_flight) for stage, text in written(plan.in_workers))]
+    head = [(source, 0), *((text, stage.in_flight) for stage, text in stage_lines(plan.in_workers))]
     feed: tuple[Part, ...] = ()
     if plan.source.is_live:
         feed, head = (Task(stages=tuple(head)), PlannedChannel(items=plan.feed_capacity)), []
@@ -97,7 +91,7 @@ def topology(plan: Plan) -> Topology:
         worker=tuple(worker),
         worker_end=last if isinstance(last, PlannedChannel) else end,
         after=tuple(_after(plan)) if plan.after else (),
-        border=None if plan.owns_output_channel else PlannedChannel(items=plan.border_capacity, each=plan.output_items),
+        bridge=None if plan.owns_output_channel else PlannedChannel(items=plan.bridge_capacity, each=plan.output_items),
     )
 
 
@@ -109,15 +103,15 @@ def _after(plan: Plan) -> Iterator[Part]:
     if isinstance(parts[-1], PlannedChannel):
         yield Task(stages=PASSES_ON)
     yield PlannedChannel(items=plan.end_widest, each=plan.output_items)
-    for stage, text in written(last):
+    for stage, text in stage_lines(last):
         yield Task(stages=((text, 0),))
         yield PlannedChannel(items=stage.in_flight, each=plan.output_items)
 
 
 def _section(stages: Sequence[AnyStage], chain: list[tuple[str, int]], each: int) -> list[Part]:
-    """Return the parts of a section whose first task pulls `chain` first; cut where a stage opens a channel."""
+    """Return the parts of a section whose first task pulls `chain` first; a stage's channels divide it."""
     parts: list[Part] = []
-    for (stage, text), (of_input, of_output) in zip(written(stages), pairwise(_each(stages, each)), strict=True):
+    for (stage, text), (of_input, of_output) in zip(stage_lines(stages), pairwise(_each(stages, each)), strict=True):
         layout = stage.layout
         if layout.before is not None and (chain or not layout.adopts):
             parts += [Task(stages=tuple(chain) or PASSES_ON), PlannedChannel(items=layout.before, each=of_input)]
@@ -136,12 +130,12 @@ def _section(stages: Sequence[AnyStage], chain: list[tuple[str, int]], each: int
 
 def _each(stages: Iterable[AnyStage], weight: int = 1) -> list[int]:
     """Return how many of the source's items are in one before each stage that is shown, and after all."""
-    shown = [stage for stage, _ in written(stages)]
+    shown = [stage for stage, _ in stage_lines(stages)]
     return list(weights(shown, lambda stage: stage.inputs_per_output, weight))
 
 
-def written(stages: Iterable[AnyStage]) -> Iterator[tuple[AnyStage, str]]:
-    """Yield each stage with its line, as it was written, more or less: "shuffle(window=4096, seed=0)"."""
+def stage_lines(stages: Iterable[AnyStage]) -> Iterator[tuple[AnyStage, str]]:
+    """Yield each stage with its line, about as it was written: "shuffle(window=4096, seed=0)"."""
     more: list[str] = []
     for stage in stages:
         if stage.part_of_next:
@@ -152,11 +146,11 @@ def written(stages: Iterable[AnyStage]) -> Iterator[tuple[AnyStage, str]]:
 
 
 def sources(plan: Plan, indent: str = "") -> Iterator[str]:
-    """Yield the source; of one that is made of several, also its branches, each with its weight and its stages."""
+    """Yield the line of the source; of one that is made of several, also its branches, with weights and stages."""
     yield f"{indent}{plan.source}"
     for name, note, branch in plan.source.made_of:
         head, *more = sources(branch, f"{indent}  ")
         yield f"{indent}  {name}: {note}{head.strip()}"
         yield from more
         stages = [replace(stage, name=stage.name.removeprefix(f"{name}/")) for stage in branch.stages]
-        yield from (f"{indent}    {text}" for _, text in written(stages))
+        yield from (f"{indent}    {text}" for _, text in stage_lines(stages))

@@ -1,8 +1,8 @@
-"""One shard's section of a plan, opened at a state: source, what stands before the shard, the worker's stages.
+"""One shard's section of a plan, opened at a state: source, stages before the shard, the worker's stages.
 
-A channel stands where concurrency begins: after a source that waits, and at the worker's end.
+Channels are where concurrency begins: after a source that waits, and at the worker's end.
 
-What few plans need is imported where it is: a host process starts sooner without.
+Some imports are inside functions: a host process starts sooner without what few plans need.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from streamline.transforms.base import Stage
 
 @dataclass(frozen=True)
 class SourceOpener:
-    """Opens a source: `open_at` knows which part of it belongs to a site."""
+    """Opens a source: `open_at` finds the site's part of it."""
 
     open_at: Callable[[Site, Tree | None], Flow[Any]]
     site: Site
@@ -39,8 +39,6 @@ class SourceOpener:
 
 @dataclass(frozen=True)
 class StageOpener:
-    """Opens a stage over the opener of what is upstream of it."""
-
     stage: Stage[Any, Any]
     upstream: Opener[Any]
 
@@ -56,7 +54,7 @@ class StageOpener:
 
 
 def ahead_of(opener: Opener[Any], name: str, items: int, most_bytes: int | None) -> Opener[Any]:
-    """Return the opener of a channel that a task called `name` fills from what `opener` opens."""
+    """Return the opener of a channel that a task called `name` fills from `opener`."""
 
     def open_at(site: Site, state: Tree | None) -> Flow[Any]:
         return behind_channel(opener.at(site)(state), site, name, items, most_bytes, by_list=True)
@@ -65,10 +63,10 @@ def ahead_of(opener: Opener[Any], name: str, items: int, most_bytes: int | None)
 
 
 def open_worker(plan: Plan, site: Site, state: Tree | None) -> Inbox[Any]:
-    """Return the inbox of the worker of shard `site.shard`; its tasks run where this is called."""
+    """Return the inbox of the worker of shard `site.shard`; its tasks run in this event loop."""
     flow = worker_flow(plan, site, state)
-    fed = plan.mode == "shared" and not plan.worker  # then it is the feed's end that is a channel
-    if isinstance(flow, Inbox) and not fed:  # the worker ends in a channel already: a concurrent map's, say
+    fed = plan.mode == "shared" and not plan.worker  # then the channel is the feed's
+    if isinstance(flow, Inbox) and not fed:  # the worker ends in a channel already, such as a concurrent map's
         return flow
     usual, widest = plan.worker_capacity(site.num_shards), plan.worker_widest(site.num_shards)
     most, last = plan.source.ahead_bytes, not plan.after
@@ -76,7 +74,7 @@ def open_worker(plan: Plan, site: Site, state: Tree | None) -> Inbox[Any]:
 
 
 def worker_flow(plan: Plan, site: Site, state: Tree | None) -> Flow[Any]:
-    """Return what the worker of shard `site.shard` gives: its chain, before the channel at its end."""
+    """Return the flow of the worker of shard `site.shard`, before the channel at its end."""
     opener = _head(plan, site)
     for stage in plan.worker:
         opener = StageOpener(stage, opener)
@@ -84,7 +82,7 @@ def worker_flow(plan: Plan, site: Site, state: Tree | None) -> Flow[Any]:
 
 
 class BeginState(DeferredState):
-    """The state of a worker before its first item: `actual`, the host's, once it is opened; until then, made here."""
+    """The state of a worker before its first item: `actual`, the host's; until that has arrived, made here."""
 
     __slots__ = ("_plan", "_site", "_state", "actual")
 
@@ -97,11 +95,11 @@ class BeginState(DeferredState):
     @property
     def real(self) -> State:
         if self.actual is None:
-            self.actual = self._opened()
+            self.actual = self._first_state()
         return self.actual
 
-    def _opened(self) -> State:
-        """Return the state of the worker's flow, opened here without I/O and closed again."""
+    def _first_state(self) -> State:
+        """Return the state of the worker's flow, opened without I/O and never pulled."""
         tasks = Tasks(cast(Any, None), Session(meters=Meters(0.0, on=False), errors=self._site.tasks.session.errors))
         plan, site = self._plan, replace(self._site, tasks=tasks)
         if plan.mode == "shared":
@@ -110,16 +108,16 @@ class BeginState(DeferredState):
             name = plan.source.name
             inbox = Channel[Any](At(name, 0 if self._state is None else self._state[name]), Capacity(1))
             source: Source[Any] = FedSource(name=name, inbox=inbox.inbox)
-            tasks.own(inbox.abandon)
+            tasks.add_cleanup(inbox.abandon)
             plan = replace(plan, source=source)
         try:
             return worker_flow(plan, site, self._state).state
         finally:
-            tasks.finished()
+            tasks.clean_up()
 
 
 def _head(plan: Plan, site: Site) -> Opener[Any]:
-    """Return the opener of what comes out of the shard."""
+    """Return the opener of the shard's items."""
     opener: Opener[Any] = SourceOpener(lambda at, state: plan.source.open(at, plan.part(at.epoch), state), site)
     for stage in plan.in_workers:
         opener = StageOpener(stage, opener)

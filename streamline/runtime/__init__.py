@@ -1,1 +1,1 @@
-"""One opened run: what it is resolved to, its streams, its event loop, pauses, `debug` and `check`."""
+"""One opened run: its options, streams, event loop and pauses; `debug` and `check`."""

@@ -1,8 +1,8 @@
-"""A dry run of a plan: what it would read, and what it would fail on, found in seconds.
+"""A dry run of a plan: what it would read, and what it would fail on, in seconds.
 
-Reads the listing, the sizes that it lacks, and the first record of a few files, side by side and within a deadline.
-The records then go through the stages. Nothing is written: no cache, no journal, no dead letters. A live source isn't
-read: its items can't be read again.
+Reads the listing, the sizes that it lacks, and the first record of a few files, concurrently and within a deadline;
+then runs these records through the stages. Nothing is written: no cache, no journal, no dead letters. A live source
+isn't read: its items can't be read again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,10 +26,11 @@ from streamline.backends.inline import Inline
 from streamline.backends.processes import Processes
 from streamline.core.options import check_int, check_seconds
 from streamline.core.tasks import Session
-from streamline.core.text import counted, in_bytes
+from streamline.core.text import in_bytes, quantity
 from streamline.core.threads import start_thread
 from streamline.errors import CheckError, PlanError, printable_lines
 from streamline.io.storage.base import FoundObject
+from streamline.plan.length import all_known
 from streamline.plan.plan import Plan, Shard
 from streamline.runtime.open import Opened, prepare
 from streamline.runtime.run import OpenOptions
@@ -37,28 +38,28 @@ from streamline.sharding.ranks import find_rank
 from streamline.sharding.split import byte_range, files_of, shards_of_rank
 from streamline.sources.items import Items
 
-HEADS = 8
+MOST_FIRST_RECORDS = 8
 """Files whose first record is read, or items."""
 
-SIZES = 1000
-"""Objects whose sizes are asked for, if no listing tells them: with 64 at once and 30 ms each, half a second."""
+MOST_SIZES = 1000
+"""Objects whose sizes are requested, if the listing lacks them: with 64 at once and 30 ms each, half a second."""
 
 MOST_OUTPUTS = 256
-"""Items that the stages are asked for: a `.repeat()` has no end."""
+"""Items that the stages may give: a `.repeat()` has no end."""
 
-SHOWN = 5
-"""Problems of a kind that the report has one by one, and keys that a message names."""
+MOST_LISTED = 5
+"""Problems of a kind, and keys in a message, that are listed one by one."""
 
-UNEVEN = 2.0
-"""How many times the bytes of the smallest shard the largest has before the report notes it."""
+UNEVEN_RATIO = 2.0
+"""The report has a note if the largest shard has so many times the bytes of the smallest."""
 
-STAGE = re.compile(r"in (.+), shard \d+ of \d+ \(")
-"""The note on an exception that says which stage raised it."""
+STAGE_NOTE = re.compile(r"in (.+), shard \d+ of \d+ \(")
+"""The note of an exception that names its stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What a run would fail on, or what is surely not meant.
+    """What a run would fail on, or what is wait_shielded a mistake.
 
     Attributes:
       what: "plan", "listing", "shards", "reading", "schema", "stages", "pickling" or "cache".
@@ -71,11 +72,11 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What one shard, or one rank, has to read; of one that is split unread, as far as can be said.
+    """What one shard, or one rank, has to read, as far as that is known without reading.
 
     Attributes:
-      items: objects, or of a source without files, items; None: unknown yet.
-      bytes: of its objects; None: of some, unknown.
+      items: objects, or of a source without files, items; None: unknown.
+      bytes: of its objects; None: some are unknown.
     """
 
     items: int | None
@@ -87,19 +88,19 @@ class Report:
     """What a check has found. `print` it.
 
     Attributes:
-      source: what is read, as the printed plan says it.
+      source: what is read, as in the printed plan.
       files: whether it reads files; else `objects` are items.
-      objects: that would be read in all; None: unknown yet.
+      objects: that would be read in all; None: unknown.
       bytes: of those whose size is known.
       unsized: objects whose size isn't known.
       mode: how the source is split.
       shards: by shard, what it has to read.
       ranks: by rank, likewise.
       world_found_in: where the number of ranks was found: "given", "alone", …
-      records: by object, or by item's place, its first record; of those few that were looked at.
+      records: the first records that were read, after their object or item number.
       outputs: how many items the stages made of these; None: they were not run.
       problems: what a run would fail on.
-      notes: what is worth knowing, and may well be meant.
+      notes: what may be a mistake.
       took_s: seconds that the check took.
     """
 
@@ -120,15 +121,10 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found that a run would fail on."""
         return not self.problems
 
     def raise_for_problems(self) -> None:
-        """Raise what was found, if anything was.
-
-        Raises:
-          CheckError: its message names all problems.
-        """
+        """Raise if there are problems. Raises `CheckError`: its message names all problems."""
         if self.problems:
             raise CheckError("\n".join(f"{problem.what}: {problem.message}" for problem in self.problems))
 
@@ -136,7 +132,7 @@ class Report:
         lines = [f"{self.source}", *(f"  {name:<9} {text}" for name, text in self._facts())]
         lines += [f"  {'note':<9} {_indented(note)}" for note in self.notes]
         lines += [f"  PROBLEM   {problem.what}: {_indented(problem.message)}" for problem in self.problems]
-        found = "no problems" if self.ok else counted(len(self.problems), "problem")
+        found = "no problems" if self.ok else quantity(len(self.problems), "problem")
         return printable_lines("\n".join([*lines, f"{found} found in {self.took_s:.1f} s"]))
 
     __repr__ = __str__
@@ -154,31 +150,26 @@ class Report:
             facts.append(("ranks", f"{len(self.ranks):,} ({self.world_found_in}), each {_spread(self.ranks, kind)}"))
         if self.records:
             seen = len(self.records)
-            of = counted(seen, what) if self.objects is None else f"{seen:,} of {counted(self.objects, what)}"
-            made = "" if self.outputs is None else f"; the stages made {counted(self.outputs, 'item')} of them"
-            facts.append(("looked at", f"{'the first record of ' * self.files}{of}{made}"))
+            of = quantity(seen, what) if self.objects is None else f"{seen:,} of {quantity(self.objects, what)}"
+            made = "" if self.outputs is None else f"; the stages made {quantity(self.outputs, 'item')} of them"
+            first = "the first record of " if self.files else ""
+            facts.append(("looked at", f"{first}{of}{made}"))
         return facts
 
     def _amount(self) -> str:
         if not self.files:
-            return counted(self.objects or 0, "item")
+            return quantity(self.objects or 0, "item")
         unknown = f", {self.unsized:,} of unknown size" if self.unsized else ""
-        return f"{counted(self.objects or 0, 'object')}, {in_bytes(self.bytes)}{unknown}"
-
-
-def known(values: Iterable[int | None]) -> list[int]:
-    """Return the values if all are known, else none of them."""
-    found = list(values)
-    return [] if None in found else [value for value in found if value is not None]
+        return f"{quantity(self.objects or 0, 'object')}, {in_bytes(self.bytes)}{unknown}"
 
 
 def _spread(loads: tuple[Load, ...], kind: str) -> str:
-    """Say what the loads are, from the least to the most."""
+    """Return the range of the loads as text."""
     said = []
-    if items := known(load.items for load in loads):
-        least, most = f"{min(items):,}", counted(max(items), kind)
+    if items := all_known([load.items for load in loads]):
+        least, most = f"{min(items):,}", quantity(max(items), kind)
         said.append(most if min(items) == max(items) else _range(least, most))
-    if sizes := known(load.bytes for load in loads):
+    if sizes := all_known([load.bytes for load in loads]):
         said.append(_range(in_bytes(min(sizes)), in_bytes(max(sizes))))
     return ", ".join(said) or "of unknown size"
 
@@ -192,7 +183,7 @@ def _indented(text: str) -> str:
 
 
 Records = list[tuple[str, Any]]
-"""Where each record is from, and the record."""
+"""Each record, after where it is from."""
 
 
 @dataclass
@@ -201,15 +192,15 @@ class _Findings:
     notes: list[str] = field(default_factory=list)
 
     def problem(self, what: str, messages: Sequence[str]) -> None:
-        """Add problems of one kind: the first few, and how many more there are; none that is there already."""
+        """Add problems of one kind, without repetitions: the first few, and how many more there are."""
         messages = [message for message in messages if all(message != one.message for one in self.problems)]
-        self.problems += [Problem(what=what, message=message) for message in messages[:SHOWN]]
-        if len(messages) > SHOWN:
-            self.problems.append(Problem(what=what, message=f"… and {len(messages) - SHOWN:,} more"))
+        self.problems += [Problem(what=what, message=message) for message in messages[:MOST_LISTED]]
+        if len(messages) > MOST_LISTED:
+            self.problems.append(Problem(what=what, message=f"… and {len(messages) - MOST_LISTED:,} more"))
 
 
 def check(plan: Plan, *, world_size: int | None, backend: Backend | None, deadline_s: float) -> Report:
-    """Return what is found, what is wrong included. Raises `PlanError`: `world_size` or `deadline_s` out of range."""
+    """Return what is found, problems included. Raises `PlanError`: `world_size` or `deadline_s` out of range."""
     if world_size is not None:
         world_size = check_int(".check(world_size=)", world_size, 1)
     check_seconds(".check(deadline_s=)", deadline_s)
@@ -217,12 +208,12 @@ def check(plan: Plan, *, world_size: int | None, backend: Backend | None, deadli
     findings = _Findings()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        report = _checked(plan, findings, world_size, backend, deadline_s)
+        report = _examine(plan, findings, world_size, backend, deadline_s)
     problems, notes = tuple(findings.problems), tuple(findings.notes)
     return replace(report, problems=problems, notes=notes, took_s=perf_counter() - began)
 
 
-def _checked(
+def _examine(
     plan: Plan, findings: _Findings, world_size: int | None, backend: Backend | None, deadline_s: float
 ) -> Report:
     rank = None if world_size is None else 0
@@ -250,7 +241,7 @@ def _checked(
         findings.notes.append("it is live: nothing was read, for that would be gone")
         return report
     records, files = _look(plan, findings, deadline_s)
-    report = replace(_balanced(report, plan, files, findings), records=tuple(records))
+    report = replace(_with_loads(report, plan, files, findings), records=tuple(records))
     if ranks is not None and report.shards:
         report = replace(report, ranks=ranks_of(report.shards, ranks.world_size), world_found_in=ranks.found_in)
         if ranks.world_size > 1:
@@ -274,7 +265,7 @@ def _check_folder(cache_dir: str | None, findings: _Findings) -> None:
 
 
 def _pickling_failure(plan: Plan, backend: Backend | None) -> str | None:
-    """Return why a plan can't be sent to the processes of a backend; None: it can, or isn't."""
+    """Return why a plan can't be sent to the processes of a backend; None: it can, or needn't be."""
     backend = backend or Processes(1)
     if not isinstance(backend, Processes):
         return None
@@ -290,18 +281,13 @@ def _pickling_failure(plan: Plan, backend: Backend | None) -> str | None:
 
 
 class _OutOfTimeError(Exception):
-    """The deadline has passed."""
+    pass
 
 
 def _first(plan: Plan, most: int, take: Callable[[Any], object], until: float) -> None:
-    """Hand the first items of a plan to `take`, as `Pipeline.first` returns them.
-
-    Raises:
-      _OutOfTimeError: an item came after `until`.
-      As `open`, and what the plan fails with.
-    """
+    """Call `take` with the first items of a plan. Raises `_OutOfTimeError`: an item came after `until`."""
     opened = Opened[Any](plan, OpenOptions.of(rank=0, world_size=1, stall_s=None))
-    with closing(opened.sync_stream(most_ahead=HEADS)) as stream:
+    with closing(opened.sync_stream(most_ahead=MOST_FIRST_RECORDS)) as stream:
         stream.leave_at_exit()
         for item in islice(stream, most):
             if perf_counter() > until:
@@ -310,11 +296,7 @@ def _first(plan: Plan, most: int, take: Callable[[Any], object], until: float) -
 
 
 def _side_by_side(works: Sequence[Callable[[], object]], until: float) -> list[BaseException | None]:
-    """Run each in a thread: check may be called in a running event loop, and a function of the user's may hang.
-
-    Returns:
-      What each raised; `_OutOfTimeError` of one that is still at work, in a thread that doesn't keep the interpreter.
-    """
+    """Run each in a daemon thread, as user code may hang; return what each raised, or an `_OutOfTimeError`."""
     outcomes: list[BaseException | None] = [_OutOfTimeError()] * len(works)
 
     def run(at: int) -> None:
@@ -334,23 +316,19 @@ def _side_by_side(works: Sequence[Callable[[], object]], until: float) -> list[B
 
 
 def _look(plan: Plan, findings: _Findings, deadline_s: float) -> tuple[Records, list[FoundObject] | None]:
-    """Read first records, ask for the sizes that are unknown, and say what went wrong.
-
-    Returns:
-      The records, in order; the files, with the sizes that are known by now.
-    """
+    """Read first records, and request the sizes that are unknown; return the records, and the files with sizes."""
     source, until = plan.source, perf_counter() + deadline_s
     before = plan.before if source.indexable else ()
     alone = replace(plan, before=before, shard=Shard(), sharded=False, worker=(), after=())
     if (found := source.listed_files) is None:
-        files, count, unsized = None, HEADS, []
+        files, count, unsized = None, MOST_FIRST_RECORDS, []
         names, plans = {0: source.name}, {0: alone}
     else:
         files, count = list(found), 1
         names = {at: file.path for at, file in enumerate(files)}
-        plans = {at: replace(alone, source=source.only(at)) for at in spread(len(files), HEADS)}
+        plans = {at: replace(alone, source=source.only(at)) for at in spread(len(files), MOST_FIRST_RECORDS)}
         unsized = [at for at, file in enumerate(files) if file.size is None]
-        unsized = [unsized[at] for at in spread(len(unsized), SIZES)]
+        unsized = [unsized[at] for at in spread(len(unsized), MOST_SIZES)]
     read: dict[int, list[Any]] = {at: [] for at in plans}
     answers: dict[int, FoundObject | Exception] = {}
     works = [partial(_first, one, count, read[at].append, until) for at, one in plans.items()]
@@ -364,19 +342,18 @@ def _look(plan: Plan, findings: _Findings, deadline_s: float) -> tuple[Records, 
         elif files is not None:
             files[at] = replace(files[at], size=answer.size)
     _say_failures([(names[at], failures[at]) for at in sorted(failures)], findings, deadline_s)
-    records = [
-        (names[at] if count == 1 else f"item {number} of {names[at]}", item)
-        for at, items in read.items()
-        for number, item in enumerate(items)
-    ]
+    records: Records = []
+    for at, items in read.items():
+        for number, item in enumerate(items):
+            records.append((names[at] if count == 1 else f"item {number} of {names[at]}", item))
     empty = [names[at] for at, items in read.items() if not items and at not in failures]
     if empty and not records and not failures:
-        findings.problem("reading", ["there are no records: " + ", ".join(empty[:SHOWN])])
+        findings.problem("reading", ["there are no records: " + ", ".join(empty[:MOST_LISTED])])
     elif empty:
-        findings.notes.append(f"{len(empty)} of those looked at have no records: {', '.join(empty[:SHOWN])}")
-    differences = mixed(records, columns=source.same_columns)
+        findings.notes.append(f"{len(empty)} of those looked at have no records: {', '.join(empty[:MOST_LISTED])}")
+    differences = mismatches(records, columns=source.same_columns)
     findings.problem("schema", [message for message, fails in differences if fails])
-    findings.notes += [message for message, fails in differences if not fails][:SHOWN]
+    findings.notes += [message for message, fails in differences if not fails][:MOST_LISTED]
     return records, files
 
 
@@ -387,7 +364,7 @@ def _say_failures(failures: list[tuple[str, BaseException]], findings: _Findings
 
 
 def _problem_line(error: BaseException, where: str = "") -> str:
-    """Say what went wrong, and where if the message doesn't."""
+    """Return an error as a line, with where it happened, unless its message says that."""
     text = str(error) or type(error).__name__
     text = text if type(error).__module__.startswith("streamline") else f"{type(error).__name__}: {text}"
     return text if not where or where in text else f"{where}: {text}"
@@ -418,8 +395,8 @@ def _rehearse(plan: Plan, records: Records, findings: _Findings, deadline_s: flo
             raise
         except Exception as error:
             if any(one.message == _problem_line(error) for one in findings.problems):
-                return None  # the plan can't be opened here, and that is said
-            notes = [match[1] for note in getattr(error, "__notes__", ()) if (match := STAGE.match(note))]
+                return None  # the plan can't be opened, as another problem says
+            notes = [match[1] for note in getattr(error, "__notes__", ()) if (match := STAGE_NOTE.match(note))]
             return f"{notes[0] if notes else 'a stage'} raised {type(error).__name__}: {error}"
         return None
 
@@ -442,8 +419,8 @@ def _rehearse(plan: Plan, records: Records, findings: _Findings, deadline_s: flo
 # What each shard reads ----------------------------------------------------------------------------------------------
 
 
-def _balanced(report: Report, plan: Plan, files: list[FoundObject] | None, findings: _Findings) -> Report:
-    """Return a report that also says what each shard reads."""
+def _with_loads(report: Report, plan: Plan, files: list[FoundObject] | None, findings: _Findings) -> Report:
+    """Return a report with what each shard reads."""
     shards: tuple[Load, ...] = ()
     try:
         shards = loads_of(plan, files)
@@ -459,7 +436,7 @@ def _balanced(report: Report, plan: Plan, files: list[FoundObject] | None, findi
 
 
 def loads_of(plan: Plan, found: Sequence[FoundObject] | None) -> tuple[Load, ...]:
-    """Return what each shard has to read; `found` are the source's files, as they are listed; None: it has none."""
+    """Return what each shard has to read; `found` are the source's files; None: it has none."""
     num_shards = plan.shard.num_shards
     if found is None:
         part = plan.part((0,))
@@ -475,31 +452,31 @@ def loads_of(plan: Plan, found: Sequence[FoundObject] | None) -> tuple[Load, ...
 
 
 def ranks_of(shards: Sequence[Load], world_size: int) -> tuple[Load, ...]:
-    """Return what each rank has to read, all its shards together."""
     return tuple(
         _sum([shards[shard] for shard in shards_of_rank(len(shards), rank, world_size)]) for rank in range(world_size)
     )
 
 
 def idle(plan: Plan, shards: Sequence[Load], objects: int, kind: str) -> list[Problem]:
-    """Return what is wrong if some shards have nothing to read."""
+    """Return a problem if some shards have nothing to read."""
     empty = sum(load.items == 0 or load.bytes == 0 for load in shards)
     if not objects or not empty or len(shards) == 1:
         return []
     if any(load.items is None for load in shards):
         message = f"{empty:,} of {len(shards):,} shards have nothing to read: the file has too few bytes to be split so"
         return [Problem(what="shards", message=message)]
+    split = ", or split the data into more files" if plan.source.listed else ""
     message = (
         f"{len(shards):,} shards for {objects:,} {kind}: {empty:,} workers would have nothing to read: "
-        f"write .shard({objects}) or fewer{', or split the data into more files' * plan.source.listed}"
+        f"write .shard({objects}) or fewer{split}"
     )
     return [Problem(what="shards", message=message)]
 
 
 def uneven(loads: Sequence[Load], who: str) -> list[str]:
     """Return a note if some have much more to read than others."""
-    amounts = known(load.bytes for load in loads) or known(load.items for load in loads)
-    if len(amounts) < 2 or not min(amounts) or max(amounts) < UNEVEN * min(amounts):
+    amounts = all_known([load.bytes for load in loads]) or all_known([load.items for load in loads]) or []
+    if len(amounts) < 2 or not min(amounts) or max(amounts) < UNEVEN_RATIO * min(amounts):
         return []
     return [
         f"the largest {who} has {max(amounts) / min(amounts):.1f} times as much to read as the smallest: "
@@ -512,40 +489,35 @@ def _load(found: Sequence[FoundObject]) -> Load:
 
 
 def _sum(loads: Sequence[Load]) -> Load:
-    items, sizes = [load.items for load in loads], [load.bytes for load in loads]
-    return Load(items=None if None in items else sum(known(items)), bytes=None if None in sizes else sum(known(sizes)))
+    items, sizes = all_known([load.items for load in loads]), all_known([load.bytes for load in loads])
+    return Load(items=None if items is None else sum(items), bytes=None if sizes is None else sum(sizes))
 
 
 # Whether records are alike --------------------------------------------------------------------------------------------
 
 
-Mixed = tuple[str, bool]
-"""What differs, and whether code for one record fails on the other; else it may be meant."""
+Mismatch = tuple[str, bool]
+"""What differs, and whether code for one record fails on the other; else it may be intended."""
 
 
-def mixed(records: Sequence[tuple[str, object]], *, columns: bool) -> list[Mixed]:
-    """Return how records differ from the first one.
-
-    Args:
-      records: (where it is from, the record).
-      columns: whether all files must have the same keys: tables; else some keys may be optional.
-    """
+def mismatches(records: Sequence[tuple[str, object]], *, columns: bool) -> list[Mismatch]:
+    """Return how records, after where they are from, differ from the first one; in `columns`, no key is optional."""
     if not records:
         return []
     first, model = records[0]
     shape = _shape(model)
-    found = [_differs(first, shape, where, _shape(record), columns) for where, record in records[1:]]
+    found = [_mismatch(first, shape, where, _shape(record), columns) for where, record in records[1:]]
     return [difference for difference in found if difference is not None]
 
 
-def _differs(first: str, one: Any, where: str, other: Any, columns: bool) -> Mixed | None:
+def _mismatch(first: str, one: Any, where: str, other: Any, columns: bool) -> Mismatch | None:
     if not isinstance(one, dict) or not isinstance(other, dict):
         shapes = ["a mapping" if isinstance(shape, dict) else shape for shape in (one, other)]
         found = f"the first record of {first} is {shapes[0]}, that of {where} is {shapes[1]}", True
         return None if "a mapping" not in shapes and _compatible(*shapes) else found
     wrong = [key for key in one.keys() & other.keys() if not _compatible(one[key], other[key])]
     if wrong:
-        keys = ", ".join(f"{key!r} is {one[key]} and {other[key]}" for key in sorted(wrong, key=str)[:SHOWN])
+        keys = ", ".join(f"{key!r} is {one[key]} and {other[key]}" for key in sorted(wrong, key=str)[:MOST_LISTED])
         return f"the first records of {first} and {where} differ: {keys}", True
     only = (where, one.keys() - other.keys()), (first, other.keys() - one.keys())
     if said := [f"{lacking} has no {_keys(keys)}" for lacking, keys in only if keys]:
@@ -571,4 +543,6 @@ def _compatible(one: str, other: str) -> bool:
 
 def _keys(keys: Any) -> str:
     names = sorted(map(repr, keys))
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else "")
+    return ", ".join(names[:MOST_LISTED]) + (
+        f" and {len(names) - MOST_LISTED:,} more" if len(names) > MOST_LISTED else ""
+    )

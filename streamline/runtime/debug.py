@@ -1,13 +1,11 @@
 """A plan that runs in the calling thread, step by step: for pdb, for prints in order, for Ctrl-C.
 
-An event loop of its own runs whenever an item is asked for, and stands still between: user code is called from there,
-so that a debugger stops in it and sees who called. It is the stream that runs elsewhere, with three differences: no
-channel holds more than one item, calls follow one another in the order of the items, and functions for threads are
-called where everything is.
+An event loop of its own runs only while an item is asked for, and calls user code, so that a debugger stops in it and
+shows the caller. It runs the same stream as `open`, with three differences: no channel holds more than one item, calls
+follow one another in the order of the items, and functions for threads are called in the same thread.
 
-Success: the last item, then the end; everything has been closed by then. Failure: every item before it, then the
-user's exception, for ever. Ctrl-C, `quit` in pdb: `KeyboardInterrupt` or `BdbQuit` comes out, and everything has been
-closed. Dropped: closed.
+Success: the last item, then the end; everything is closed by then. Failure: every item before it, then the user's
+exception, for ever. Ctrl-C, `quit` in pdb: `KeyboardInterrupt` or `BdbQuit` comes out, and everything is closed.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from streamline.core.cleanup import Cleanup
 from streamline.core.cursor import CurrentChunk, PartIterator
 from streamline.core.error_policy import ErrorReport
-from streamline.core.forks import belongs_elsewhere, disowned_in_copies
+from streamline.core.forks import belongs_elsewhere, disown_in_copies
 from streamline.core.threads import ThreadPool
 from streamline.core.tracebacks import hide_frames
 from streamline.errors import ClosedError
@@ -39,7 +37,6 @@ EXIT_S = 1.0
 """How long a close waits for each thing that Ctrl-C may have cut off."""
 
 R = TypeVar("R")
-
 T = TypeVar("T")
 
 
@@ -54,7 +51,7 @@ class DebugStream(PartIterator[T]):
         self._ended = False
 
     def close(self) -> None:
-        """End everything that this stream started, in this thread. Idempotent."""
+        """End everything that this stream started. Idempotent."""
         self._end()
         if self._failure is None and not self._ended:
             self._failure = ClosedError("the stream is closed")
@@ -99,7 +96,7 @@ class DebugStream(PartIterator[T]):
 
     def _end(self) -> None:
         self._runner.close()
-        self._cleanup.detach()  # not before: Ctrl-C may have come in the middle of that
+        self._cleanup.detach()  # not before: Ctrl-C may interrupt `close`
 
     def __enter__(self) -> DebugStream[T]:
         return self
@@ -109,85 +106,73 @@ class DebugStream(PartIterator[T]):
 
 
 class _Stepped(Stream[T]):
-    """A stream that lets nothing be made in place of an item before the next one is asked for."""
+    """A stream that makes no item before the next one is asked for."""
 
     def _on_consumed(self, current: CurrentChunk[T]) -> None:
-        """Nothing: the next pull says so."""
+        """Do nothing: the next pull releases the item."""
 
 
 class _BusyError(RuntimeError):
-    """Asked for an item by what it is just running."""
+    """The pipeline has asked its own debug stream for an item."""
 
 
 class _Runner(Generic[T]):
-    """The event loop, and the stream in it. Doesn't know the iterator: when that is dropped, this is closed."""
+    """The event loop, and the stream in it. Doesn't refer to the iterator, whose finalizer closes it."""
 
     def __init__(self, resolved: ResolvedRun) -> None:
         self._resolved = resolved
         self._session = resolved.session(most_ahead=1, threads=_CallingThread())
         self.stream = _Stepped[T](resolved, self._session)
-        self._session.meters.hooks.on_hold = None  # a person in a debugger holds the event loop, and needs no hint
-        self._session.meters.on_first_list = None  # nor the collector's clock, in which a step of pdb's would stop
+        self._session.meters.hooks.on_hold = None  # no hint while a person debugs
+        self._session.meters.on_first_list = None  # `step` in pdb would stop in the collector
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
-        self._cut = False
+        self._interrupted = False
         self._interrupt: BaseException | None = None
         self._owner = os.getpid()
-        disowned_in_copies(self)
+        disown_in_copies(self)
 
     def disown(self) -> None:
-        """Never run or close the loop: what its selector waits for is shared with the process that has it."""
+        """Never run or close the loop in this fork: the other process shares its selector."""
         if self._loop is not None:
             self._loop._closed = True  # type: ignore[attr-defined]  # else the collector closes it
             self._loop, self._closed = None, True
 
     def part(self) -> Iterator[T]:
-        """Run until there is an item, and return what gives it: it is taken when nothing runs.
-
-        Raises:
-          StopAsyncIteration: there is none any more.
-        """
+        """Run until there is an item, and return an iterator in C over it. Raises `StopAsyncIteration` at the end."""
         return self._run(self.stream.part)
 
     def snapshot(self) -> Snapshot:
-        """Return the state; not started yet, that is where it begins."""
+        """Return the state; before the first item, that of the beginning."""
         if self.stream.begun:
             return self.stream.snapshot()
-        if self._closed or self._cut:
+        if self._closed or self._interrupted:
             with closing(_Runner[T](self._resolved)) as other:
                 return other.snapshot()
-        return self._run(self._begun_snapshot)
+        return self._run(self._start_and_snapshot)
 
-    async def _begun_snapshot(self) -> Snapshot:
+    async def _start_and_snapshot(self) -> Snapshot:
         await self.stream.start()
         return self.stream.snapshot()
 
     def reset_cache(self) -> None:
-        """Reset it. Not started yet, it is then."""
         self._run(self.stream.reset_cache)
 
     def close(self) -> None:
-        """Close the stream, end what user code may have left in the loop, and close that. Idempotent.
-
-        Cancellation: Ctrl-C comes out, and the next call goes on with it.
-        """
+        """Close the stream and the loop, with what is left in it. Idempotent; after Ctrl-C, the next call continues."""
         loop = self._loop
         if loop is not None:
             if loop.is_running():
                 raise _BusyError("a debug stream can't be closed by the pipeline that it is running")
-            loop.set_exception_handler(lambda *_: None)  # what Ctrl-C struck has been raised already
+            loop.set_exception_handler(lambda *_: None)  # it was raised already
         self._closed = True
         if loop is not None and not loop.is_closed():
-            cut, self._cut = self._cut, True
+            cut, self._interrupted = self._interrupted, True
             _OuterLoop().run(partial(_end, loop, self.stream, EXIT_S if cut else None))
             loop.set_task_factory(None)
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """Run `work` in the loop.
-
-        Cancellation: Ctrl-C comes out, whichever task it has struck, and nothing runs after it: what it has cut off,
-        others may wait for.
-        """
+        """Run `work` in the loop. Ctrl-C comes out, whichever task it interrupts, and nothing runs after it."""
         if self._closed:
             forked = self._owner != os.getpid()
             raise ClosedError(belongs_elsewhere("stream", self._owner) if forked else "the stream is closed")
@@ -196,12 +181,12 @@ class _Runner(Generic[T]):
         self._loop.set_task_factory(self._task)
         if self._loop.is_running():
             raise _BusyError("a debug stream was asked for an item by the pipeline that it is running")
-        if self._cut:
+        if self._interrupted:
             raise ClosedError(
                 "the debug stream was interrupted and is closed: pipe.debug(resume=stream.snapshot()) goes on with "
                 "the next item"
             )
-        self._cut = True  # unless it comes to its end
+        self._interrupted = True  # until it has succeeded
         try:
             with _closed_unless_begun(work()) as begun:
                 result: R = _OuterLoop().run(partial(self._loop.run_until_complete, begun))
@@ -209,9 +194,9 @@ class _Runner(Generic[T]):
             wrapped = isinstance(failure, BaseExceptionGroup) and failure.subgroup(KeyboardInterrupt) is not None
             if self._interrupt is not None or wrapped:
                 raise (self._interrupt or KeyboardInterrupt()) from None
-            self._cut = not isinstance(failure, Exception)
+            self._interrupted = not isinstance(failure, Exception)
             raise
-        self._cut = False
+        self._interrupted = False
         return result
 
     def _task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
@@ -220,7 +205,7 @@ class _Runner(Generic[T]):
         return task
 
     def _look_at(self, task: asyncio.Task[Any]) -> None:
-        """End the run if Ctrl-C has ended a task without coming out of the loop: a task group has wrapped it."""
+        """Stop the loop if Ctrl-C has ended a task: a task group may have wrapped it."""
         failure = None if task.cancelled() else task.exception()
         if failure is None or isinstance(failure, Exception):
             return
@@ -230,11 +215,7 @@ class _Runner(Generic[T]):
 
 
 def _end(loop: asyncio.AbstractEventLoop, stream: Stream[Any], within_s: float | None) -> None:
-    """Close the stream, cancel what is left in its loop, wait for all that, and close the loop.
-
-    Args:
-      within_s: how long each of them is waited for; None: until it is done.
-    """
+    """Close the stream and its loop, with what is left in there; wait for each step, but no longer than `within_s`."""
 
     def run(work: Coroutine[Any, Any, Any]) -> None:
         with _closed_unless_begun(work):
@@ -248,11 +229,11 @@ def _end(loop: asyncio.AbstractEventLoop, stream: Stream[Any], within_s: float |
             loop.run_until_complete(waiting)
 
     loop.call_soon(loop.stop)
-    loop.run_forever()  # a run that Ctrl-C has cut off leaves what ends the next one
+    loop.run_forever()  # after Ctrl-C, a `stop` may be left in the loop
     failed: Exception | None = None
     try:
         run(stream.aclose())
-    except Exception as failure:  # Ctrl-C comes out, and the next close goes on with it
+    except Exception as failure:  # not Ctrl-C: the next close continues then
         failed = failure
     if left := asyncio.all_tasks(loop):
         for task in left:
@@ -270,7 +251,7 @@ def _end(loop: asyncio.AbstractEventLoop, stream: Stream[Any], within_s: float |
 
 @contextmanager
 def _closed_unless_begun(work: Any) -> Iterator[Any]:
-    """Close a coroutine that has never run by the end: Python would print that it was never awaited."""
+    """Close a coroutine that has never run by the end: else Python prints that it was never awaited."""
     try:
         yield work
     finally:
@@ -279,25 +260,21 @@ def _closed_unless_begun(work: Any) -> Iterator[Any]:
 
 
 class _CallingThread(ThreadPool):
-    """Calls functions where it is asked to, instead of in threads."""
+    """Calls functions in the thread that asks for it."""
 
     async def run(self, fn: Callable[[], R], what: str = "") -> R:
         return fn()
 
 
 class _OuterLoop:
-    """The event loop within whose callback or task another one is to run: a notebook's, or a main program's.
-
-    It stands still meanwhile, as it does in any sync function. What says which loop runs in this thread is put aside,
-    as nest_asyncio does it.
-    """
+    """Suspends the thread's running event loop, a notebook's say, while another one runs inside its callback."""
 
     def __init__(self) -> None:
         self._loop = asyncio._get_running_loop()
         self._task = None if self._loop is None else asyncio.current_task(self._loop)
 
     def run(self, work: Callable[[], R]) -> R:
-        """Call `work`, which runs another loop. Ctrl-C leaves this one as it was, too, wherever it strikes."""
+        """Call `work`, which runs another loop. After Ctrl-C, too, this loop is the running one again."""
         try:
             try:
                 self._leave()

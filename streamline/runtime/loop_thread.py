@@ -1,7 +1,7 @@
-"""The thread in which a plan runs for a plain loop, and the bridge that lists cross.
+"""The event loop's thread, in which a plan runs for a plain loop.
 
-The event loop is uvloop where it exists. Success: the last list, then the end. Failure: every list before it, then the
-user's exception. Nothing here knows the stream: what drops it calls `stop`.
+Success: the last list, then the end. Failure: every list before it, then the user's exception. Nothing here refers to
+the stream, whose finalizer calls `stop`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from streamline.core.tasks import Session, Tasks, WorkersExhausted, supervise
 from streamline.core.threads import (
     CALL_S,
     disable_slow_callback_log,
-    interruptible,
     new_event_loop,
     start_thread,
     threadsafe_call,
+    wait_interruptible,
 )
 from streamline.errors import ClosedError
 from streamline.observe.watchdog import Patience
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EXIT_S = 1.0
-"""How long a close, or the interpreter's exit, waits for a loop that is stuck in user code."""
+"""How long a close, or the interpreter's exit, waits for a loop that is blocked by user code."""
 
 SLOW_EXIT_S = 2.0
-"""How long it waits for one that turns: a loaded machine needs time, and the next opening what this one has locked."""
+"""How long it waits for a loop that isn't blocked: a loaded machine is slow, and the next opening needs the locks."""
 
 
 class LoopThread(Generic[T]):
@@ -54,7 +54,7 @@ class LoopThread(Generic[T]):
         self.remote_gate = RemoteGate(session.gate)
         self.bridge = ThreadBridge[T](_capacity(resolved, session.most_ahead), self._on_finish)
         stall_s = resolved.options.watch.stall_s
-        self._patience = None if stall_s is None else Patience(resolved.watched(session), stall_s)
+        self._patience = None if stall_s is None else Patience(resolved.watch_target(session), stall_s)
         self._begun: SimpleQueue[State | BaseException] = SimpleQueue()
         self._stop: anyio.Event | None = None
         self._stopped = False
@@ -71,14 +71,14 @@ class LoopThread(Generic[T]):
         return begun
 
     def take(self, into: list[Chunk[T] | BaseException | None]) -> None:
-        """Wait for the next list, or for what the pipeline failed with, None at the end, and append it.
+        """Wait for the next list, a failure, or None at the end, and append it to `into`.
 
-        In one step, in C: if Ctrl-C comes out of here, it is there or still on its way.
+        In one call in C: after Ctrl-C, it is there or still in the queue.
         """
         now, queue = perf_counter(), self.bridge.consumer.queue
 
         def take(timeout_s: float = math.inf) -> None:
-            interruptible(lambda slice_s: into.extend(starmap(queue.get, ((True, slice_s),))), timeout_s)
+            wait_interruptible(lambda slice_s: into.extend(starmap(queue.get, ((True, slice_s),))), timeout_s)
 
         def wait() -> None:
             if self._patience is None:
@@ -90,7 +90,7 @@ class LoopThread(Generic[T]):
         self.bridge.consumer.take(wait, now, self.signal)
 
     def stop(self) -> None:
-        """End the loop and its thread; wait for that, though not for user code that is stuck."""
+        """End the loop and its thread; wait for that, but not for user code that blocks it."""
         self._stopped = True
         self._session.errors.close(None)
         if self._stop is not None:
@@ -101,7 +101,7 @@ class LoopThread(Generic[T]):
         self.bridge.consumer.queue.put(ClosedError("the stream is closed"))  # for another thread that waits for a list
 
     def _join(self) -> None:
-        """Wait until the thread has ended; no longer than `EXIT_S` if the loop doesn't turn."""
+        """Wait until the thread has ended; no longer than `EXIT_S` if the loop is blocked."""
         began, calls, turns = perf_counter(), self._session.threads.library_calls, True
         while turns and self._thread.is_alive() and perf_counter() - began < SLOW_EXIT_S + CALL_S * bool(calls):
             turned = threading.Event()
@@ -110,7 +110,7 @@ class LoopThread(Generic[T]):
             turns = turned.is_set()
 
     def signal(self, event: anyio.Event | threading.Event | Rest) -> None:
-        """Set what the loop waits for."""
+        """Set an event in the loop."""
         if self._wake is not None and self._session.gate.copied_from is None:
             try:
                 self._wake(event.set)
@@ -126,22 +126,22 @@ class LoopThread(Generic[T]):
         finally:
             self.remote_gate.end()
             self._begun.put(ClosedError("the stream is closed"))  # another thread may have stopped it before it began
-            if threading.main_thread().is_alive():  # else the interpreter exits: let no thread say that it was cut off
+            if threading.main_thread().is_alive():  # else the interpreter exits, and no thread is to raise
                 self.bridge.consumer.queue.put(ClosedError("the stream is closed"))
 
     async def _serve(self) -> None:
         disable_slow_callback_log()
         self._wake = threadsafe_call()
         self._stop = anyio.Event()
-        if self._stopped:  # Ctrl-C came before there was anything to signal to
+        if self._stopped:  # before `signal` had an event loop
             return
         await supervise(self._begin, self._stop, self._session)
 
     def _begin(self, tasks: Tasks) -> None:
-        """Open the plan, and let its lists cross."""
+        """Open the plan, and start the driver."""
         try:
             flow: Flow[T] = self.resolved.chain(tasks)
-        except Exception as failure:  # out of the task group's reach, which would wrap it
+        except Exception as failure:  # the task group would wrap it
             self._begun.put(failure)
             if self._stop is not None:
                 self._stop.set()
@@ -160,14 +160,14 @@ class LoopThread(Generic[T]):
 
     def _on_finish(self) -> None:
         exhausted = self._session.services.find(WorkersExhausted)
-        if exhausted is not None:  # a take may have had enough before the workers' ends
+        if exhausted is not None:  # a `.take` may end before its workers
             exhausted.tell()
 
 
 def _capacity(resolved: ResolvedRun, most: int | None) -> ConsumerCapacity:
-    """Return what may be out to a plain loop, with what the last stages make ahead of it."""
+    """Return how many items may be out to a plain loop, those included that the last stages make ahead of it."""
     plan = resolved.plan
-    widest, ahead, size = plan.border_capacity, 1, None
+    widest, ahead, size = plan.bridge_capacity, 1, None
     if resolved.computes_last:
         ahead, size = plan.end_capacity, plan.source.ahead_bytes
     if most is not None:

@@ -1,7 +1,7 @@
 """Opening a pipeline: from the options as the user gave them to the run that they are resolved to.
 
-All is resolved at once, unless servers or stores have to be asked inside asyncio's loop, which must not block. Then
-`async with`, or the first item, awaits the answers; a plain stream waits for them when it is made.
+Options are resolved at once, unless that means asking servers or stores in a running event loop, which must not block.
+Then `async with`, or the first item, awaits the answers; a plain stream blocks until they arrive when it is created.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, Unpack
 
 from streamline.backends.hosts.pool import HostingBackend, HostPool
 from streamline.core.meters import Traffic
@@ -36,31 +36,38 @@ from streamline.errors import (
 )
 from streamline.plan.fingerprint import DIGEST_CHARS, fingerprint
 from streamline.plan.plan import AnyStage, Plan
-from streamline.runtime.rank_ends import Resumed, agreed
-from streamline.runtime.run import BeginOptions, OpenKeywords, OpenOptions, ResolvedRun, RunKeywords, caches_in, joined
+from streamline.runtime.rank_ends import Resumed, agree_on_end
+from streamline.runtime.run import (
+    BeginOptions,
+    OpenKeywords,
+    OpenOptions,
+    ResolvedRun,
+    RunKeywords,
+    caches_in,
+    join_ranges,
+)
 from streamline.runtime.stream import Stream
 from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ends import NAME, Agreement, checked_ends
 from streamline.sharding.ranks import Rank
-from streamline.snapshot.compatibility import Fit, fitted, refusal, resharded
+from streamline.snapshot.compatibility import Fit, fit_plan, refusal, resharded
 from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.state_checks import check_stages
 from streamline.snapshot.steps import RecordedStep, StepRecords, in_stretches
 from streamline.sources.base import Source
 
 T = TypeVar("T")
-
 T_co = TypeVar("T_co", covariant=True)
 
 
-def checked_run(plan: Plan, options: OpenOptions) -> ResolvedRun:
-    """Check what can be checked without a look at the source; return the run, whose data is as `plan` names it."""
+def resolve_options(plan: Plan, options: OpenOptions) -> ResolvedRun:
+    """Return the run, checked as far as is possible without asking the source, which is still as `plan` has it."""
     hold_descriptors()
     plan, begin = plan.settled, options.begin
     options.watch.check(plan)
     if options.watch.record is not None:
         plan = plan.recorded
-    accepted, rank = begin.accepted(plan), options.ranks.found()
+    accepted, rank = begin.accepted_changes(plan), options.ranks.find()
     epoch = int(begin.epoch or 0)
     plan.source.check_run(epoch, rank.world_size)
     _check_ranks(plan, rank)
@@ -82,27 +89,27 @@ def checked_run(plan: Plan, options: OpenOptions) -> ResolvedRun:
 
 
 def prepare(plan: Plan, options: OpenOptions) -> ResolvedRun:
-    """Resolve where and from which state a plan runs: ranks, files, whether the snapshot belongs to it. May block.
+    """Resolve where and from which state a plan runs: ranks, files, whether the snapshot fits. May block.
 
     Raises:
       PlanError: an unsharded pipeline in several hosts, or it or a live source on several ranks; fewer shards than
-        ranks; what chooses an order where processes share a rank; `accept` names what isn't there; the source, as it
-        was found, can't be split as the plan says; ranks that are to end together have nothing over which to agree.
+        ranks; a choice of order where processes share a rank; an unknown entry in `accept`; the source can't be split
+        as the plan says; ranks that are to end together have no store over which to agree.
       ResumeError: the snapshot is of another plan or of other data.
       ReadError: a file of the source is missing.
     Warns: CodeChangedWarning.
     """
-    run, traffic = checked_run(plan, options), Traffic()
-    return _resolved(run, run.plan.source.resolved(traffic), traffic)
+    run, traffic = resolve_options(plan, options), Traffic()
+    return _with_source(run, run.plan.source.resolved(traffic), traffic)
 
 
-def _resolved(run: ResolvedRun, source: Source[Any], traffic: Traffic) -> ResolvedRun:
-    """Return a run that was checked, over its source as it was found."""
+def _with_source(run: ResolvedRun, source: Source[Any], traffic: Traffic) -> ResolvedRun:
+    """Return a checked run with the source as it was found."""
     plan, resume, epoch = replace(run.plan, source=source), run.resume, run.epoch
     listing, resumed, left_out, options = source.listing(), None, run.left_out, run.options
     if resume is not None:
         check_stages(resume)
-        fit = fitted(plan, part_of(resume, run.rank), listing, run.accepted)
+        fit = fit_plan(plan, part_of(resume, run.rank), listing, run.accepted)
         if fit.open:
             raise ResumeError(refusal(fit))
         if fit.changed_code:
@@ -110,17 +117,17 @@ def _resolved(run: ResolvedRun, source: Source[Any], traffic: Traffic) -> Resolv
         resumed = Resumed(part=fit.snapshot, job=resume, same_plan=not fit.differences)
         plan, resume, listing = fit.plan, fit.snapshot, fit.snapshot.listing
         epoch = resume.epoch
-        left_out = _left_out(resume, left_out, recorded=options.watch.record is not None)
-        options = replace(options, begin=BeginOptions())  # the snapshot of all ranks isn't needed any more
+        left_out = _skipped_steps(resume, left_out, recorded=options.watch.record is not None)
+        options = replace(options, begin=BeginOptions())  # frees the snapshot of all ranks
     plan.source.check_split(plan.mode, plan.shard.num_shards)
-    plan = bound(plan, listing)
-    ending = agreed(plan, run.ending.ends, run.rank, epoch, resumed, skips=options.errors.skips)
+    plan = with_cache_keys(plan, listing)
+    ending = agree_on_end(plan, run.ending.ends, run.rank, epoch, resumed, skips=options.errors.skips)
     run = replace(run, plan=plan, options=options, ending=ending, epoch=epoch, resume=resume)
     return replace(run, listing=listing, left_out=left_out, asked=traffic)
 
 
-def _left_out(resume: Snapshot, skipped: list[list[int]], *, recorded: bool) -> list[list[int]]:
-    """Return the steps that are left out: those of the snapshot, and more of them."""
+def _skipped_steps(resume: Snapshot, skipped: list[list[int]], *, recorded: bool) -> list[list[int]]:
+    """Return the steps to leave out: the snapshot's, and those of `skip_steps`."""
     if resume.step is None:
         if skipped or recorded or any(resume.left_out):
             raise ResumeError(
@@ -134,20 +141,16 @@ def _left_out(resume: Snapshot, skipped: list[list[int]], *, recorded: bool) -> 
             f".open(skip_steps=): step {skipped[0][0]} was given before the snapshot, which stands before step "
             f"{resume.step}: resume from one that was taken before it"
         )
-    return joined([*resume.left_out, *skipped])
+    return join_ranges([*resume.left_out, *skipped])
 
 
-def bound(plan: Plan, listing: Json = None) -> Plan:
-    """Return a plan whose caches on disk know what they are of: a digest of it is in their files' names.
+def with_cache_keys(plan: Plan, listing: Json = None) -> Plan:
+    """Return a plan, with its source resolved, whose caches on disk have a key, a digest in their files' names.
 
-    In it are the stages before the cache, as a fingerprint has them, the code of their functions, and the source's
-    data, as a snapshot lists them. Not the epoch: a pass that was drawn is served in the next epochs, too.
-
-    Args:
-      plan: as it will run, its source resolved.
-      listing: of the data that it reads; None: what its source says.
+    It covers the stages before the cache, as in a fingerprint, the code of their functions, and the source's data, as
+    listed in a snapshot. Not the epoch: a pass that was drawn is served in later epochs, too.
     """
-    plan = replace(plan, source=plan.source.map_plans(bound))
+    plan = replace(plan, source=plan.source.map_plans(with_cache_keys))
     if all(cache.path is None for cache in caches_in(plan)):
         return plan
     of = [plan.source.listing() if listing is None else listing, plan.source.drawn()]
@@ -174,11 +177,7 @@ def _digest(entries: list[Entry], name: str, of: Json) -> str:
 
 
 def part_of(snapshot: Snapshot, found: Rank) -> Snapshot:
-    """Return the part of a rank, out of a whole job's snapshot or its own.
-
-    Raises:
-      ResumeError: the snapshot is another rank's, or of another number of ranks and can't be divided anew.
-    """
+    """Return a rank's part of a job's snapshot, or its own. Raises `ResumeError`: it is another rank's."""
     if snapshot.world_size != found.world_size and (snapshot.rank is None or snapshot.world_size == 1):
         return resharded(snapshot, found)
     if snapshot.world_size != found.world_size or snapshot.rank not in (None, found.rank):
@@ -211,7 +210,7 @@ def _check_ranks(plan: Plan, found: Rank) -> None:
 
 
 def _check_shared(plan: Plan) -> None:
-    """Refuse what gives the processes of one rank, those that share its data, other items each."""
+    """Refuse a plan whose items would differ between the processes that share a rank."""
     why = "a feed is read once, by one of them" if plan.source.is_live else None
     if plan.chooser is not None:
         why = f"{plan.chooser} chooses an order, and each of them another one"
@@ -223,21 +222,17 @@ def _check_shared(plan: Plan) -> None:
         )
 
 
-ENTER = (
+ENTER_FIRST = (
     "pipe.open() is entered before it is read: `with pipe.open() as stream: for item in stream`, or `async with "
     "pipe.open() as stream: async for item in stream`"
 )
 
 
 class Opened(Generic[T]):
-    """A plan about to run: `async with` gives a `Stream`, `with` a `SyncStream`.
-
-    Raises:
-      As `prepare`; where servers or stores have to be asked inside asyncio's loop, some of it only by `async with`.
-    """
+    """An opened pipeline: `async with` gives a `Stream`, `with` a `SyncStream`. They raise as `prepare`."""
 
     def __init__(self, plan: Plan, options: OpenOptions) -> None:
-        self._checked = checked = checked_run(plan, options)
+        self._checked = checked = resolve_options(plan, options)
         waits = checked.plan.source.is_remote and asyncio._get_running_loop() is not None  # it would hold up the loop
         self._resolved: ResolvedRun | None = None
         with TrimmedTraceback():
@@ -248,56 +243,50 @@ class Opened(Generic[T]):
 
     @property
     def resolved(self) -> ResolvedRun:
-        """The run; if it isn't resolved yet, this does it, and blocks."""
+        """The resolved run. Blocks, if it isn't resolved yet."""
         if self._resolved is None:
             traffic = Traffic()
-            self._resolved = _resolved(self._checked, self._checked.plan.source.resolved(traffic), traffic)
+            self._resolved = _with_source(self._checked, self._checked.plan.source.resolved(traffic), traffic)
         return self._resolved
 
-    async def _aresolved(self) -> ResolvedRun:
-        """As `resolved`, while the event loop goes on. Cancellation: nothing is left, and nothing resolved."""
+    async def _resolve(self) -> ResolvedRun:
+        """Return the resolved run, without blocking the event loop. Cancellation: it stays unresolved."""
         if self._resolved is None:
             traffic = Traffic()
-            self._resolved = _resolved(self._checked, await self._checked.plan.source.aresolved(traffic), traffic)
+            self._resolved = _with_source(self._checked, await self._checked.plan.source.aresolved(traffic), traffic)
         return self._resolved
 
     def stream(self) -> Stream[T]:
-        """Return an async iterator that begins when it is first asked for an item."""
+        """Return an async iterator that begins with its first pull."""
         if self._resolved is None and self._checked.resume is None:
-            return Stream(self._checked, resolve=self._aresolved)
+            return Stream(self._checked, resolve=self._resolve)
         return Stream(self.resolved)
 
     def sync_stream(
-        self, most_ahead: int | None = None, *, spent: Callable[[], None] | None = None, ahead: bool = False
+        self, most_ahead: int | None = None, *, on_exhausted: Callable[[], None] | None = None, ahead: bool = False
     ) -> SyncStream[T]:
-        """Return a plain iterator, begun.
-
-        Args:
-          most_ahead: items that each channel may hold, at the most; None: as many as the plan says.
-          spent: called when its workers have nothing more to do, see `WorkersExhausted`.
-          ahead: as in `SyncStream`.
-        """
+        """Return a plain iterator that has begun; channels hold at most `most_ahead` items each."""
         session = self.resolved.session(most_ahead)
-        if spent is not None:
-            session.services.add(WorkersExhausted, WorkersExhausted(spent))
+        if on_exhausted is not None:
+            session.services.add(WorkersExhausted, WorkersExhausted(on_exhausted))
         return SyncStream(self.resolved, session, ahead=ahead)
 
     if not TYPE_CHECKING:  # type checkers say so sooner
 
         def __iter__(self) -> NoReturn:
             """Refuse: what is iterated is what `with` gives."""
-            raise PlanTypeError(f"{ENTER}; for all of the defaults, for item in pipe")
+            raise PlanTypeError(f"{ENTER_FIRST}; for all of the defaults, for item in pipe")
 
         __aiter__ = __next__ = __anext__ = __iter__
 
         def __getattr__(self, name: str) -> NoReturn:
             if not name.startswith("_") and hasattr(SyncStream, name):
-                raise AttributeError(f"{ENTER}, and that has .{name}", name=name, obj=self)
+                raise AttributeError(f"{ENTER_FIRST}, and that has .{name}", name=name, obj=self)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     async def __aenter__(self) -> Stream[T]:
         with TrimmedTraceback():
-            await self._aresolved()
+            await self._resolve()
             self._stream = self.stream()
             await self._stream.start()
         return self._stream
@@ -317,12 +306,11 @@ class Opened(Generic[T]):
 
 
 class Openable(ABC, Generic[T_co]):
-    """What can be opened: a `Pipeline`, for all that stands below it and takes one."""
+    """What can be opened: the interface of `Pipeline` for modules below it."""
 
     @property
     @abstractmethod
-    def plan(self) -> Plan:
-        """The plan in sections, as it is run."""
+    def plan(self) -> Plan: ...
 
     @abstractmethod
     def open(self, **options: Unpack[OpenKeywords]) -> Opened[T_co]:
@@ -336,7 +324,7 @@ class StepReplay(Generic[T_co]):
     merge say, before each of them. Leaving the loop closes it.
 
     Raises:
-      As `Pipeline.replay_steps`, and what `open` raises, when a loop begins.
+      As `Pipeline.replay_steps`; and as `open`, when a loop begins.
     """
 
     def __init__(
@@ -376,21 +364,17 @@ class StepReplay(Generic[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         for stretch in in_stretches(self.steps):
-            with closing(self._opened(stretch[0]).sync_stream(most_ahead=len(stretch))) as stream:
+            with closing(self._open(stretch[0]).sync_stream(most_ahead=len(stretch))) as stream:
                 for step in stretch:
-                    if (item := next(stream, _NOTHING)) is _NOTHING:
-                        raise _ended_before(step)
-                    yield cast("T_co", item)
+                    yield _item_of(step, next(stream, _NOTHING))
 
     async def __aiter__(self) -> AsyncIterator[T_co]:
         for stretch in in_stretches(self.steps):
-            async with self._opened(stretch[0]) as stream:
+            async with self._open(stretch[0]) as stream:
                 for step in stretch:
-                    if (item := await anext(stream, _NOTHING)) is _NOTHING:
-                        raise _ended_before(step)
-                    yield cast("T_co", item)
+                    yield _item_of(step, await anext(stream, _NOTHING))
 
-    def _opened(self, step: RecordedStep) -> Opened[T_co]:
+    def _open(self, step: RecordedStep) -> Opened[T_co]:
         options: RunKeywords = {**self._options, "world_size": step.run.world_size}
         return self._pipe.open(resume=step.snapshot_again, **options)
 
@@ -399,12 +383,13 @@ class StepReplay(Generic[T_co]):
 
 
 REPLAYED_AS_RECORDED = frozenset({"world_size", "mesh", "ends", "record", "resume", "skip_steps"})
-
 _NOTHING = object()
 
 
-def _ended_before(step: RecordedStep) -> RecordError:
-    return RecordError(
-        f"the pipeline ended before step {step.number}, which was recorded: does it read the same data, with the same "
-        "functions and on_error=?"
-    )
+def _item_of(step: RecordedStep, found: Any) -> Any:
+    if found is _NOTHING:
+        raise RecordError(
+            f"the pipeline ended before step {step.number}, which was recorded: does it read the same data, with the "
+            "same functions and on_error=?"
+        )
+    return found

@@ -1,8 +1,8 @@
-"""Pausing a stream: the gate that waits, for `async with` and, across a border between two threads, for `with`.
+"""Pausing a stream, by `async with`, or by `with` from another thread than the event loop's.
 
-Entered: the gate is closed, and whatever was at work has come to rest, or `quiesce_timeout` is over and what doesn't
-rest has been named. Left, in any way: the gate is open. Cancelled or interrupted while it is entered: the stream goes
-on. A stream that has ended, failed or been closed is at rest already: the block just runs.
+Inside the block, the gate is closed, and everything is at rest, or `quiesce_timeout` is over and the log names what is
+still at work. Leaving the block in any way, or a cancellation while entering it, opens the gate. A stream that has
+ended, failed or been closed is at rest already.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from streamline.core.cleanup import Cleanup
 from streamline.core.forks import belongs_elsewhere
 from streamline.core.gate import Event, Gate, Phase
 from streamline.core.tasks import Job, Tasks
-from streamline.core.threads import interruptible, threadsafe_call
+from streamline.core.threads import threadsafe_call, wait_interruptible
 from streamline.errors import ClosedError, PausedError, PlanError, PlanTypeError, printable
 
 QUIESCE_S = 10.0
-"""Seconds that a pause waits for what is at work, by default: a slow call rather than a dead one."""
+"""Seconds that a pause waits for calls in progress, by default: enough for slow ones."""
 
 logger = logging.getLogger("streamline.pausing")  # as the docs call it
 
 
 class Pause:
-    """`async with stream.paused()`: gives what doesn't rest, by name."""
+    """`async with stream.paused()`: gives the names of the participants that are still at work."""
 
     def __init__(self, gate: Gate, quiesce_timeout: float) -> None:
         _check_timeout(quiesce_timeout)
@@ -42,7 +42,7 @@ class Pause:
         if self._gate.phase is Phase.CLOSED:
             return ()
         at_work = await self._gate.pause(self._within_s)
-        _tell(at_work, self._within_s)
+        _log_at_work(at_work, self._within_s)
         return at_work
 
     async def __aexit__(self, *_: object) -> None:
@@ -50,22 +50,17 @@ class Pause:
 
 
 class SyncPause:
-    """`with stream.paused()`: gives what doesn't rest, by name.
+    """`with stream.paused()`: gives the names of the participants that are still at work.
 
-    The consumer's side has a gate of its own, with the same table: what a snapshot captures there, the place in the
-    list at hand, is the consumer's thread's.
-
-    Args:
-      gate: the consumer's.
-      lock: held to send it an event.
-      far: the gate of the event loop.
+    The consumer's thread has a `gate` of its own, for the position in the current list, which snapshots read under
+    `lock`; `remote` is the event loop's.
     """
 
-    def __init__(self, gate: Gate, lock: threading.RLock, far: RemoteGate, quiesce_timeout: float) -> None:
+    def __init__(self, gate: Gate, lock: threading.RLock, remote: RemoteGate, quiesce_timeout: float) -> None:
         _check_timeout(quiesce_timeout)
         self._gate = gate
         self._lock = lock
-        self._far = far
+        self._remote = remote
         self._within_s = quiesce_timeout
         self._cleanup: Cleanup | None = None
 
@@ -75,43 +70,43 @@ class SyncPause:
             if self._gate.phase is Phase.CLOSED:
                 return ()
         request = _PauseRequest()
-        self._cleanup = Cleanup(self, _leave, self._gate, self._lock, self._far, request).not_at_exit()
+        self._cleanup = Cleanup(self, _leave, self._gate, self._lock, self._remote, request).not_at_exit()
         try:
-            self._far.request = request
+            self._remote.request = request
             with self._lock:
                 self._gate.on(Event.QUIESCE)
-            at_work = self._far.pause(request, self._within_s)  # Ctrl-C comes out here
+            at_work = self._remote.pause(request, self._within_s)  # Ctrl-C interrupts this
             with self._lock:
                 self._gate.insist()
-            _tell(at_work, self._within_s)
+            _log_at_work(at_work, self._within_s)
             return at_work
         except BaseException:
-            self._left()
+            self._end()
             raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._left()
+        self._end()
 
-    def _left(self) -> None:
-        """Let the stream go on. If Ctrl-C comes in the middle of this, the finalizer does it."""
+    def _end(self) -> None:
+        """Resume the stream. If Ctrl-C interrupts this, the finalizer does it."""
         if self._cleanup is not None:
             self._cleanup()
 
 
-def _leave(gate: Gate, lock: threading.RLock, far: RemoteGate, request: _PauseRequest) -> None:
-    """End a pause, once; the consumer's gate is the last to open, so that nothing waits for a paused loop."""
-    if far.request is request:
-        far.resume(request)
+def _leave(gate: Gate, lock: threading.RLock, remote: RemoteGate, request: _PauseRequest) -> None:
+    """End a pause, once; the consumer's gate opens last, so that nothing waits for a paused loop."""
+    if remote.request is request:
+        remote.resume(request)
         with lock:
             gate.resume()
-        far.request = None
+        remote.request = None
 
 
 class RemoteGate:
     """The gate of an event loop that runs in another thread.
 
-    Requests cross in order. Every request is answered, also from a loop that ends, and waits no longer than
-    it said for a loop that is stuck in user code: that finds the gate closed as soon as it gives way.
+    Each request is answered, even if the loop ends. If user code blocks the loop, a request waits no longer than its
+    time.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -119,25 +114,25 @@ class RemoteGate:
         self._tasks: Tasks | None = None
         self._context = Context()
         self._wake: Callable[[Callable[[], None]], object] | None = None
-        self.request: _PauseRequest | None = None  # the pause that is on
+        self.request: _PauseRequest | None = None  # the current pause
         self._over = False
 
     def begin(self, tasks: Tasks) -> None:
-        """Say, in the loop, that it runs."""
+        """Called in the loop, when it runs."""
         self._tasks, self._wake, self._context = tasks, threadsafe_call(), copy_context()
 
     def end(self) -> None:
-        """Say that the loop has ended: nothing waits for it any more."""
+        """Called when the loop has ended: answer the current request."""
         self._over = True
         if (request := self.request) is not None:
             request.answer()
 
     def pause(self, request: _PauseRequest, within_s: float) -> tuple[str, ...]:
-        """Close the gate, wait until everything is at rest, and return what is not within that time."""
+        """Close the gate, wait until everything is at rest, and return what isn't after that time."""
         if self._over or not self._call(partial(self._begin, request)):
             return ()
         try:
-            interruptible(lambda slice_s: request.answers.get(timeout=slice_s), within_s)
+            wait_interruptible(lambda slice_s: request.answers.get(timeout=slice_s), within_s)
         except Empty:
             at_work = self._gate.at_work
             self._call(partial(self._insist, request))
@@ -145,14 +140,14 @@ class RemoteGate:
         return ()
 
     def resume(self, request: _PauseRequest) -> None:
-        """Open the gate, or give up waiting for it to close; doesn't wait for a loop that may be stuck."""
+        """Open the gate, or cancel the pause; never waits for the loop."""
         self._call(partial(self._resume, request))
 
     def _call(self, work: Callable[[], None]) -> bool:
         if self._wake is None:
             return False
         try:
-            self._wake(partial(self._context.run, work))  # in the loop's: anyio has to know where it is
+            self._wake(partial(self._context.run, work))  # by which anyio knows the event loop
         except RuntimeError:
             return False  # the loop has ended
         return True
@@ -181,25 +176,17 @@ class RemoteGate:
 
 
 class _PauseRequest:
-    """A pause that another thread asked for."""
-
     def __init__(self) -> None:
         self.answers: SimpleQueue[None] = SimpleQueue()
         self.insisted = False
         self.job: Job | None = None
 
     def answer(self) -> None:
-        """Let the waiting thread go on."""
         self.answers.put(None)
 
 
-def check_asked(gate: Gate) -> None:
-    """Refuse to ask for another list where the gate is closed to it: that would wait for ever.
-
-    Raises:
-      PausedError: the stream is paused, or about to be.
-      ClosedError: it was opened before this process was forked.
-    """
+def check_may_pull(gate: Gate) -> None:
+    """Raise where a pull would wait for ever: in a paused stream, or a fork of the process that has opened it."""
     if gate.copied_from is not None:
         raise ClosedError(belongs_elsewhere("stream", gate.copied_from))
     if gate.holding:
@@ -222,8 +209,8 @@ def _check_timeout(value: object) -> None:
         raise PlanError(f"{option} is a number of seconds from 0 on, and finite, got {value}")
 
 
-def _tell(at_work: tuple[str, ...], within_s: float) -> None:
-    """Name what doesn't rest. A warning, no error: an evaluation beside one stuck call beats a run that is dead."""
+def _log_at_work(at_work: tuple[str, ...], within_s: float) -> None:
+    """Log what is still at work. No error: an evaluation beside one stuck call is better than a dead run."""
     if at_work:
         logger.warning(
             "paused, but still at work after %g s: %s; what they are at may share CPU and network with you until it "

@@ -1,10 +1,10 @@
-"""A run is two objects: its options, as the user gave them, and the run that they are resolved to.
+"""The options of a run, as the user gave them, and the resolved run.
 
 Options are declared by theme, each once, in a frozen dataclass with its default and its check. Users write them flat,
-as keywords of `Pipeline.open`, whose docstring says what they mean. What editors and type checkers know of these is in
-the TypedDicts; `help()` is told the defaults, too. So a new option is a field of a theme and a keyword.
+as keywords of `Pipeline.open`, whose docstring says what they mean; the TypedDicts declare these keywords for editors
+and type checkers. So a new option is a field of a theme and a keyword.
 
-A resolved run knows its plan, where it runs and the state that it begins at; it opens the flows, and resets caches.
+A resolved run has its plan, where it runs and the state that it begins at; it opens the flows, and resets caches.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from streamline.core.driver import LAST_TASK, behind_channel
 from streamline.core.error_policy import Errors, OnError, Policy, counts_in
 from streamline.core.flow import Flow, Opener, Site
 from streamline.core.meters import Meters, Traffic
-from streamline.core.options import check_flag, check_int, check_known, check_seconds, given
+from streamline.core.options import check_flag, check_int, check_known, check_seconds, type_and_repr
 from streamline.core.state import Json, Tree
 from streamline.core.tasks import MEMORY_BYTES, MergeWait, Session, Tasks, WaitedWorker, WorkersExhausted
-from streamline.core.threads import ThreadPool, undisturbed
+from streamline.core.threads import ThreadPool, run_uninterrupted
 from streamline.errors import PlanError, PlanTypeError
 from streamline.merge.base import DeferredProgress, Inboxes, MergeFlow
 from streamline.observe.exporters import ExportedStream, check_metrics, export
@@ -41,16 +41,16 @@ from streamline.observe.stats import stats_of
 from streamline.observe.trace import Trace
 from streamline.observe.watchdog import STALL_S, Watched, working
 from streamline.plan.compile import merged_size
-from streamline.plan.length import left_on_ranks, num_given
+from streamline.plan.length import num_left_on_ranks, num_outputs_of_rank
 from streamline.plan.plan import Plan
 from streamline.plan.worker import BeginState, SourceOpener, StageOpener, ahead_of
-from streamline.runtime.rank_ends import begun_at
+from streamline.runtime.rank_ends import with_items_left
 from streamline.runtime.tuning import StreamTuning, Tune, tuning_of
 from streamline.sharding.end_flow import ending
 from streamline.sharding.ends import Agreement, Ends, EndsPolicy, checked_ends
 from streamline.sharding.ranks import Mesh, Rank, find_rank
 from streamline.sharding.split import shards_of_rank
-from streamline.snapshot.compatibility import NewFiles, accepting, check_snapshot, checked
+from streamline.snapshot.compatibility import NewFiles, accepted_new_files, check_accept, check_snapshot
 from streamline.snapshot.coordinator import SnapshotCoordinator
 from streamline.snapshot.recorder import Recorder
 from streamline.snapshot.snapshot import Snapshot
@@ -64,7 +64,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True)
 class WorkOptions:
-    """What runs, and what it may take."""
+    """What runs the workers, and what they may use."""
 
     backend: Backend = Inline()  # noqa: RUF009 - it is immutable
     memory: int = MEMORY_BYTES
@@ -76,13 +76,13 @@ class WorkOptions:
 
     @cached_property
     def tuning(self) -> StreamTuning | None:
-        """What turns the knobs; None: they stay as written. May read a file."""
+        """What changes the knobs; None: they stay as written. May read a file."""
         return tuning_of(self.tune)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BeginOptions:
-    """Where it begins, and what may have changed since."""
+    """Where the run begins, and what may have changed since."""
 
     resume: Snapshot | None = None
     accept: Collection[str] = ()
@@ -102,24 +102,24 @@ class BeginOptions:
 
     @cached_property
     def left_out(self) -> list[list[int]]:
-        """The steps that are left out, as ranges [first, stop], in order."""
+        """The steps that are left out, as sorted ranges [first, stop]."""
         skip_steps, option = self.skip_steps, "a number in .open(skip_steps=)"
         if not isinstance(skip_steps, Collection) or isinstance(skip_steps, str | bytes):
             raise PlanTypeError(
-                f".open(skip_steps=) is numbers of steps, range(1820, 1841) say, got {given(skip_steps)}"
+                f".open(skip_steps=) is numbers of steps, range(1820, 1841) say, got {type_and_repr(skip_steps)}"
             )
         if isinstance(skip_steps, range) and skip_steps.step == 1 and skip_steps:
             return [[check_int(option, skip_steps.start, 0), skip_steps.stop]]
-        return joined([number, number + 1] for number in (check_int(option, one, 0) for one in skip_steps))
+        return join_ranges([number, number + 1] for number in (check_int(option, one, 0) for one in skip_steps))
 
-    def accepted(self, plan: Plan) -> frozenset[str]:
+    def accepted_changes(self, plan: Plan) -> frozenset[str]:
         """Return what may have changed in this plan since the snapshot."""
-        return checked(self.accept, plan) | accepting(self.new_files, plan)
+        return check_accept(self.accept, plan) | accepted_new_files(self.new_files, plan)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions:
-    """Which rank it is, and how all of them end."""
+    """Which rank this is, and how all of them end."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -129,13 +129,13 @@ class RankOptions:
     def __post_init__(self) -> None:
         checked_ends(self.ends)
 
-    def found(self) -> Rank:
+    def find(self) -> Rank:
         return find_rank(self.rank, self.world_size, self.mesh)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchOptions:
-    """Who is told how it gets on."""
+    """What shows or records the run."""
 
     progress: bool = False
     stall_s: float | None = STALL_S
@@ -152,15 +152,17 @@ class WatchOptions:
         _ = self.page_place
         record: object = self.record
         if record is not None and not isinstance(record, Recorder):
-            raise PlanTypeError(f'.open(record=) is a recorder, record=sl.Recorder("steps/"), got {given(record)}')
+            raise PlanTypeError(
+                f'.open(record=) is a recorder, record=sl.Recorder("steps/"), got {type_and_repr(record)}'
+            )
 
     @property
     def page_place(self) -> str | None:
-        """What exporters call the place of its page; None: it has none."""
+        """The key of its page among exporters; None: it has none."""
         return page_place(self.page)
 
     def check(self, plan: Plan) -> None:
-        """Refuse to record the steps of a live source, or where nothing can be written."""
+        """Refuse to record the steps of a live source, or to a directory that isn't writable."""
         if self.record is not None:
             if plan.source.is_live:
                 raise PlanError(".open(record=): a feed's items can't be read again: a record of steps says nothing")
@@ -177,11 +179,7 @@ class OpenOptions:
 
     @classmethod
     def of(cls, **options: Unpack[OpenKeywords]) -> OpenOptions:
-        """Return the options that were given flat; the others have their defaults.
-
-        Raises:
-          PlanError: one is out of range, or has no meaning with another. PlanTypeError: of the wrong type, or unknown.
-        """
+        """Return the options given flat; the others have their defaults. Raises `PlanError`, `PlanTypeError`."""
         check_known(".open", options.keys() - DEFAULTS.keys(), DEFAULTS)
         themes: dict[str, Any] = {}
         for name, theme in THEMES.items():
@@ -190,12 +188,11 @@ class OpenOptions:
 
 
 THEMES: dict[str, Any] = {theme.name: theme.default_factory for theme in fields(OpenOptions)}
-
 DEFAULTS: dict[str, Any] = {one.name: one.default for theme in THEMES.values() for one in fields(theme)}
 
 
 class _DataKeywords(TypedDict, total=False):
-    """What decides which items there are."""
+    """Options that decide which items there are."""
 
     accept: Collection[str]
     new_files: NewFiles
@@ -215,7 +212,7 @@ class DebugKeywords(_DataKeywords, total=False):
 
 
 class RunKeywords(_DataKeywords, total=False):
-    """What `Pipeline.loader`, `write` and their like take for all that they open; where that begins, they say."""
+    """What `Pipeline.loader`, `write` and their like pass to each `open`."""
 
     backend: Backend
     ends: EndsPolicy | Ends
@@ -237,9 +234,9 @@ class OpenKeywords(RunKeywords, total=False):
 
 
 def lists_keywords(keywords: type) -> Callable[[F], F]:
-    """Return a decorator: `help()` lists the keywords of the function, with defaults, in place of its `**options`."""
+    """Return a decorator by which `help()` lists the keywords of a function, with defaults, in place of `**options`."""
 
-    def listed(fn: F) -> F:
+    def add_signature(fn: F) -> F:
         signature, types = inspect.signature(fn), keywords.__annotations__
         own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
         for name in (option for option in DEFAULTS if option in types):
@@ -248,11 +245,11 @@ def lists_keywords(keywords: type) -> Callable[[F], F]:
         fn.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
         return fn
 
-    return listed
+    return add_signature
 
 
-def joined(ranges: Iterable[list[int]]) -> list[list[int]]:
-    """Return ranges [first, stop] in order, those that overlap or touch as one."""
+def join_ranges(ranges: Iterable[list[int]]) -> list[list[int]]:
+    """Return ranges [first, stop] in order; those that overlap or touch become one."""
     found: list[list[int]] = []
     for first, stop in sorted(ranges):
         if found and first <= found[-1][1]:
@@ -270,7 +267,8 @@ def _check_backend(backend: object) -> None:
         raise PlanTypeError(f".open(backend=) is a backend, got the class {name}: backend={', or '.join(ways)}")
     if not hasattr(backend, "begin"):
         raise PlanTypeError(
-            f".open(backend=) is a backend, such as sl.Inline(), sl.Threads(4), sl.Processes(4), got {given(backend)}"
+            ".open(backend=) is a backend, such as sl.Inline(), sl.Threads(4), sl.Processes(4), got "
+            f"{type_and_repr(backend)}"
         )
 
 
@@ -279,17 +277,17 @@ def _check_backend(backend: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRun:
-    """A plan about to run.
+    """A plan that is ready to run.
 
     Attributes:
       options: as they were given, but for where it begins.
       ending: how it ends together with the other ranks.
-      epoch: what shuffles and random generators see as the epoch.
-      resume: the state to begin at, of this rank and as this plan reads it; None: at the beginning.
-      listing: what the source reads, bound into snapshots.
+      epoch: what shuffles and random generators use as the epoch.
+      resume: the state to begin at, of this rank and as this plan reads it; None: the beginning.
+      listing: what the source reads, for snapshots.
       accepted: what may have changed since the snapshot.
       left_out: steps whose items are not given, as [first, stop]; see `open(skip_steps=)`.
-      asked: what servers and stores were asked for all this; the run counts it as its own.
+      asked: what servers and stores were asked to resolve it; added to the run's figures.
     """
 
     plan: Plan
@@ -331,12 +329,12 @@ class ResolvedRun:
 
     @property
     def first_step(self) -> int | None:
-        """The number of the first item that it gives; None: its snapshot doesn't say."""
+        """The number of its first item; None: the snapshot has no step."""
         return 0 if self.resume is None else self.resume.step
 
     @property
     def leaves_out_more(self) -> bool:
-        """Whether there are items from its first one on that aren't given."""
+        """Whether items after its first one are left out."""
         return any(stop > (self.first_step or 0) for _, stop in self.left_out)
 
     def leaves_out(self, step: int) -> bool:
@@ -344,11 +342,11 @@ class ResolvedRun:
 
     @property
     def computes_last(self) -> bool:
-        """Whether the last chain runs user code, or waits for other ranks: never in the consumer's task."""
+        """Whether the last chain runs user code, or waits for other ranks: then it needs a task of its own."""
         return not self.plan.owns_output_channel and (bool(self.plan.after) or self.ending.active)
 
     def flow(self, tasks: Tasks) -> Flow[Any]:
-        """Return the last flow of the plan, for a consumer in the event loop of `tasks`, to which its tasks belong."""
+        """Return the last flow of the plan, for a consumer in the event loop of `tasks`."""
         flow, plan = self.chain(tasks), self.plan
         if not self.computes_last:
             return flow
@@ -357,7 +355,7 @@ class ResolvedRun:
         return behind_channel(flow, site, LAST_TASK, usual, most, by_list=True, widest=widest, last=True)
 
     def chain(self, tasks: Tasks) -> Flow[Any]:
-        """Return the flow of the plan's last stage: what pulls it does that stage's work."""
+        """Return the flow of the plan's last stage, whose work is done in the task that pulls it."""
         tasks.session.meters.order = self.plan.names
         tasks.session.meters.traffic(self.plan.source.name).add(self.asked)
         site = Site(tasks, self.rank.rank, self.rank.world_size, (self.epoch,))
@@ -369,14 +367,14 @@ class ResolvedRun:
         most = self.plan.source.ahead_bytes
         for stage in self.plan.after:
             if stage.owns_output_channel:
-                opener = ahead_of(self._ended(opener), "ready", self.plan.end_capacity, most)
+                opener = ahead_of(self._with_common_end(opener), "ready", self.plan.end_capacity, most)
             opener = StageOpener(stage, opener)
         if self.plan.owns_output_channel:
             return opener(self._state)
-        return self._ended(opener)(self._state)
+        return self._with_common_end(opener)(self._state)
 
-    def _ended(self, opener: Opener[Any]) -> Opener[Any]:
-        """Return the opener of what this rank gives, so that all ranks end together."""
+    def _with_common_end(self, opener: Opener[Any]) -> Opener[Any]:
+        """Return the opener of a flow that ends together with those of other ranks."""
         agreement = self.ending
         if not agreement.active:
             return opener
@@ -384,7 +382,7 @@ class ResolvedRun:
 
     def _errors(self, meters: Meters) -> Errors:
         """Return what counts the skipped items of one run."""
-        before, rank, letters, policy = self._skipped, self.rank, None, self.options.errors
+        before, rank, letters, policy = self._skips_before, self.rank, None, self.options.errors
         cached = any(cache.path is not None for cache in caches_of(self.plan))
         if policy.dead_letters is not None:
             path, of = policy.dead_letters, (rank.rank, rank.world_size)
@@ -393,13 +391,13 @@ class ResolvedRun:
         return Errors(policy, before, letters, merged_size(self.plan), meters, cached=cached)
 
     @property
-    def begun_at(self) -> Snapshot | None:
+    def start_snapshot(self) -> Snapshot | None:
         """This rank's part of the state to begin at, with how many items are left."""
-        return None if self.resume is None else begun_at(self.ending, self.resume)
+        return None if self.resume is None else with_items_left(self.ending, self.resume)
 
     @property
-    def _skipped(self) -> dict[tuple[int, str], int]:
-        """The items that were skipped before the state to begin at, by (shard, stage)."""
+    def _skips_before(self) -> dict[tuple[int, str], int]:
+        """How many items were skipped before the state to begin at, by (shard, stage)."""
         state = self._state
         if state is None:
             return {}
@@ -410,18 +408,18 @@ class ResolvedRun:
         return found
 
     @property
-    def merged(self) -> frozenset[str]:
+    def merged_names(self) -> frozenset[str]:
         """The names of the merge and the stages after it."""
         return frozenset({self.plan.merge.name, *(stage.name for stage in self.plan.after)})
 
-    def watched(self, session: Session) -> Watched:
-        return Watched(session, self.plan.source.name, self.merged, shared=self.plan.mode == "shared")
+    def watch_target(self, session: Session) -> Watched:
+        return Watched(session, self.plan.source.name, self.merged_names, shared=self.plan.mode == "shared")
 
     def show(self, session: Session) -> None:
-        """Show the progress of the run, its page and its metrics, if that is wanted. Raises `HostError`."""
+        """Start the progress line, the page and the metrics that were asked for. Raises `HostError`."""
         watch = self.options.watch
         if watch.metrics is not None or watch.page_place is not None:
-            undisturbed(partial(self._export, session))
+            run_uninterrupted(partial(self._export, session))
         if watch.progress:
             progress = Progress(partial(stats_of, session.meters), self.epoch)
             session.hooks.on_chunk_boundary(progress.at_chunk_boundary)
@@ -439,22 +437,22 @@ class ResolvedRun:
 
     @property
     def _length(self) -> float | None:
-        """How many items this run gives; None: that isn't known before they have been read."""
+        """How many items this run gives; None: unknown."""
         if self.ending.left is not None:
             return self.ending.left
         plan, rank = self.plan, self.rank
         if self.resume is None:
-            return num_given(plan, rank.rank, rank.world_size, self.ending.ends.policy)
+            return num_outputs_of_rank(plan, rank.rank, rank.world_size, self.ending.ends.policy)
         taken = dict(zip(self.resume.shards, self.resume.produced, strict=True))
-        return left_on_ranks(plan, rank.world_size, lambda shard: taken.get(shard, 0))[rank.rank]
+        return num_left_on_ranks(plan, rank.world_size, lambda shard: taken.get(shard, 0))[rank.rank]
 
     def _about(self, session: Session, length: float | None) -> StreamFacts:
-        """Return what a page shows of the run besides its figures. From any thread."""
+        """Return what a page shows besides figures. From any thread."""
         now, consumer, last = perf_counter(), session.meters.consumer, self.snapshots.last
         tuning = self.options.work.tuning
         since = consumer.waiting_since
         waited = 0.0 if since is None else now - since
-        stalled = f"for {waited:,.0f} s: {self.watched(session).report(now)}" if waited > STALLED_S else ""
+        stalled = f"for {waited:,.0f} s: {self.watch_target(session).report(now)}" if waited > STALLED_S else ""
         return StreamFacts(
             epoch=self.epoch,
             world_size=self.rank.world_size,
@@ -470,21 +468,23 @@ class ResolvedRun:
         )
 
     def trace(self, session: Session, path: str | PathLike[str], max_bytes: int) -> Trace:
-        """Begin to write a trace of the run; it ends with it."""
+        """Begin a trace of the run, which ends with it."""
         one = {self.plan.source.name} if self.plan.mode == "shared" else set()
-        trace = Trace(path, session.meters, max_bytes=max_bytes, rank=self.rank.rank, after_merge=self.merged | one)
+        trace = Trace(
+            path, session.meters, max_bytes=max_bytes, rank=self.rank.rank, after_merge=self.merged_names | one
+        )
         session.hooks.at_close(trace.stop)
         return trace
 
     @property
     def _state(self) -> Tree | None:
-        """The state to begin at, as flows write it."""
+        """The state to begin at, as flows write it; None: the beginning."""
         return None if self.resume is None else self.resume.flow_state
 
 
 @dataclass(frozen=True)
 class _MergeOpener:
-    """Opens a rank's workers, and the merge over them; for a live source, first the feed that they read."""
+    """Opens a rank's workers and the merge over them; for a live source, its reader before them."""
 
     plan: Plan
     backend: Backend
@@ -500,7 +500,7 @@ class _MergeOpener:
         if not self.begun:
             self.begun.append(self.backend.begin(plan, site, len(shards)))
         inboxes = self._inboxes(shards, own, feed)
-        if own is not None or feed is not None:  # what can't be resumed is refused when the stream is opened
+        if own is not None or feed is not None:  # so that opening refuses what can't be resumed
             opened = [inboxes.open(at) for at in range(len(shards))]
             inboxes = Inboxes.of(opened)
             if feed is not None:
@@ -512,30 +512,30 @@ class _MergeOpener:
         if feed is not None:
             merge.on_wait, merge.on_ended = feed.merge_waits, feed.worker_ended
         elif site.tasks.session.errors.policy.skips and not plan.merge.chooses:
-            merge.held = DeferredProgress()  # of a live source the journal would grow meanwhile
-        site.tasks.session.services.add(MergeWait, MergeWait(partial(_awaited, ref(merge), shards)))
+            merge.held = DeferredProgress()  # not of a live source, whose journal would grow
+        site.tasks.session.services.add(MergeWait, MergeWait(partial(_waited_workers, ref(merge), shards)))
         return merge
 
     def _inboxes(self, shards: range, own: Json | None, feed: LiveReader | None) -> Inboxes[Any]:
         """Return the inboxes of the rank's workers, at the merge's part of a state or at the beginning."""
         plan, (workers,) = self.plan, self.begun
         on_end = None
-        if feed is None and not any(stage.repeats for stage in plan.after):  # which would open the workers again
-            on_end = _when_spent(len(shards), self.site.tasks.session)
+        if feed is None and not any(stage.repeats for stage in plan.after):  # a repeat opens the workers again
+            on_end = _when_exhausted(len(shards), self.site.tasks.session)
 
-        def placed(at: int) -> tuple[Site, Tree | None]:
+        def place(at: int) -> tuple[Site, Tree | None]:
             worker_site = replace(self.site, shard=shards[at], num_shards=plan.shard.num_shards)
             return worker_site, None if own is None else own["workers"][at]
 
         def open_worker(at: int) -> Inbox[Any]:
-            inbox = workers.open_worker(*placed(at), None if feed is None else feed.inbox(shards[at]))
+            inbox = workers.open_worker(*place(at), None if feed is None else feed.inbox(shards[at]))
             inbox.on_end = on_end
             return inbox
 
-        return Inboxes(len(shards), open_worker, lambda at: BeginState(plan, *placed(at)))
+        return Inboxes(len(shards), open_worker, lambda at: BeginState(plan, *place(at)))
 
     def _feed(self, shards: range, state: Tree | None) -> LiveReader | None:
-        """Return what reads a live source for all workers of the rank; None for any other source."""
+        """Return the reader of a live source; None for any other source."""
         plan = self.plan
         if not isinstance(plan.source, Live):
             return None
@@ -554,8 +554,8 @@ class _MergeOpener:
         return replace(self, site=site)
 
 
-def _when_spent(workers: int, session: Session) -> Callable[[bool], None] | None:
-    """Return what notifies the session when it was called at the end of each worker. If one fails, that is never."""
+def _when_exhausted(workers: int, session: Session) -> Callable[[bool], None] | None:
+    """Return what each worker calls at its end: after the last, it notifies `WorkersExhausted`; never if one fails."""
     left, exhausted = workers, session.services.find(WorkersExhausted)
 
     def ended(failed: bool) -> None:
@@ -567,14 +567,13 @@ def _when_spent(workers: int, session: Session) -> Callable[[bool], None] | None
     return None if exhausted is None else ended
 
 
-def _awaited(merge: ref[MergeFlow[Any]], shards: range) -> list[WaitedWorker]:
-    """Return the workers that a merge waits for; none if it is gone."""
+def _waited_workers(merge: ref[MergeFlow[Any]], shards: range) -> list[WaitedWorker]:
+    """Return the workers that a merge waits for; none if it was freed."""
     flow = merge()
     return [] if flow is None else [WaitedWorker(shards[worker], stage) for worker, stage in flow.awaited()]
 
 
 def caches_of(plan: Plan) -> list[Cache[Any]]:
-    """Return all caches of a plan, those of its source's components, too."""
     return [cache for part in (plan, *(part for _, _, part in plan.source.made_of)) for cache in caches_in(part)]
 
 
@@ -583,12 +582,7 @@ def caches_in(plan: Plan) -> list[Cache[Any]]:
 
 
 def reset_caches(run: ResolvedRun) -> None:
-    """Let runs that begin from now on find nothing of what this rank keeps on disk: they draw anew.
-
-    Raises:
-      PlanError: the plan keeps nothing.
-      ReadError: a folder can't be written.
-    """
+    """Let later runs find nothing of this rank's caches on disk. Raises `PlanError`: there is no cache; `ReadError`."""
     plan, rank = run.plan, run.rank
     caches = caches_of(plan)
     if not caches:
@@ -607,4 +601,3 @@ RESET_WITHIN = (
     "epochs: that of a loader between two iterations (not with steps_per_epoch=, where the pipeline goes on), that of "
     "a stream after its end, or after close(). For new items within a run, write .regenerate(n) in the place of .cache"
 )
-"""What a reset is refused with where a pass goes on."""

@@ -1,7 +1,7 @@
 """A plan that runs, for an async consumer.
 
-Success: the last item, then the end; everything has been closed by then. Stage failure: every item before it, then the
-user's exception, for ever. Cancellation of a pull, a timeout around one `anext`: no effect, the next pull goes on.
+Success: the last item, then the end; everything is closed by then. Stage failure: every item before it, then the user's
+exception, for ever. Cancellation of a pull, or a timeout around it: no item is lost, and the next pull continues.
 Leaving the loop: `async with` closes and waits; without it, the end, a failure, or garbage collection closes.
 Snapshot: the state of the last flow, at any time, also after the end.
 """
@@ -24,11 +24,11 @@ from streamline.core.cursor import AsyncCursor, CurrentChunk
 from streamline.core.flow import Chunk, Flow
 from streamline.core.options import check_ago
 from streamline.core.pace import SLICE_S, Pace
-from streamline.core.tasks import Session, Tasks, check_event_loop, spawn, supervise, surely
+from streamline.core.tasks import Session, Tasks, check_event_loop, spawn, supervise, wait_shielded
 from streamline.core.threads import threadsafe_call
 from streamline.errors import ClosedError, PlanError, PlanTypeError
 from streamline.observe.watchdog import HoldHint, watch
-from streamline.runtime.pause import QUIESCE_S, Pause, check_asked
+from streamline.runtime.pause import QUIESCE_S, Pause, check_may_pull
 from streamline.runtime.run import RESET_WITHIN, ResolvedRun, reset_caches
 from streamline.runtime.stream_base import BaseStream
 from streamline.snapshot.snapshot import Snapshot
@@ -36,14 +36,14 @@ from streamline.snapshot.snapshot import Snapshot
 T = TypeVar("T")
 
 TURN_ITEMS = 2 * LIST_ITEMS
-"""Items after which other tasks get a turn, however little time they took."""
+"""Items after which other tasks run, however quick they were."""
 
 
 class Stream(BaseStream[T], AsyncCursor[T]):
     """An async iterator over a running plan. Made by `async for x in pipe` or `async with pipe.open() as stream`.
 
     Args:
-      resolve: returns the run with what servers and stores have to be asked for; None: it has that already.
+      resolve: returns the resolved run, once servers and stores have answered; None: `resolved` is complete.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         self._resolve = resolve
         self._failure: Exception | None = None  # of resolving
         self._session.meters.hooks.on_hold = HoldHint()
-        Cleanup(self, self._session.hooks.close)  # no supervisor comes to it if it never began, or its loop is gone
+        Cleanup(self, self._session.hooks.close)  # if it never began, or its loop is gone, no supervisor does
         self._pace = Pace()
         self._gave_way_at = 0
         self._turned_at = -math.inf
@@ -68,7 +68,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         self._closed = False
 
     async def start(self) -> Flow[T]:
-        """Begin: start the supervisor and open the plan. Items are read from the first `anext` on."""
+        """Start the supervisor and open the plan. Items are read from the first `anext` on."""
         if self._failure is not None:
             raise self._failure
         check_event_loop()
@@ -92,7 +92,9 @@ class Stream(BaseStream[T], AsyncCursor[T]):
             self._begin_at(flow.state)
             self._flow = flow
             if (stall_s := self._resolved.options.watch.stall_s) is not None:
-                tasks.start(partial(watch, self._resolved.watched(self._session), stall_s), "watchdog", lambda: None)
+                tasks.start(
+                    partial(watch, self._resolved.watch_target(self._session), stall_s), "watchdog", lambda: None
+                )
             self._resolved.show(self._session)
         except BaseException:
             await self.aclose()
@@ -118,7 +120,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
     async def aclose(self) -> None:
         """End everything that this stream started, and wait until it has ended. Idempotent.
 
-        Cancellation: the clean-up is finished all the same.
+        Cancellation: the clean-up is completed first.
         """
         self._closed = True
         self._end_record()
@@ -161,16 +163,16 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         reset_caches(self._resolved)
 
     def paused(self, *, quiesce_timeout: float = QUIESCE_S) -> Pause:
-        """Return what `async with` makes a pause of, as `SyncStream.paused`.
+        """Return the context manager of a pause, as `SyncStream.paused`.
 
-        Cancellation: while it is entered, the stream goes on; also when a timeout strikes.
+        Cancellation, also by a timeout, while it is entered: the stream goes on.
         """
         return Pause(self._session.gate, quiesce_timeout)
 
     async def _pull(self) -> Chunk[T] | None:
-        """Pull a list; at the end, or after a failure, close what isn't needed any more: it will say so again."""
+        """Pull a list; at the end, or after a failure, close everything."""
         if self._session.gate.holding:
-            check_asked(self._session.gate)
+            check_may_pull(self._session.gate)
         meters, consumer = self._session.meters, self._session.meters.consumer
         consumer.body_ends()
         consumer.wait_begins(perf_counter())
@@ -178,7 +180,7 @@ class Stream(BaseStream[T], AsyncCursor[T]):
             flow = self._flow or await self.start()
             await self._give_way()
             if self._session.gate.holding:
-                await self._session.gate.passage()  # for a pause of another task that began meanwhile
+                await self._session.gate.passage()  # another task has begun a pause
             self._session.hooks.run_chunk_boundary(self.state_after)
             chunk = await flow.pull(1 if self._by_step else LIST_ITEMS)
         except anyio.get_cancelled_exc_class():
@@ -200,9 +202,9 @@ class Stream(BaseStream[T], AsyncCursor[T]):
         return chunk
 
     async def _give_way(self) -> None:
-        """Reach a checkpoint now and then, by time and by items: a merge with items at hand never waits."""
+        """Let other tasks run from time to time: a merge with items at hand never waits."""
         turned_at = self._session.gate.turned_at
-        if turned_at > self._turned_at:  # others had a turn: it waited, perhaps
+        if turned_at > self._turned_at:  # other tasks ran, as this one waited
             self._turned_at, self._gave_way_at = turned_at, self.count
             self._pace.begin(turned_at)
         due = self.count - self._gave_way_at >= TURN_ITEMS
@@ -228,9 +230,8 @@ class _Supervisor:
         self._wake: Callable[[Callable[[], None]], object] | None = None
 
     async def start(self) -> Tasks:
-        """Start the task, and return what jobs are started with."""
         self._wake = threadsafe_call()
-        spawn(self._run, "supervisor", self._over)
+        spawn(self._run, "supervisor", self._on_end)
         self._spawned = True
         try:
             await self._ready.wait()
@@ -244,13 +245,12 @@ class _Supervisor:
         return self._tasks
 
     async def stop(self) -> None:
-        """Cancel what still runs, and wait for it."""
         self._stop.set()
         if self._spawned:  # Ctrl-C may have come before
-            await surely(self._done)
+            await wait_shielded(self._done)
 
     def abandon(self) -> None:
-        """The stream is gone: clean up after it. From any thread; does not wait."""
+        """Clean up after a stream that was dropped. From any thread; does not wait."""
         self._session.errors.close(None)
         if self._wake is not None and not self._stop.is_set():
             try:
@@ -258,10 +258,10 @@ class _Supervisor:
             except RuntimeError:
                 return  # its event loop has ended, and has cancelled everything
 
-    def _over(self) -> None:
-        """The task has ended, or its loop was closed while it was at work."""
+    def _on_end(self) -> None:
+        """Called when the task has ended, or its loop was closed before."""
         if self._tasks is not None:
-            self._tasks.finished()  # again: Ctrl-C may have cut it off
+            self._tasks.clean_up()  # again: Ctrl-C may have cut it off
             self._session.hooks.close()
         with suppress(RuntimeError):  # as the loop is closed
             self._done.set()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from streamline.core.cursor import CurrentChunk, Cursor
 from streamline.core.error_policy import ErrorReport
-from streamline.core.forks import disowned_in_copies
+from streamline.core.forks import disown_in_copies
 from streamline.core.gate import Gate
 from streamline.core.state import At, State
 from streamline.core.tasks import Session
@@ -35,8 +35,6 @@ T = TypeVar("T")
 
 
 class BaseStream(Cursor[T]):
-    """A place in the items of a plan that runs."""
-
     def __init__(self, resolved: ResolvedRun, session: Session | None = None) -> None:
         super().__init__(At("", None))  # until it begins
         self._resolved = resolved
@@ -49,10 +47,10 @@ class BaseStream(Cursor[T]):
         self._session.meters.on_first_list = collect
         if self._session.errors.policy.skips:
             self._session.hooks.on_chunk_boundary(self._session.errors.enforce_limit)
-        disowned_in_copies(self)
+        disown_in_copies(self)
 
     def disown(self) -> None:
-        """Hand out nothing more: what is at hand belongs to the process that this one is a copy of."""
+        """Return no more items in this fork."""
         self._forget()
 
     @property
@@ -62,7 +60,7 @@ class BaseStream(Cursor[T]):
 
     @property
     def errors(self) -> ErrorReport:
-        """The items that were left out so far because of an error, up to the last item received.
+        """The items that were skipped so far because of an error, up to the last item received.
 
         Raises:
           DeadLetterError: one of them can't be written down.
@@ -72,7 +70,7 @@ class BaseStream(Cursor[T]):
 
     @property
     def tuning(self) -> StreamTuning:
-        """What `open(tune=)` has found, and why. Raises `PlanError`: it isn't tuned."""
+        """What `open(tune=)` has changed, and why. Raises `PlanError`: it isn't tuned."""
         tuning = self._resolved.options.work.tuning
         if tuning is None:
             raise PlanError(NOT_TUNED)
@@ -80,7 +78,7 @@ class BaseStream(Cursor[T]):
 
     @property
     def page(self) -> str | None:
-        """The address of its live page, with the token that lets in; None: none of its own, or it is closed."""
+        """The address of its live page, with the token; None: it has none, or it is closed."""
         return page_url(self._resolved.options.watch.page_place)
 
     def stats(self) -> Stats:
@@ -96,7 +94,7 @@ class BaseStream(Cursor[T]):
 
     @property
     def ends(self) -> EndsReport:
-        """How this rank's stream ends together with those of the others, and what that cost."""
+        """How this rank's stream ends together with those of the others, and what that costs."""
         ending, state = self._resolved.ending, self.state
         if not ending.active:
             return EndsReport(policy=ending.ends.policy, agreed="alone")
@@ -127,11 +125,11 @@ class BaseStream(Cursor[T]):
 
     @property
     def _step(self) -> int:
-        """The number of the next step; only where it is known."""
+        """The number of the next step; only if `first_step` is known."""
         return (self._resolved.first_step or 0) + self.count
 
     def _to_give(self) -> bool:
-        """Whether an item is at hand; those of steps that are left out are dropped first."""
+        """Whether an item is at hand, after those of steps that are left out were dropped."""
         while self._by_step and self._current.rest and self._resolved.leaves_out(self._step):
             part = super()._part_at_hand()
             self._record(left_out=True)
@@ -139,7 +137,7 @@ class BaseStream(Cursor[T]):
         return super()._to_give()
 
     def _part_at_hand(self) -> Iterator[T]:
-        """As of any cursor; where steps are recorded or left out, the next item only."""
+        """As `Cursor`; only one item where steps are recorded or left out."""
         part = super()._part_at_hand()
         if not self._by_step:
             return part
@@ -147,36 +145,36 @@ class BaseStream(Cursor[T]):
         return islice(part, 1)
 
     def _record(self, *, left_out: bool) -> None:
-        """Record the step of the next item, if that is wanted. Idempotent."""
+        """Record the step of the next item, if steps are recorded. Idempotent."""
         if self._writer is not None:
             before, after = self._current.state_after, self._current.state_ahead
             self._writer.step(self._step, before, after, self._resolved.snapshots, left_out=left_out)
 
     def _end_record(self) -> None:
         if self._writer is not None:
-            self._writer.ends(self._step)
+            self._writer.end(self._step)
 
     def _prepare_last(self, hand: CurrentChunk[T]) -> None:
-        """What goes to a device comes in lists of one."""
+        """Wait for an item on its way to a device, in a list of its own."""
         hand_over = self._session.services.find(HandOver)
         if hand_over is not None:
             hand.rest[0] = hand_over.arrived(hand.rest[0])
 
     def _snapshot(self, gate: Gate | None, items_ago: int = 0) -> Snapshot:
-        """Return the state right after the last item received, or right before it.
+        """Return the snapshot right after the last item received, or right before it.
 
         Args:
           gate: of the event loop that the consumer is in; None: it has a thread of its own.
         """
-        state, count = self._standing(items_ago)
-        self._session.errors.settle(state)  # so that no dead letter of what it counts can be missing
+        state, count = self._state_and_count(items_ago)
+        self._session.errors.settle(state)  # writes the dead letters that it counts
         reader = self._session.services.find(LiveReader)
         first = self._resolved.first_step
         step = None if first is None else first + count
         return self._resolved.snapshots.take(state, gate, None if reader is None else reader.journal, step)
 
-    def _standing(self, items_ago: int) -> tuple[State, int]:
-        """Return the state right after the last item, or right before it, and how many items were taken up to there."""
+    def _state_and_count(self, items_ago: int) -> tuple[State, int]:
+        """Return the state right after the last item, or right before it, and how many items were taken by then."""
         current = self._current
         while True:
             count = current.count
@@ -187,6 +185,6 @@ class BaseStream(Cursor[T]):
     def snapshot_since(self, since: State, gate: Gate) -> Snapshot:
         """Return a snapshot of an earlier state of this flow, plus the choices made since; `gate` is the caller's.
 
-        From any thread. Not of a live source: its journal releases what this stream's consumer has passed.
+        From any thread. Not of a live source, whose journal drops what this stream's consumer has passed.
         """
         return self._resolved.snapshots.take(since, gate)

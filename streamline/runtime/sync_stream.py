@@ -1,11 +1,10 @@
 """A plan that runs, for a plain `for` loop.
 
-The event loop runs in a thread of its own (`streamline.runtime.loop_thread`), and the consumer receives lists, not
-items. The loop's thread doesn't know the stream: when the stream is dropped, it stops.
+The event loop runs in a thread of its own (`streamline.runtime.loop_thread`), from which the consumer receives lists.
 
-Success, failure, snapshot: as in `streamline.runtime.stream`. Ctrl-C: `KeyboardInterrupt` in the consumer's thread,
-wherever it is, and the stream goes on: an item that the loop hasn't got is the next one, and the state is before it.
-Leaving the `with` block, or dropping the iterator, ends the thread.
+Success, failure, snapshot: as in `streamline.runtime.stream`. Ctrl-C: `KeyboardInterrupt` in the consumer's thread, and
+the stream goes on: an item that the loop hasn't received is the next one, and the state is before it. Leaving the
+`with` block, or dropping the iterator, ends the thread.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from streamline.core.options import check_ago
 from streamline.core.tasks import Session
 from streamline.errors import ClosedError, PlanError, PlanTypeError
 from streamline.runtime.loop_thread import LoopThread
-from streamline.runtime.pause import QUIESCE_S, SyncPause, check_asked
+from streamline.runtime.pause import QUIESCE_S, SyncPause, check_may_pull
 from streamline.runtime.run import RESET_WITHIN, ResolvedRun, reset_caches
 from streamline.runtime.stream_base import BaseStream
 from streamline.snapshot.snapshot import Snapshot
@@ -36,12 +35,12 @@ class SyncStream(BaseStream[T], PartIterator[T]):
     """An iterator over a running plan. Made by `for x in pipe` or `with pipe.open() as stream`.
 
     Args:
-      ahead: its consumer comes later, and then `begin` is called.
+      ahead: it is opened before its consumer needs it; `begin` is called then.
     """
 
     def __init__(self, resolved: ResolvedRun, session: Session | None = None, *, ahead: bool = False) -> None:
         super().__init__(resolved, session)
-        self._gate = Gate()  # of this side of the bridge
+        self._gate = Gate()  # of the consumer's thread
         self._lock = threading.RLock()  # a signal's handler may take a snapshot inside another
         self._loop_thread = LoopThread[T](resolved, self._session)
         self._cleanup = Cleanup(self, _end, self._loop_thread, self._session)
@@ -57,15 +56,15 @@ class SyncStream(BaseStream[T], PartIterator[T]):
                 raise
 
     def begin(self) -> None:
-        """Begin to show and to time a stream that was opened ahead: its consumer has come."""
+        """Show and time a stream that was opened ahead, from now on."""
         self._session.meters.consumer.opened_at = perf_counter()
         self._resolved.show(self._session)
 
     def close(self) -> None:
         """End everything that this stream started, and wait until it has ended. Idempotent.
 
-        Sync user code that is stuck in the event loop's thread is waited for a second at most: a thread can't be ended
-        from outside. Other work has two: a loaded machine needs time, and clean-up that awaits something.
+        User code that blocks the event loop is waited for a second at most: a thread can't be ended from outside.
+        Other work has two seconds: a loaded machine needs time, and clean-up that awaits something.
         """
         self._session.errors.close(self.state)
         self._end_record()
@@ -76,7 +75,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
             self._failure = ClosedError("the stream is closed")
 
     def leave_at_exit(self) -> None:
-        """Let the interpreter exit without closing this stream: its threads are daemons, and may be stuck."""
+        """Let the interpreter exit without closing this stream, whose daemon threads may be stuck."""
         self._cleanup.not_at_exit()
 
     def snapshot(self, items_ago: int = 0) -> Snapshot:
@@ -107,17 +106,17 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         reset_caches(self._resolved)
 
     def paused(self, *, quiesce_timeout: float = QUIESCE_S) -> SyncPause:
-        """Return what `with` makes a pause of: for evaluation, say, that wants CPU and network for itself.
+        """Return the context manager of a pause: for an evaluation, say, that needs CPU and network for itself.
 
-        Inside, nothing moves, no function of the pipeline is called, and nothing is closed or dropped; after it,
-        everything goes on where it was. Calls that are at work when it is entered are waited for. `with` gives the
-        names of those that didn't end in time; they are logged, too, and their results wait.
+        Inside, nothing moves, no function of the pipeline is called, and nothing is closed or dropped; then everything
+        goes on where it was. Entering waits for calls in progress, and gives the names of those that didn't end in
+        time; they are logged, too, and their results are kept.
 
-        Snapshots may be taken inside. The items of the list at hand may be taken, too; asking for more is a
-        `PausedError`. Pauses don't nest. Of a stream that has ended, it is at rest already.
+        Inside, snapshots may be taken, and the items of the list at hand; asking for more is a `PausedError`. Pauses
+        don't nest. A stream that has ended is at rest already.
 
         Args:
-          quiesce_timeout: seconds that entering waits for what is at work; 0: it waits for nothing.
+          quiesce_timeout: seconds that entering waits for calls in progress; 0: it doesn't wait.
 
         Cancellation: Ctrl-C while it is entered comes out as `KeyboardInterrupt`; the stream goes on.
 
@@ -130,10 +129,10 @@ class SyncStream(BaseStream[T], PartIterator[T]):
     def peek(self) -> bool | None:
         """Say whether another item follows; None if a failure does, or the stream is closed. Takes nothing.
 
-        Where the item isn't there yet, this waits for it, or for the end. Ctrl-C while it waits changes nothing.
+        Waits for the item, or for the end. Ctrl-C meanwhile changes nothing.
 
         Raises:
-          PausedError: it isn't there yet, and the stream is paused.
+          PausedError: the item hasn't arrived, and the stream is paused.
         """
         try:  # a failure may be on its way to the user: to raise it here again would change its traceback
             return self._wait_list() if self._failure is None else None
@@ -143,9 +142,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
             return None
 
     def part(self) -> Iterator[T] | None:
-        """Return what gives the items at hand, all but the last one or that one, in C; wait for a list first, if there
-        is none. None at the end.
-        """
+        """Return what `_part_at_hand` does, after waiting for a list, if there is none. None at the end."""
         return self._part_at_hand() if self._wait_list() else None
 
     def _fetch_part(self) -> NoReturn:
@@ -173,13 +170,13 @@ class SyncStream(BaseStream[T], PartIterator[T]):
         __anext__ = __aiter__
 
     def _fetch(self) -> bool:
-        """Go on to the next list; return whether there is one. What has come stays until it is at hand."""
+        """Go to the next list; return whether there is one. An interrupt doesn't lose a list that has arrived."""
         if self._failure is not None:
             raise self._failure.with_traceback(self._trace)  # else it would grow with every raise
         if self._ended:
             return False
         if self._gate.holding:
-            check_asked(self._gate)
+            check_may_pull(self._gate)
         coming = self._current.coming
         if not coming:
             self._take(coming)
@@ -200,13 +197,13 @@ class SyncStream(BaseStream[T], PartIterator[T]):
             self._gate.on(Event.CLOSE)
 
     def _take(self, coming: list[Chunk[T] | BaseException | None]) -> None:
-        """Wait for what comes next, put it there, and count it."""
+        """Wait for the next list, or failure, append it to `coming`, and count it."""
         if (failure := self._at_chunk_boundary()) is not None:
             coming.append(failure)
             return
         meters, consumer = self._session.meters, self._session.meters.consumer
         try:
-            self._loop_thread.take(coming)  # Ctrl-C comes out here, and changes nothing
+            self._loop_thread.take(coming)  # Ctrl-C interrupts this, and changes nothing
         except BaseException:
             consumer.wait_ends(perf_counter())
             raise
@@ -218,7 +215,7 @@ class SyncStream(BaseStream[T], PartIterator[T]):
             consumer.close()
 
     def _at_chunk_boundary(self) -> Exception | None:
-        """Do what is due before another list; return what the stream fails with."""
+        """Run the chunk boundary; return its failure, with which the stream fails."""
         try:
             self._session.hooks.run_chunk_boundary(self.state_after)
         except Exception as failure:
@@ -228,4 +225,4 @@ class SyncStream(BaseStream[T], PartIterator[T]):
 
 def _end(loop_thread: LoopThread[Any], session: Session) -> None:
     loop_thread.stop()
-    session.hooks.close()  # a loop that is stuck in user code doesn't come to it
+    session.hooks.close()  # a loop that is blocked by user code doesn't

@@ -1,9 +1,9 @@
-"""Lists on their way from the event loop's thread to a plain loop's: how many may be out, and when they change hands.
+"""Lists on their way from the event loop's thread to a plain loop's: how many may be out, and when they are handed
+over.
 
-A switch of threads costs as much as some 200 tiny items, and more where the two run on two cores: both want the
-interpreter's lock. So the threads take turns where items take no time: lists are piled up until as many are out as may
-be, and the loop is woken when none is left. Else what the driver sends before it gives way is handed over together;
-and at once, where it took its time.
+A switch of threads costs as much as some 200 tiny items, and more on two cores, which compete for the interpreter's
+lock. So if items take no time, the threads take turns: lists are piled up to the capacity, and the loop is woken when
+none is left. Else what the driver sends before it yields is handed over together; or at once, if it was slow.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ QUICK_S = 0.001
 
 STEADY_S = 0.02
 """So is one that takes this long for a list of a few items, up to `STEADY_ITEMS` of them out at once: in training with
-steps of 5 ms, a batch then costs half of the time in both threads together (0.1 ms of 0.2), since one in four is
-fetched."""
+steps of 5 ms, a batch then takes 0.1 ms in both threads together in place of 0.2, since only one in four is fetched."""
 
 STEADY_ITEMS = 8
 
@@ -45,22 +44,22 @@ TINY_ITEM_S = 1e-6
 """A list whose items took less than this each may wait for others."""
 
 PILE_S = 0.002
-"""How long it waits at the most."""
+"""How long such a list waits at most."""
 
 HOLD_S = 0.02
-"""How long the loop holds still at the most, for a consumer that was handed a list to take it."""
+"""How long the loop blocks at most, so that the consumer can take a list that was handed over."""
 
 
 class ConsumerCapacity(Capacity):
     """Items that may be out at once: as many as suit the consumer's pace, or `ahead` if that is more.
 
     None at first, so that a consumer on its way to its first item needn't wait for the interpreter's lock. Then the
-    pace doubles when the consumer has dealt with a list in no time and finds no other, or with a short one in little
+    pace doubles when the consumer is done with a list in no time and finds no other, or with a short one in little
     time, and is halved when it is slow: a slow consumer keeps few items waiting.
 
     Args:
       most: items that may be out, however quick the consumer is.
-      ahead: items that may be out, however slow it is: what the last stages make ahead of it, from `read_ahead` on.
+      ahead: items that may be out, however slow it is: what the last stages make ahead of it, after `read_ahead`.
       size: likewise in bytes; None: no bound.
     """
 
@@ -73,7 +72,7 @@ class ConsumerCapacity(Capacity):
 
     @property
     def is_quick(self) -> bool:
-        """Whether the consumer is so quick that the two threads had better take turns."""
+        """Whether the consumer is so quick that the two threads should take turns."""
         return self._pace >= LONG_LIST_ITEMS
 
     def begin(self) -> None:
@@ -86,7 +85,7 @@ class ConsumerCapacity(Capacity):
         self._fit()
 
     def note_consumed(self, seconds: float, *, finds_none: bool) -> None:
-        """Keep to the pace of a consumer that took so long for the last list, and perhaps finds no other."""
+        """Adapt the pace to a consumer that took so long for the last list, and perhaps finds no other."""
         if seconds > 2 * STEADY_S:
             self._pace = max(self._slowest, self._pace // 2)
         elif (seconds < QUICK_S and finds_none) or (seconds < STEADY_S and self._pace < STEADY_ITEMS):
@@ -95,17 +94,13 @@ class ConsumerCapacity(Capacity):
 
     def _fit(self) -> None:
         self.items = max(self._pace, self._least)
-        self.longest = min(max(1, self.items // 2), LONG_LIST_ITEMS)  # so that there are two
+        self.longest = min(max(1, self.items // 2), LONG_LIST_ITEMS)  # so that there are two lists
 
 
 class ThreadBridge(Sink[T]):
     """Where a driver in the event loop's thread sends what a plain loop in another one takes, by `consumer`.
 
-    Each counter has one writer, so no lock is needed: the consumer counts what it has consumed, and the driver looks
-    when it wants room.
-
-    Args:
-      on_finish: called when all has been sent, before the consumer learns of it.
+    Each counter has one writer, so there is no lock. `on_finish` is called before the consumer gets the end.
     """
 
     capacity: ConsumerCapacity
@@ -118,17 +113,17 @@ class ThreadBridge(Sink[T]):
         self._asked_at = -math.inf
         self._sizes: deque[tuple[int, int]] = deque()  # of each list, where bytes count: items sent up to it, its bytes
         self._pile: list[Chunk[T]] = []
-        self._is_slow = False  # what was piled up last
+        self._is_slow = False  # whether the last list's items took long
         self._due: asyncio.Handle | None = None
 
     @property
     def turns(self) -> int:  # type: ignore[override]
-        """None for a quick consumer, whose loop gives way when all is out."""
+        """0 for a quick consumer: its loop yields when the capacity is used up."""
         return 0 if self.capacity.is_quick else 1
 
     @property
     def waiting(self) -> Rest | None:
-        """What the driver waits for, as long as it waits for room."""
+        """The driver's wait for room, if it waits."""
         return self._waiting
 
     @property
@@ -137,7 +132,7 @@ class ThreadBridge(Sink[T]):
         return super().room_at_once
 
     async def wait_room(self) -> int:
-        """Wait until there is room, and return it; first, for a moment, until the consumer asks for its first list."""
+        """Wait until there is room, and return it; at first, briefly until the consumer asks for its first list."""
         if not self.capacity.items:
             due = asyncio.get_running_loop().call_later(HOLD_S, self._admit, self.capacity.begin)
             self._waiting = asked = Rest()
@@ -154,7 +149,7 @@ class ThreadBridge(Sink[T]):
         return super().pull_size(room)
 
     async def send(self, chunk: Chunk[T]) -> None:
-        """Hand over a list, now or with those that come next; waits only for bytes that don't fit."""
+        """Hand over a list, now or with the next ones; waits only for bytes that don't fit."""
         took_s, items = perf_counter() - self._asked_at, len(chunk.items)
         size = 0
         if self.capacity.size != math.inf:
@@ -167,8 +162,7 @@ class ThreadBridge(Sink[T]):
         self.capacity.add(items, size)
         if self.meter is not None:
             self.meter.items += items
-            self.meter.depth, self.meter.capacity = self.capacity.held, self.capacity.items
-            self.meter.peak = max(self.meter.peak, self.capacity.held)
+            self.meter.note_held(self.capacity.held, self.capacity.items)
         self._add_to_pile(chunk)
         self._is_slow = took_s > SLOW_ITEM_S * items
         takes_turns = self.capacity.is_quick and took_s < TINY_ITEM_S * items
@@ -190,7 +184,7 @@ class ThreadBridge(Sink[T]):
         self.flush()
 
     def flush(self) -> None:
-        """Let the consumer have all lists."""
+        """Hand over the pile."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -199,19 +193,19 @@ class ThreadBridge(Sink[T]):
         self._pile.clear()
 
     def drop(self) -> None:
-        """Keep no item that is on its way. In either thread."""
+        """Drop all items on their way. In either thread."""
         self._pile.clear()
         with suppress(Empty):
             while True:
                 self.consumer.queue.get_nowait()
 
     def _end(self, failure: BaseException | None) -> None:
-        """Hand over what is left, then the failure; None: that was all."""
+        """Hand over the pile, then the failure, or None: the end."""
         self.flush()
         self.consumer.queue.put(failure)
 
     def _add_to_pile(self, chunk: Chunk[T]) -> None:
-        """Keep what is in a chunk, whose sender empties it; short lists become one."""
+        """Append a chunk to the pile, and empty it; short lists are joined."""
         items = chunk.take_items()
         last = self._pile[-1] if self._pile else None
         if last is None or len(last.items) + len(items) > self.capacity.longest:
@@ -224,19 +218,19 @@ class ThreadBridge(Sink[T]):
         self._pile[-1] = Chunk([*last.items, *items], states, chunk.progress)
 
     def _hand_over(self) -> None:
-        """Let the consumer have all lists, and after slow ones, time to take them."""
+        """Hand over the pile; after slow items, let the consumer take it at once."""
         self.flush()
         if self._is_slow:
             self.consumer.let_take()
 
     def _admit(self, more: Callable[[], None]) -> None:
-        """Let the driver go on, although the consumer is elsewhere."""
+        """Give the driver room, although the consumer hasn't asked."""
         more()
         if self._waiting is not None:
             self._waiting.set()
 
     def _settle(self) -> bool:
-        """Free what has been consumed; return whether that was anything."""
+        """Free what has been consumed; return whether there was anything."""
         consumed, size = self.consumer.consumed, 0
         items = consumed - (self.sent - self.capacity.held)
         while self._sizes and self._sizes[0][0] <= consumed:
@@ -244,24 +238,18 @@ class ThreadBridge(Sink[T]):
         self.capacity.free(items, size)
         return items > 0
 
-    async def _wait_freed(self) -> None:
+    async def _wait_room(self) -> None:
         self.flush()
         self._waiting = waiting = Rest()
         try:
             if not self._settle():  # else the consumer's thread has just made room
-                await self._wait_metered(waiting)
+                await self._wait_counted(waiting)
         finally:
             self._waiting = None
 
 
 class ConsumerEnd(Generic[T]):
-    """What a plain loop takes from, in its own thread.
-
-    Attributes:
-      queue: lists, then a failure, or None at the end.
-      taken_at: when the last list was taken.
-      consumed: items that have been handed out.
-    """
+    """What a plain loop takes from `queue`, in its own thread: lists, then a failure, or None at the end."""
 
     def __init__(self, bridge: ThreadBridge[T]) -> None:
         self.queue: SimpleQueue[Chunk[T] | BaseException | None] = SimpleQueue()
@@ -274,7 +262,7 @@ class ConsumerEnd(Generic[T]):
         self._taken: SimpleQueue[None] = SimpleQueue()
 
     def take(self, take: Callable[[], object], now: float, wake: Callable[[Rest], None]) -> None:
-        """Let `take` take from the queue; Ctrl-C comes out of it, or of here after it. `wake`: see `note_consumed`."""
+        """Call `take`, which takes from the queue in C: Ctrl-C loses nothing. `wake`: see `note_consumed`."""
         is_first = not self._bridge.capacity.items
         self._bridge.capacity.note_consumed(now - self.taken_at, finds_none=self.queue.empty())
         self._waits = True
@@ -289,14 +277,14 @@ class ConsumerEnd(Generic[T]):
         self.taken_at = perf_counter()
 
     def let_take(self) -> None:
-        """Hold still, in the loop's thread, until a consumer that waits for a list has taken it.
+        """Block the loop's thread until a consumer that waits for a list has taken it.
 
-        A thread that is woken loses the race for the GIL against a loop that lets go of it for a microsecond now and
-        then: after a slow sync map, 500 items were made before the first was handed out.
+        A woken thread loses the race for the GIL against a loop that releases it for microseconds: after a slow sync
+        map, 500 items were made before the first was handed out.
         """
         with suppress(Empty):
             while True:
-                self._taken.get_nowait()  # of an earlier time, too late
+                self._taken.get_nowait()  # from an earlier call
         self._loop_waits = True
         if self._waits and not self.queue.empty():
             with suppress(Empty):
@@ -304,11 +292,9 @@ class ConsumerEnd(Generic[T]):
         self._loop_waits = False
 
     def note_consumed(self, items: int, wake: Callable[[Rest], None]) -> None:
-        """Say that so many items have been handed out, or are just about to be. Idempotent.
+        """Count all `items` up to now as handed out, dropped ones included, right before they are. Idempotent.
 
-        Args:
-          items: from the first list on, those that were dropped included.
-          wake: sets what the loop waits for, if it waits for that.
+        `wake` sets what the loop waits for, if it waits for room.
         """
         bridge = self._bridge
         if not self.consumed:

@@ -1,10 +1,10 @@
-"""`open(tune=)`: while a stream runs, its figures are looked at, and the knobs of its stages turned.
+"""`open(tune=)`: changes the knobs of a running stream's stages, by its figures.
 
-`streamline.observe.tuner` decides; here it is told the figures, and what it says is done. A task of the event loop
-looks several times a second, in a thread of the pool: reading figures shall hold up nothing. How many hosts there are
-is decided when the next stream begins, of a loader or with the same `StreamTuning`, from what was seen of the last one.
+`streamline.observe.tuner` decides. A task of the event loop passes it the figures several times a second, in a thread
+of the pool, so that reading them blocks nothing. The number of hosts changes when the next stream begins, of a loader
+or with the same `StreamTuning`, by the figures of the last one.
 
-Nothing of this is in a state: a resume begins with what the plan says, or with what a file or a `StreamTuning` holds.
+No state has the values: a resume begins with those of the plan, of a file, or of a `StreamTuning`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from streamline.backends.base import Backend
 from streamline.core.atomic_file import replace_file
 from streamline.core.cpus import cpu_s, free_bytes
 from streamline.core.knobs import HOSTS, Knob, KnobValues
-from streamline.core.options import given
+from streamline.core.options import type_and_repr
 from streamline.core.tasks import Session, Tasks
 from streamline.errors import PlanError, PlanTypeError, printable
 from streamline.observe.stats import collect
@@ -35,25 +35,19 @@ from streamline.observe.tuner import HostTuner, Measurement, PassLooks, Tuner, T
 from streamline.plan.plan import Plan, sources_of, stages_of
 
 logger = logging.getLogger("streamline.tuning")
-
 LOOK_S = 0.1
 
 MOST_TIME_SHARE = 0.01
-"""Of a core's time that looks may take: those at hundreds of shards are farther apart."""
+"""Of a core's time that reading figures may take: with hundreds of shards, it is done more rarely."""
 
 MOST_THREADS = 64
 """Of one stage, in all shards of a process: as many as its pool has."""
 
 MOST_STEPS = 256
-"""That are kept."""
-
 VERSION = 1
-
 NOT_TUNED = "this stream isn't tuned: open(tune=True) tunes it, and then .tuning says how"
-
 NO_KNOB = "no stage has a knob: .map(concurrency=) of more than 1, .map(executor='thread'), .prefetch, remote files"
-
-SAVED = 'what stream.tuning.save("tune.json") has written'
+EXPECTED_FILE = 'what stream.tuning.save("tune.json") has written'
 
 
 class SavedKnob(msgspec.Struct):
@@ -63,16 +57,14 @@ class SavedKnob(msgspec.Struct):
 
 
 class _TuneFile(msgspec.Struct):
-    """What `StreamTuning.save` writes."""
-
     version: int = msgspec.field(name="streamline tuning")
     knobs: dict[str, SavedKnob]
 
 
 class StreamTuning:
-    """What is tuned of a stream, what was done, and why: `stream.tuning`, also after the end.
+    """What the tuner has changed, and why: `stream.tuning`, also after the end.
 
-    A loader has one for all of its passes: each goes on with what the one before has found.
+    A loader has one for all of its passes: each begins with the values of the one before.
     """
 
     def __init__(self, pinned: Mapping[str, SavedKnob] | None = None, path: str = "") -> None:
@@ -88,22 +80,22 @@ class StreamTuning:
 
     @property
     def values(self) -> dict[str, int]:
-        """The knobs by their stage's name, and "hosts"; a step that is still being judged doesn't count."""
+        """The knobs by their stage's name, and "hosts"; without a step that isn't judged yet."""
         return {stage: self._values.get(stage, knob.written) for stage, knob in self._knobs.items()}
 
     @property
     def steps(self) -> tuple[TuningStep, ...]:
-        """What was turned and why, the last ones."""
+        """The last changes, and why they were made."""
         return tuple(step for _, step in self.turns)
 
     @property
     def turns(self) -> tuple[tuple[float, TuningStep], ...]:
-        """The same, each with when that was, in seconds since 1970."""
+        """The same, each with its time, in seconds since 1970."""
         return tuple(self._turns)
 
     @property
     def resting(self) -> str:
-        """Why nothing is turned at the moment; "": a step is being judged."""
+        """Why nothing is changed at the moment; "": a step is being judged."""
         hosts = f"hosts: {self._hosts.resting}" if self._hosts is not None and self._hosts.resting else ""
         return "; ".join(filter(None, [self._resting, hosts]))
 
@@ -118,7 +110,7 @@ class StreamTuning:
         return "\n".join(map(printable, lines))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the values to a file, atomically, which `open(tune=path)` goes by: as JSON, for people to read.
+        """Write the values to a file, atomically, for `open(tune=path)`: JSON that people can read.
 
         Raises:
           OSError: it can't be written.
@@ -133,7 +125,7 @@ class StreamTuning:
     # A run ------------------------------------------------------------------------------------------------------------
 
     def check(self, plan: Plan, backend: Backend) -> None:
-        """Take note of the knobs of a plan. Raises `PlanError`: the file is of another pipeline."""
+        """Read the knobs of a plan. Raises `PlanError`: the file is of another pipeline."""
         knobs = list(knobs_of(plan, backend, 1))
         self._knobs = self._knobs or {knob.stage: knob for knob in knobs}
         if self._pinned is None:
@@ -143,12 +135,12 @@ class StreamTuning:
         wanted = {knob.stage: knob.kind for knob in knobs if knob.kind != "hosts"}
         if found != wanted:
             raise PlanError(
-                f".open(tune={self._path!r}): the file is of another pipeline. Expected a value for {_named(wanted)}, "
-                f"got {_named(found)}: tune this one with tune=True, and save that"
+                f".open(tune={self._path!r}): the file is of another pipeline. Expected a value for "
+                f"{_kinds_text(wanted)}, got {_kinds_text(found)}: tune this one with tune=True, and save that"
             )
 
     def begin(self, plan: Plan, backend: Backend, workers: int, tasks: Tasks) -> None:
-        """Let a run begin with the values as they stand, and tune it, if they aren't pinned. Before it is opened."""
+        """Set the values of a run that is about to be opened, and tune it, unless a file gives them."""
         knobs = {knob.stage: knob for knob in knobs_of(plan, backend, workers)}
         hosts = next((knob for knob in knobs.values() if knob.kind == "hosts"), None)
         stages = [knob for knob in knobs.values() if knob is not hosts]
@@ -186,15 +178,15 @@ class StreamTuning:
         return self._hosts.value, self._hosts.settled
 
     async def _tune(self, tasks: Tasks, running: KnobValues, knobs: Sequence[Knob], seen: PassLooks) -> None:
-        """Look, and turn, until the run ends. A failure of this ends the tuning, not the stream."""
+        """Tune until the run ends. A failure ends the tuning, not the stream."""
         session, tuner, pause_s = tasks.session, None, LOOK_S
         while True:
             await anyio.sleep(pause_s)
             if session.meters.first is None:
-                continue  # it warms up, or its consumer comes later
+                continue  # it warms up
             if tuner is None:
                 values = {knob.stage: self._values[knob.stage] for knob in knobs if knob.stage in self._values}
-                running.set(values)  # another pass has found more meanwhile
+                running.set(values)  # another pass may have changed them
                 tuner = Tuner(knobs, values, memory_bytes=session.budget.most)
             if session.gate.holding:
                 tuner.forget()
@@ -204,11 +196,11 @@ class StreamTuning:
             if isinstance(step, Exception):
                 logger.error("tuning has ended: it has failed", exc_info=step)
                 return
-            self._values.update(tuner.settled)  # in place: the next pass may begin meanwhile, in another thread
+            self._values.update(tuner.settled)  # in place: the next pass may begin now, in another thread
             self._resting = tuner.resting if knobs else ""
             if step is not None:
                 running.set({step.name: step.after})
-                session.meters.began()  # the verdict is of how it runs now
+                session.meters.end_warm_up()  # the verdict is about the new values
                 seen.turned()
                 self._note(step)
             pause_s = max(LOOK_S, took_s / MOST_TIME_SHARE)
@@ -223,7 +215,7 @@ Tune: TypeAlias = bool | str | PathLike[str] | StreamTuning
 
 
 def _look(tuner: Tuner, seen: PassLooks, session: Session) -> tuple[TuningStep | Exception | None, float]:
-    """Return what a tuner says to the present figures, and how many seconds of a core that took. In any thread."""
+    """Return a tuner's answer to the present figures, and the CPU seconds that it took. In any thread."""
     began = thread_time()
     try:
         figures = collect(session.meters)
@@ -241,7 +233,7 @@ def _look(tuner: Tuner, seen: PassLooks, session: Session) -> tuple[TuningStep |
 def knobs_of(plan: Plan, backend: Backend, workers: int) -> Iterator[Knob]:
     """Yield the knobs of a plan with so many workers; those in hosts that other processes share have none.
 
-    The last one is that of the hosts, unless a stage whose knob it would be has its name.
+    The hosts' knob comes last; without one, if a stage with a knob has its name.
     """
     shared = getattr(getattr(backend, "hosting", backend), "shared", None) is not None
     merged = {stage.name for stage in plan.after}
@@ -258,17 +250,12 @@ def knobs_of(plan: Plan, backend: Backend, workers: int) -> Iterator[Knob]:
         yield hosts
 
 
-def _named(kinds: Mapping[str, str]) -> str:
+def _kinds_text(kinds: Mapping[str, str]) -> str:
     return ", ".join(f"{stage!r} ({kind})" for stage, kind in kinds.items()) or "no stage"
 
 
 def tuning_of(tune: object) -> StreamTuning | None:
-    """Return what tunes a stream, as `open(tune=)` says; None: nothing.
-
-    Raises:
-      PlanTypeError: it is neither a bool, a path, nor another stream's tuning.
-      PlanError: the file isn't there, or nothing that `save` has written.
-    """
+    """Return what tunes a stream, as `open(tune=)` says; None: nothing. Raises `PlanError`, `PlanTypeError`."""
     if tune is False:
         return None
     if tune is True:
@@ -278,17 +265,17 @@ def tuning_of(tune: object) -> StreamTuning | None:
     if not isinstance(tune, str | PathLike):
         raise PlanTypeError(
             '.open(tune=) is True, False, the path of what stream.tuning.save("tune.json") has written, or another '
-            f"stream's .tuning, got {given(tune)}"
+            f"stream's .tuning, got {type_and_repr(tune)}"
         )
     path = str(fspath(tune))
     try:
         text = Path(path).read_bytes()
     except OSError as error:
-        raise PlanError(f".open(tune={path!r}): {error.strerror or error}; expected {SAVED}") from error
+        raise PlanError(f".open(tune={path!r}): {error.strerror or error}; expected {EXPECTED_FILE}") from error
     try:
         saved = msgspec.json.decode(text, type=_TuneFile)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise PlanError(f".open(tune={path!r}): expected {SAVED}, got {text[:60]!r} ({error})") from error
+        raise PlanError(f".open(tune={path!r}): expected {EXPECTED_FILE}, got {text[:60]!r} ({error})") from error
     if saved.version != VERSION:
         raise PlanError(f".open(tune={path!r}): expected version {VERSION} of such a file, got {saved.version!r}")
     return StreamTuning(saved.knobs, path)

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, get_args
 
 import msgspec
 
-from streamline.core.options import check_installed, check_int, check_known, given
-from streamline.core.text import counted, in_bytes
+from streamline.core.options import check_installed, check_int, check_known, type_and_repr
+from streamline.core.text import in_bytes, quantity
 from streamline.core.tracebacks import TrimmedTraceback
 from streamline.errors import DataError, PlanError, PlanTypeError, WriteError, printable
 from streamline.io.formats.encoders import (
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 logger = logging.getLogger("streamline.writing")  # as the docs call it
-
 R = TypeVar("R")
 
 SHARD_BYTES = 256 * 1024 * 1024
@@ -92,7 +91,7 @@ class Written:
     items_before: int = 0
 
     def __str__(self) -> str:
-        items, shards = counted(self.items, "item"), counted(self.shards, "shard")
+        items, shards = quantity(self.items, "item"), quantity(self.shards, "shard")
         found = f"{printable(self.folder)}: {items} in {shards}, {in_bytes(self.bytes)}"
         return found + (f"; {self.items_before:,} of the items by earlier runs" if self.items_before else "")
 
@@ -168,9 +167,8 @@ def write_tar(pipeline: Openable[Any], folder: str | PathLike[str], **options: U
 
 
 def output_format(name: object) -> OutputFormat:
-    """Return the format of a name, with its defaults."""
     if name not in get_args(FormatName):
-        wrong, shown = (PlanError, repr(name)) if isinstance(name, str) else (PlanTypeError, given(name))
+        wrong, shown = (PlanError, repr(name)) if isinstance(name, str) else (PlanTypeError, type_and_repr(name))
         raise wrong(f".write(format=) is one of {', '.join(map(repr, get_args(FormatName)))}, got {shown}")
     if name == "parquet":
         check_installed('.write(format="parquet")', "pyarrow", "pyarrow", "arrow")
@@ -193,10 +191,10 @@ def write(
     given_pipeline: object = pipeline
     if not isinstance(given_pipeline, Openable):
         way = ": give the pipeline; the job opens it itself, so that it can resume" if hasattr(pipeline, "plan") else ""
-        raise PlanTypeError(f"write_{format.kind} takes a pipeline, got {given(pipeline)}{way}")
+        raise PlanTypeError(f"write_{format.kind} takes a pipeline, got {type_and_repr(pipeline)}{way}")
     if not isinstance(resume, bool):
         raise PlanTypeError(
-            f"write_{format.kind}(resume=) is True or False, got {given(resume)}: the folder has the state"
+            f"write_{format.kind}(resume=) is True or False, got {type_and_repr(resume)}: the folder has the state"
         )
     known = WriteKeywords.__annotations__
     check_known(f"write_{format.kind}", options.keys() - known.keys(), known)
@@ -209,7 +207,7 @@ def write(
             f"{pipeline.plan.source.kind} can't be read again, and what comes after the last whole shard would be lost "
             'with this process: keep it on disk, journal="dir/"'
         )
-    rank = OpenOptions.of(**options).ranks.found()
+    rank = OpenOptions.of(**options).ranks.find()
     if rank.shared:
         raise PlanError("several processes share this rank, and each would write its shards: let one of them write")
     access = Access(http=http, storage_options=storage_options)
@@ -218,8 +216,6 @@ def write(
 
 
 class _WriteJob:
-    """What one rank writes to a folder."""
-
     def __init__(self, out: OutputFolder, rank: Rank, format: OutputFormat, shard_bytes: int) -> None:
         self._out = out
         self._format = format
@@ -231,13 +227,13 @@ class _WriteJob:
         self._items = 0  # in the shard
 
     def run(self, pipeline: Openable[Any], options: RunKeywords, *, resume: bool) -> Written:
-        begun = self._begun(resume=resume)
+        begun = self._find_job(resume=resume)
         snapshot = None if begun is None else Snapshot.from_json(json.dumps(begun.snapshot))
         opened = pipeline.open(resume=snapshot, **options)
         if begun is not None and begun.complete:
             _ = opened.resolved  # whether it is this pipeline that has written it
             logger.info("%s is complete: nothing to do", printable(self._out.path))
-            return self._written(before=begun.items)
+            return self._result(before=begun.items)
         before = self._manifest.items
         with opened as stream:
             self._claim(stream)
@@ -247,14 +243,10 @@ class _WriteJob:
                 self._drop()
                 error.add_note(self._how_to_go_on())
                 raise
-        return self._written(before=before)
+        return self._result(before=before)
 
-    def _begun(self, *, resume: bool) -> Manifest | None:
-        """Return the manifest of the job to go on with; None: there is none, and the folder is this job's to use.
-
-        Raises:
-          WriteError: the folder holds something else; or a job, and this is not to go on with it.
-        """
+    def _find_job(self, *, resume: bool) -> Manifest | None:
+        """Return the manifest of the job to resume; None: the folder is empty. Raises `WriteError`."""
         path, content = self._out.path, self._out.manifest(self._name)
         if content is None:
             names = self._out.names()
@@ -282,19 +274,19 @@ class _WriteJob:
         return found
 
     def _check_ranks(self, names: Collection[str]) -> None:
-        """Refuse a job of another number of ranks: each of these has a state and shards, and none has those of all."""
+        """Refuse the job of another number of ranks: each rank has its own state and shards."""
         own = self._manifest
         if sizes := world_sizes(names) - {own.world_size}:
             ranks = min(sizes)
             raise WriteError(
-                f"{self._out.path} holds the job of {counted(ranks, 'rank')}, and this is rank {own.rank} of "
+                f"{self._out.path} holds the job of {quantity(ranks, 'rank')}, and this is rank {own.rank} of "
                 f"{own.world_size}: give another folder, or go on with world_size={ranks}. Ranks don't wait for each "
                 "other here, so one process may run several in turn: write(…, resume=True, rank=r, "
                 f"world_size={ranks}) for each r"
             )
 
     def _of_other_rank(self, name: str) -> bool:
-        """Whether a file may be that of another rank of this job."""
+        """Whether a file may be another rank's, of this job."""
         size = self._manifest.world_size
         shard = re.fullmatch(rf"shard-(\d{{5,}})-\d{{6,}}.*{re.escape(self._format.suffix)}", name)
         if shard is not None:
@@ -302,7 +294,7 @@ class _WriteJob:
         return name in {manifest_name(rank, size) for rank in range(size)}
 
     def _claim(self, stream: SyncStream[Any]) -> None:
-        """Make the folder this job's, before it writes anything else, and remove the shards that don't count."""
+        """Write the manifest, before any shard, and remove shards that it doesn't name."""
         manifest, snapshot = self._manifest, stream.snapshot()
         run = 0 if manifest.snapshot is None else manifest.run + 1
         self._put(snapshot, run=run)
@@ -343,7 +335,7 @@ class _WriteJob:
             raise unwritable(self._out.disk, "write to", error) from error
 
     def _commit(self, stream: SyncStream[Any], *, complete: bool = False) -> None:
-        """Let the shard count, and with it where the stream stands."""
+        """Finish a shard, and name it in the manifest, with the snapshot."""
         assert self._encoder is not None
         assert self._sink is not None
         self._encode(self._encoder.finish)
@@ -357,15 +349,14 @@ class _WriteJob:
         self._sink, self._encoder, self._items = None, None, 0
 
     def _put(self, snapshot: Snapshot, **changed: Any) -> None:
-        """Replace the manifest."""
         state = json.loads(snapshot.to_json())
         new = msgspec.structs.replace(self._manifest, snapshot=state, **changed)
         where = f"{self._out.path}/{self._name}"
-        snapshot.stored_by(lambda: self._out.replace_manifest(self._name, new.content()), where)
+        snapshot.store_with(lambda: self._out.replace_manifest(self._name, new.content()), where)
         self._manifest = new
 
     def _drop(self) -> None:
-        """Let go of the shard that was begun."""
+        """Discard the shard that was begun."""
         if self._encoder is not None:
             self._encoder.abandon()
         if self._sink is not None:
@@ -379,12 +370,12 @@ class _WriteJob:
     def _how_to_go_on(self) -> str:
         manifest = self._manifest
         return printable(
-            f"{self._out.path} holds {counted(manifest.items, 'item')} in "
-            f"{counted(len(manifest.shards), 'whole shard')}: write again with resume=True (--resume) to go on after "
+            f"{self._out.path} holds {quantity(manifest.items, 'item')} in "
+            f"{quantity(len(manifest.shards), 'whole shard')}: write again with resume=True (--resume) to go on after "
             "them"
         )
 
-    def _written(self, before: int) -> Written:
+    def _result(self, before: int) -> Written:
         manifest = self._manifest
         return Written(
             folder=self._out.path,

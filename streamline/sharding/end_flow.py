@@ -16,7 +16,7 @@ from streamline.core.choices import Branch
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Site, StageContext
 from streamline.core.state import Over, State, States, Tally, Tree, trimmed
 from streamline.core.tasks import Session
-from streamline.core.text import counted
+from streamline.core.text import quantity
 from streamline.errors import RanksError
 from streamline.sharding.ends import NAME, Agreement, EndsReport, nothing_to_pad
 from streamline.sharding.rank_sync import Rounds, count_stream
@@ -120,7 +120,7 @@ class _Ending:
         try:
             while True:
                 if held is None and not self._over and not (last and given >= may):
-                    held = await self._pull(self._context.want if rounds is not None else may - given)
+                    held = await self._pull(self._context.max_items if rounds is not None else may - given)
                     have += 0 if held is None else len(held.items)
                 if held is not None and not held.items:
                     yield self._chunk(held)  # progress
@@ -153,7 +153,7 @@ class _Ending:
         self._tell(agreement.spare if rounds is None else have - given)
 
     async def _pull(self, want: int) -> Chunk[Any] | None:
-        chunk = await self._flow.pull(min(want, self._context.want))
+        chunk = await self._flow.pull(min(want, self._context.max_items))
         self._over = chunk is None
         return chunk
 
@@ -176,7 +176,7 @@ class _Ending:
         while True:
             if self._pass is None:
                 self._pass, self._begin_again = self._opener(self._begin_again), None
-            chunk = await self._pass.pull(min(most, self._context.want))
+            chunk = await self._pass.pull(min(most, self._context.max_items))
             if chunk is None:
                 await self._pass.aclose()
                 self._pass = None
@@ -208,7 +208,7 @@ class _Ending:
         if spare:
             logger.warning(
                 'ends="drop", epoch %d: %s drops %s%s: another rank has fewer',
-                epoch, which, counted(spare, "surplus item"), " or more" if more else "",
+                epoch, which, quantity(spare, "surplus item"), " or more" if more else "",
             )  # fmt: skip
         elif self._padded:
-            logger.info('ends="pad", epoch %d: %s gave %s again', epoch, which, counted(self._padded, "item"))
+            logger.info('ends="pad", epoch %d: %s gave %s again', epoch, which, quantity(self._padded, "item"))

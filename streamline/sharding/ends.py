@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
-from streamline.core.options import given
+from streamline.core.options import type_and_repr
 from streamline.core.state import Tree
 from streamline.errors import PlanError, PlanTypeError
 from streamline.sharding.ranks import Rank
@@ -61,16 +61,18 @@ class Ends:
     def __post_init__(self) -> None:
         words = ", ".join(f'"{word}"' for word in get_args(EndsPolicy))
         if not isinstance(self.policy, str):
-            raise PlanTypeError(f".open(ends=) is one of {words}, or sl.Ends(…), got {given(self.policy)}")
+            raise PlanTypeError(f".open(ends=) is one of {words}, or sl.Ends(…), got {type_and_repr(self.policy)}")
         if self.policy not in get_args(EndsPolicy):
             raise PlanError(f'.open(ends=) is one of {words}, or sl.Ends(…), got "{self.policy}"')
         if isinstance(self.timeout_s, bool) or not isinstance(self.timeout_s, int | float):
-            raise PlanTypeError(f"sl.Ends(timeout_s=) is in seconds, got {given(self.timeout_s)}")
+            raise PlanTypeError(f"sl.Ends(timeout_s=) is in seconds, got {type_and_repr(self.timeout_s)}")
         if not 0 < self.timeout_s < math.inf:
             raise PlanError(f"sl.Ends(timeout_s=) is more than 0 and finite, got {self.timeout_s}")
         missing = [name for name in ("set", "get", "add", "check", "delete_key") if not hasattr(self.store, name)]
         if self.store is not None and missing:
-            raise PlanTypeError(f"sl.Ends(store=) is a store as torch's are, {given(self.store)} has no {missing[0]}()")
+            raise PlanTypeError(
+                f"sl.Ends(store=) is a store as torch's are, {type_and_repr(self.store)} has no {missing[0]}()"
+            )
 
 
 def checked_ends(ends: EndsPolicy | Ends) -> Ends:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 import anyio
 
 from streamline.core.forks import ForkSafeLock
-from streamline.core.gate import resting
+from streamline.core.gate import wait_at_rest
 from streamline.core.tasks import RankWait, Session
 from streamline.core.text import some
 from streamline.errors import RanksError
@@ -138,7 +138,7 @@ class Rounds:
         began, consumer = said, self._session.meters.consumer
         try:
             while (found := await self._call(partial(self._look, key))) is None:
-                await resting(anyio.sleep(pause))
+                await wait_at_rest(anyio.sleep(pause))
                 pause, now = min(2 * pause, longest), perf_counter()
                 if (since := consumer.waiting_since) is not None:  # else the consumer is busy
                     waited += max(0.0, now - max(began, since))
@@ -178,7 +178,7 @@ class Rounds:
             except Exception as error:
                 return error
 
-        found = await resting(self._session.threads.run(look))
+        found = await wait_at_rest(self._session.threads.run(look))
         if isinstance(found, _RankFailedError):
             rank, _, said = str(found).partition(" ")
             raise RanksError(

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from streamline.core.options import check_int, given
+from streamline.core.options import check_int, type_and_repr
 from streamline.errors import PlanError, PlanTypeError
 from streamline.sharding.split import shards_of_rank
 
@@ -92,7 +92,7 @@ def _of_mesh(mesh: Any) -> Rank:
     missing = [name for name in ("get_local_rank", "size") if not callable(getattr(mesh, name, None))]
     if missing:
         raise PlanTypeError(
-            f".open(mesh=) is one dimension of a DeviceMesh of torch's, mesh['dp'], and {given(mesh)} has no "
+            f".open(mesh=) is one dimension of a DeviceMesh of torch's, mesh['dp'], and {type_and_repr(mesh)} has no "
             f"{missing[0]}(): without one, say rank= and world_size="
         )
     if (dimensions := getattr(mesh, "ndim", 1)) != 1:

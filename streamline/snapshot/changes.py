@@ -1,9 +1,8 @@
-"""What changes in a tree of JSON from one moment to the next, as JSON that compresses well. Pure.
+"""The difference of two trees of JSON, as JSON that compresses well. Pure.
 
-`change(old, new)` is what `changed(old, change)` makes `new` of; `packed` writes it in few bytes. Of two states that
-follow one another, most is the same object: only what is another one is looked at. Numbers are written as differences.
-Of a list whose items change alike, as workers do, each field is a column: `{"line": [1, 1, 1], "byte": [61, 58, 73]}`
-in place of three objects.
+`apply_change(old, change(old, new))` is `new`; `pack_changes` writes a change in few bytes. Consecutive states share
+most objects, so identical objects are skipped. Numbers are written as differences. If a list's items change alike, as
+workers do, each field is a column: `{"line": [1, 1, 1], "byte": [61, 58, 73]}` in place of three objects.
 
 | written | means |
 |---|---|
@@ -14,7 +13,7 @@ in place of three objects.
 | `["*", places, column]` | a list, of which the items at some places have changed |
 | `["+", dropped, more]` | a list without its first items, and with more after its last |
 
-Places are lengths: so many items to pass over, so many that have changed, and so on.
+Places are run lengths: items to skip, items that have changed, and so on.
 """
 
 from __future__ import annotations
@@ -30,12 +29,11 @@ from msgspec import msgpack
 from streamline.core.state import Json, Tree
 
 Change: TypeAlias = Json
-
 REMOVED: Change = ["-"]
 
 
 def change(old: Json, new: Json) -> Change | None:
-    """Return what has changed; None: nothing."""
+    """Return the change from `old` to `new`; None: they are the same."""
     if new is old:
         return None
     if type(new) is not type(old):
@@ -49,12 +47,8 @@ def change(old: Json, new: Json) -> Change | None:
     return ["=", new] if repr(new) != repr(old) else None  # 0.0 equals -0.0
 
 
-def changed(old: Json, found: Change | None) -> Json:
-    """Return `old` with a change; it shares with it what hasn't changed.
-
-    Raises:
-      LookupError, TypeError, ValueError: the change isn't one of such a value.
-    """
+def apply_change(old: Json, found: Change | None) -> Json:
+    """Return `old` with a change; unchanged parts are shared. Raises `LookupError`, `TypeError` or `ValueError`."""
     if found is None:
         return old
     if type(found) is int:
@@ -62,7 +56,7 @@ def changed(old: Json, found: Change | None) -> Json:
             raise TypeError(f"a number is to be added to {old!r}")
         return old + found
     if type(found) is dict:
-        return _changed_object(old, found)
+        return _apply_to_object(old, found)
     kind, *args = found
     if kind == "=":
         return args[0]
@@ -74,23 +68,20 @@ def changed(old: Json, found: Change | None) -> Json:
         raise ValueError(f"no change: {found!r}")
     new, places = list(old), list(_from_lengths(args[0]))
     for place, one in zip(places, _rows(args[1], len(places)), strict=True):
-        new[place] = changed(new[place], one)
+        new[place] = apply_change(new[place], one)
     return new
 
 
-def packed(changes: list[Change]) -> bytes:
-    """Return changes as MessagePack, whose small numbers are one byte; as JSON, what that doesn't have.
-
-    The largest integers, and names of files that are not UTF-8.
-    """
+def pack_changes(changes: list[Change]) -> bytes:
+    """Return changes as MessagePack; as JSON, with integers of more than 64 bits or names that are not UTF-8."""
     try:
         return msgpack.encode(changes)
     except (OverflowError, UnicodeEncodeError):
         return json.dumps(changes, separators=(",", ":")).encode()
 
 
-def unpacked(data: bytes) -> list[Change]:
-    """Return what was packed. Raises `ValueError`: nothing was."""
+def unpack_changes(data: bytes) -> list[Change]:
+    """Return what `pack_changes` was given. Raises `ValueError`: it isn't from `pack_changes`."""
     return cast("list[Change]", json.loads(data) if data[:1] == b"[" else msgpack.decode(data, type=list))
 
 
@@ -104,13 +95,13 @@ def _of_objects(old: Tree, new: Tree) -> Change | None:
     return found or None
 
 
-def _changed_object(old: Tree, found: Tree) -> Tree:
+def _apply_to_object(old: Tree, found: Tree) -> Tree:
     new = dict(old)
     for name, inner in found.items():
         if inner == REMOVED:
             del new[name]
         elif name in new:
-            new[name] = changed(new[name], inner)
+            new[name] = apply_change(new[name], inner)
         else:
             kind, new[name] = inner
             if kind != "=":
@@ -131,17 +122,14 @@ def _of_lists(old: Sequence[Json], new: Sequence[Json]) -> Change | None:
 
 
 def _same(old: Sequence[Json], new: Sequence[Json]) -> bool:
-    """Whether two lists of one length are surely the same; of others than integers only if they are the same objects.
-
-    1 equals True, so equality is not enough.
-    """
+    """Whether two lists of one length are the same; False if unsure. 1 equals True, so equality is not enough."""
     if all(map(is_, old, new)):
         return True
     return old == new and set(map(type, old)) == set(map(type, new)) == {int}
 
 
 def _as_lengths(places: Sequence[int]) -> list[int]:
-    """Return rising places as lengths, of what to pass over and of what to take in turn."""
+    """Return rising places as run lengths: to skip, to take, in turn."""
     lengths: list[int] = []
     after = 0
     for place in places:
@@ -161,7 +149,7 @@ def _from_lengths(lengths: Sequence[int]) -> Iterator[int]:
 
 
 def _columns(rows: list[Change]) -> Change:
-    """Return changes as an object of columns, if they are objects with the same entries; else as they are."""
+    """Return changes as an object of columns, if they are objects with the same entries."""
     first = rows[0]
     if type(first) is dict and all(type(row) is dict and row.keys() == first.keys() for row in rows):
         return {name: _columns([row[name] for row in rows]) for name in first}

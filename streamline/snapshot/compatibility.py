@@ -1,9 +1,9 @@
 """Whether a snapshot fits a plan: what differs, what of it was accepted, and the snapshot as the plan reads it.
 
-The two fingerprints are aligned section by section (before the shard, the workers', after the merge): first what has
-the same kind and name, then, between those, what has the same kind at the same place (it was renamed); the rest was
-added or removed. Each stage says which changes its state survives. A change of the number or order of items is refused
-if a later stage is in the middle of something that it will read again: it would find others.
+The two fingerprints are aligned section by section (before the shard, the workers', after the merge): first entries of
+the same kind and name, then, between those, entries of the same kind at the same place (renamed); the rest was added or
+removed. Each stage declares which changes its state survives. A change of the number or order of items is refused if a
+later stage is to read items again: it would get others.
 
 An entry of `open(accept=)` is "NAME.what": an option ("batch.size"), "name", "added" or "removed" of a stage, or a
 change of the source's data ("read_jsonl.new_files"). Names are those of the plan that is opened; of a removed stage,
@@ -21,12 +21,12 @@ from difflib import SequenceMatcher, get_close_matches
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from streamline.core.error_policy import counts_in, moved
-from streamline.core.options import given
+from streamline.core.error_policy import counts_in, move_counts
+from streamline.core.options import type_and_repr
 from streamline.core.state import Json, Tree, part_json, skips_in, with_skips
-from streamline.core.text import Entry, found_otherwise, line_of
+from streamline.core.text import Entry, line_of, replay_refusal
 from streamline.errors import PlanError, PlanTypeError, ResumeError
-from streamline.plan.fingerprint import changed, fingerprint, sections
+from streamline.plan.fingerprint import fingerprint, is_changed, sections
 from streamline.plan.plan import Plan
 from streamline.sharding.ranks import Rank
 from streamline.snapshot.snapshot import Snapshot
@@ -34,16 +34,16 @@ from streamline.sources.base import Source, Split
 from streamline.transforms.base import Stage, stage_class
 
 NewFiles = Literal["refuse", "next_epoch"]
-"""What a resume does when files have come since its snapshot."""
+"""What a resume does when files were added since its snapshot."""
 
-SHARD = ("num_shards", "mode", "drop_remainder", "interleave")
+SHARD_OPTIONS = ("num_shards", "mode", "drop_remainder", "interleave")
 
 
-def checked(accept: Collection[str], plan: Plan) -> frozenset[str]:
-    """Return the entries, each of which must name something that this plan has; whether it is needed is no matter."""
+def check_accept(accept: Collection[str], plan: Plan) -> frozenset[str]:
+    """Return the entries of `accept`. Raises unless the plan has what each names, whether or not it has changed."""
     if isinstance(accept, str) or not isinstance(accept, Iterable):
         raise PlanTypeError(f'open(accept=) is a list of strings, accept=["batch.size"]; got {accept!r}')
-    known, uncounted = _known(plan) if accept else (set(), set())
+    known, uncounted = _acceptable(plan) if accept else (set(), set())
     for entry in accept:
         if not isinstance(entry, str):
             raise PlanTypeError(f'open(accept=) is a list of strings, accept=["batch.size"]; got {entry!r} in it')
@@ -56,10 +56,12 @@ def checked(accept: Collection[str], plan: Plan) -> frozenset[str]:
     return frozenset(accept)
 
 
-def accepting(new_files: str, plan: Plan) -> frozenset[str]:
+def accepted_new_files(new_files: str, plan: Plan) -> frozenset[str]:
     """Return what `open(new_files=)` accepts in this plan."""
     if new_files not in (options := get_args(NewFiles)):
-        wrong, got = (PlanError, repr(new_files)) if isinstance(new_files, str) else (PlanTypeError, given(new_files))
+        wrong, got = (
+            (PlanError, repr(new_files)) if isinstance(new_files, str) else (PlanTypeError, type_and_repr(new_files))
+        )
         raise wrong(f"open(new_files=) is one of {', '.join(map(repr, options))}, got {got}")
     if new_files == "refuse":
         return frozenset()
@@ -68,11 +70,11 @@ def accepting(new_files: str, plan: Plan) -> frozenset[str]:
     return frozenset({f"{plan.source.name}.new_files"})
 
 
-def _known(plan: Plan) -> tuple[set[str], set[str]]:
-    """Return what may be accepted in this plan, and what is never compared."""
+def _acceptable(plan: Plan) -> tuple[set[str], set[str]]:
+    """Return the changes that may be accepted in this plan, and options that are never compared."""
     source = plan.source
     known = {f"{source.name}.{what}" for what in ("name", *source.changeable, *source.options())}
-    known |= {f"shard.{what}" for what in SHARD}
+    known |= {f"shard.{what}" for what in SHARD_OPTIONS}
     uncounted = {f"{source.name}.{field.name}" for field in fields(source)}
     uncounted |= {f"{plan.merge.name}.{what}" for what in ("kind", "max_skips_per_round", "max_lead")}
     for stage in plan.stages:
@@ -100,13 +102,11 @@ def check_snapshot(option: str, snapshot: object) -> None:
     way = "Snapshot.from_json() makes one of JSON"
     if isinstance(snapshot, str | os.PathLike):
         way = f"load it: sl.Snapshot.load({os.fspath(snapshot)!r})"
-    raise PlanTypeError(f"{option} is a Snapshot, got {given(snapshot)}: {way}")
+    raise PlanTypeError(f"{option} is a Snapshot, got {type_and_repr(snapshot)}: {way}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One thing that has changed."""
-
     argument: str  # how `open(accept=)` names it
     then: str  # what comes out if it is accepted; or why it can't be, and the way out
     possible: bool  # whether it can be accepted
@@ -117,7 +117,7 @@ class Difference:
 class Fit:
     """A plan and a snapshot of one rank, side by side."""
 
-    plan: Plan  # as it goes on: over the data that the snapshot lists
+    plan: Plan  # over the data that the snapshot lists
     snapshot: Snapshot  # as this plan reads it: states by the plan's names, without those of stages that are gone
     pairs: tuple[Pair, ...]  # the entries of both fingerprints
     differences: tuple[Difference, ...]  # all, accepted or not
@@ -126,19 +126,14 @@ class Fit:
     unsteady: tuple[str, ...] = ()  # of those, which may change what a stage downstream reads again, as sentences
 
 
-def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = ()) -> Fit:
-    """Compare a plan, its source resolved, with a snapshot of the rank that opens it.
-
-    Args:
-      now: today's listing of the source.
-      accept: as `checked` returned it.
-    """
+def fit_plan(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = ()) -> Fit:
+    """Compare a plan, its source resolved, with a rank's snapshot; `now`: today's listing, `accept`: as checked."""
     if not snapshot.fingerprint or snapshot.fingerprint[0]["kind"] != plan.source.kind:
-        return _of_another_source(plan, snapshot, tuple(paired(snapshot.fingerprint, fingerprint(plan))))
+        return _of_another_source(plan, snapshot, tuple(pair_entries(snapshot.fingerprint, fingerprint(plan))))
     plan.source.check_listing(snapshot.listing)
     going_on = replace(plan, source=plan.source.resumed(snapshot.listing))
     ours = fingerprint(going_on)
-    pairs = tuple(paired(snapshot.fingerprint, ours))
+    pairs = tuple(pair_entries(snapshot.fingerprint, ours))
     comparison = _Comparison(going_on, snapshot, pairs)
     plan.source.check_states(comparison.split, snapshot.listing)
     differences = [*comparison.of_data(plan, now), *comparison.of_plan()]
@@ -160,7 +155,7 @@ def fitted(plan: Plan, snapshot: Snapshot, now: Json, accept: Collection[str] = 
 
 
 def _of_another_source(plan: Plan, snapshot: Snapshot, pairs: tuple[Pair, ...]) -> Fit:
-    """Return how a plan and a snapshot of another kind of source differ, of which nothing can be compared further."""
+    """Return the fit of a snapshot whose source is of another kind, which can't be compared further."""
     kind = (pairs[0].its or {}).get("kind", "no source")
     then = (
         f"items come from elsewhere, the snapshot is of {kind} and this plan reads {plan.source.kind}: open the plan "
@@ -171,10 +166,7 @@ def _of_another_source(plan: Plan, snapshot: Snapshot, pairs: tuple[Pair, ...]) 
 
 
 def refusal(fit: Fit) -> str:
-    """Say what differs, and what of it can be accepted, by which argument; or, of what can't be, why not.
-
-    Where something can't be, no argument is offered: it would not open the plan.
-    """
+    """Say what differs, and by which argument it can be accepted; or, if something can't be, only why."""
     lines = []
     if any(pair.changes for pair in fit.pairs):
         lines.append("the snapshot was taken of another plan (- the snapshot's, + this one's):")
@@ -195,7 +187,7 @@ def refusal(fit: Fit) -> str:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """What has changed, and what the states of the snapshot make of it."""
+    """What has changed, and what that means for the states of the snapshot."""
 
     plan: Plan
     snapshot: Snapshot
@@ -203,7 +195,7 @@ class _Comparison:
 
     @cached_property
     def split(self) -> Split:
-        """How the snapshot's run divided the source, and how far it came."""
+        """How the snapshot's run split the source, and its position in each shard."""
         plan, snapshot = self.plan, self.snapshot
         name = self.pairs[0].its["name"] if self.pairs[0].its else plan.source.name
         shard = next((pair.its for pair in self.pairs if pair.its and pair.its["kind"] == "shard"), {})
@@ -233,10 +225,10 @@ class _Comparison:
                 yield self._of(at, pair, what)
 
     def of_code(self, functions: Iterable[tuple[int, str]]) -> Iterator[str]:
-        """Yield what may come of functions (pair number, option) that give other items now, or others in number."""
+        """Yield what functions (pair number, option) that were changed may do to stages that replay."""
         for at, key in functions:
             pair = self.pairs[at]
-            if key not in pair.stage.order_preserving and (found := self._reading_again(at)):
+            if key not in pair.stage.order_preserving and (found := self._first_replay(at)):
                 yield (
                     f"{found[0]!r} downstream of {pair.name} {found[1]}: where the new code gives other items there, "
                     "or another number of them, some are lost or come twice"
@@ -245,15 +237,15 @@ class _Comparison:
     def _of(self, at: int, pair: Pair, what: str) -> Difference:
         name = pair.name if what != "removed" or pair.its is None else pair.its["name"]
         argument = pair.stage.argument(name, what)
-        then = self._accepted(pair, what)
+        then = self._consequence(pair, what)
         if then is None:
             return Difference(argument=argument, then=self._why_not(pair, what), possible=False)
         keeps_order = what == "name" or not pair.is_stage or what in pair.stage.order_preserving
         why = None if keeps_order else self._in_the_middle(at)
         return Difference(argument=argument, then=why or then, possible=why is None)
 
-    def _accepted(self, pair: Pair, what: str) -> str | None:
-        """Return what comes out if a change is accepted; None if it can't be."""
+    def _consequence(self, pair: Pair, what: str) -> str | None:
+        """Return what follows if a change is accepted; None: it can't be."""
         if what == "name":
             return "its state goes by the new name"
         if not pair.is_stage:
@@ -261,12 +253,12 @@ class _Comparison:
             return "the remainder is treated as it says now" if interleaved and what == "drop_remainder" else None
         if pair.section == 0 and not self._survives_before(pair.name, what):
             return None
-        if what == "removed" and self._held(pair) is not None:
+        if what == "removed" and self._held_items(pair) is not None:
             return None
         return pair.stage.accepted_changes.get(what)
 
     def _survives_before(self, name: str, what: str) -> bool:
-        """Whether a change before the shard leaves every item that was delivered at its place."""
+        """Whether a change before the shard leaves every delivered item at its place."""
         if what not in ("count", "times"):
             return False
         first = 1 + [stage.name for stage in self.plan.before].index(name)
@@ -274,7 +266,7 @@ class _Comparison:
         return stays or not self.plan.source.indexable
 
     def _why_not(self, pair: Pair, what: str) -> str:
-        if what == "removed" and pair.section and (held := self._held(pair)):
+        if what == "removed" and pair.section and (held := self._held_items(pair)):
             return f"at this snapshot it {held}: finish the epoch with it, or begin anew"
         if not pair.is_stage:
             return _NOT_SHARD.get(what, "items come from elsewhere: finish the epoch as it was, or begin anew")
@@ -284,8 +276,8 @@ class _Comparison:
             return "before the shard it decides which item is where: finish the epoch as it was, or begin anew"
         return "a state says nothing about another one: finish the epoch as it was, or begin anew, without resume="
 
-    def _held(self, pair: Pair) -> str | None:
-        """Say what a stage that was removed would take with it."""
+    def _held_items(self, pair: Pair) -> str | None:
+        """Say which items would be lost with a stage that was removed; None: none."""
         return next(filter(None, map(pair.stage.held_items, self._parts(pair, pair.stage))), None)
 
     def _trees(self, pair: Pair) -> list[Tree]:
@@ -297,12 +289,12 @@ class _Comparison:
         return [stage.read_part(tree[name]) for tree in self._trees(pair) if name in tree]
 
     def _in_the_middle(self, at: int) -> str | None:
-        """Say which stage after number `at` will read again something that the change alters."""
-        found = self._reading_again(at)
-        return None if found is None else found_otherwise(*found)
+        """Say which stage after number `at` will read again something that the change alters; None: none."""
+        found = self._first_replay(at)
+        return None if found is None else replay_refusal(*found)
 
-    def _reading_again(self, at: int) -> tuple[str, str] | None:
-        """Return the first stage after number `at` that is in the middle of something, and what it does again."""
+    def _first_replay(self, at: int) -> tuple[str, str] | None:
+        """Return the first stage after number `at` that replays, and what it does again."""
         for pair in self.pairs[at + 1 :]:
             if again := next(filter(None, map(pair.its_stage.replay_cost, self._parts(pair, pair.its_stage))), None):
                 return str((pair.its or {}).get("name")), again
@@ -319,30 +311,30 @@ _NOT_SHARD = {
 
 
 def _renamed(snapshot: Snapshot, names: dict[str, str | None], plan: Plan) -> Snapshot:
-    """Return a snapshot with the states under other names; without those that go by None.
+    """Return a snapshot with the states under other names; without those renamed to None.
 
-    What was skipped stays counted under the old names, as its dead letters are. Only a stage that has come over the
-    merge takes its count along: the worker of this number and the rank have the same number.
+    Skips stay under the old names, as in dead letters. A stage moved over the merge takes its count along, between the
+    rank and the worker of the same number.
     """
     own: dict[str, Any] = dict(snapshot.state[snapshot.merge])
     own["workers"] = {shard: _renamed_tree(tree, names) for shard, tree in own["workers"].items()}
     after = _renamed_tree(snapshot.stages, names)
     if (worker := own["workers"].get(str(snapshot.rank))) is not None:
-        worker, after = moved(worker, after, {stage.name for stage in plan.after})
-        after, worker = moved(after, worker, plan.worker_names)
+        worker, after = move_counts(worker, after, {stage.name for stage in plan.after})
+        after, worker = move_counts(after, worker, plan.worker_names)
         own["workers"][str(snapshot.rank)] = worker
     return replace(snapshot, state=with_skips({snapshot.merge: own, **after}, skips_in(after)))
 
 
 def _over_todays_data(snapshot: Snapshot, source: Source[Any], listing: Json, now: Json) -> Snapshot:
-    """Return a snapshot with the source's part of each state as it goes on, where the data have changed."""
+    """Return a snapshot with the source's part of each state adapted to changed data."""
     if listing == now:
         return snapshot
     name, own = source.name, snapshot.state[snapshot.merge]
-    workers = {
-        shard: {**tree, name: source.migrate_state(tree[name], listing, now)} if name in tree else tree
-        for shard, tree in own["workers"].items()
-    }
+    workers = dict(own["workers"])
+    for shard, tree in workers.items():
+        if name in tree:
+            workers[shard] = {**tree, name: source.migrate_state(tree[name], listing, now)}
     return replace(snapshot, state={**snapshot.state, snapshot.merge: {**own, "workers": workers}})
 
 
@@ -351,34 +343,28 @@ def _renamed_tree(tree: Tree, names: dict[str, str | None]) -> Tree:
 
 
 def _changed_code(pairs: tuple[Pair, ...]) -> Iterator[tuple[int, str, str]]:
-    """Yield the number of the pair, the option, and what it is called."""
+    """Yield the number of the pair, the option, and the function's name."""
     for at, pair in enumerate(pairs):
         if pair.mine is None or pair.its is None:
             continue
         options, others = pair.mine["options"], pair.its.get("options") or {}
         mine, its = pair.mine.get("code") or {}, pair.its.get("code") or {}
         for key in mine.keys() & its.keys():
-            if changed(mine[key], its[key]) and options.get(key) == others.get(key):
+            if is_changed(mine[key], its[key]) and options.get(key) == others.get(key):
                 yield at, key, options.get(key, "…")
 
 
 # Another number of ranks ----------------------------------------------------------------------------------------------
 
-OURS = ("errors", "ends")
-"""Entries of a rank's state that are no stage's: skipped items, and where the ranks end together."""
+RANK_ENTRIES = ("errors", "ends")
+"""Entries of a rank's state that are no stage's: skipped items, and the agreement on ends."""
 
 
 def resharded(job: Snapshot, found: Rank) -> Snapshot:
-    """Return a rank's part of a job's snapshot that was taken on another number of ranks.
+    """Return a rank's part of a job's snapshot that was taken on another number of ranks. Pure.
 
-    The number of shards stays, so what was consumed of each is what it was. What stands after the merge is a rank's
-    own: a stage that holds items there, or counts them, says so by name, and the change is refused. Pure.
-
-    Args:
-      job: of all ranks; or of one that was alone.
-
-    Raises:
-      ResumeError: it is of a live source, or something after the merge holds what can't be divided anew.
+    The number of shards stays, and so does what was consumed of each. The stages after the merge are a rank's own: if
+    one holds or counts items, or the source is live, the change is refused with a `ResumeError`.
     """
     parts = job.parts or (job,)
     if any(part.journal is not None for part in parts):
@@ -405,9 +391,9 @@ def resharded(job: Snapshot, found: Rank) -> Snapshot:
 
 
 def _after_merge(job: Snapshot, parts: tuple[Snapshot, ...], found: Rank) -> Iterator[tuple[str, Json]]:
-    """Yield what the stages after the merge go on with, by name."""
+    """Yield the state of each stage after the merge, by name."""
     entries = {entry.get("name"): entry for entry in sections(job.fingerprint)[2]}
-    for name in dict.fromkeys(name for part in parts for name in part.stages if name not in OURS):
+    for name in dict.fromkeys(name for part in parts for name in part.stages if name not in RANK_ENTRIES):
         entry = entries.get(name, {})
         stage = stage_class(str(entry.get("kind")), entry.get("options") or {})
         try:
@@ -431,7 +417,7 @@ Two = tuple[Entry | None, Entry | None]
 
 @dataclass(frozen=True)
 class Pair:
-    """An entry of the snapshot's fingerprint and the plan's that goes with it; one of them may be missing."""
+    """An entry of the snapshot's fingerprint and the matching one of the plan; one may be missing."""
 
     its: Entry | None
     mine: Entry | None
@@ -440,27 +426,26 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """The name, as it is now."""
+        """The current name."""
         return str((self.mine or self.its or {}).get("name"))
 
     @property
     def is_stage(self) -> bool:
-        """Whether it is a stage: neither the source nor the shard."""
         return not self.source and (self.mine or self.its or {}).get("kind") != "shard"
 
     @property
     def stage(self) -> type[Stage[Any, Any]]:
-        """The class of the stage, as it is now."""
+        """The class of the stage in the plan."""
         return _class_of(self.mine or self.its or {})
 
     @property
     def its_stage(self) -> type[Stage[Any, Any]]:
-        """The class of the stage, as it was."""
+        """The class of the stage in the snapshot."""
         return _class_of(self.its or self.mine or {})
 
     @property
     def changes(self) -> list[str]:
-        """What has changed: "added", "removed", or "name" and options."""
+        """ "added", "removed", or "name" and the changed options."""
         if self.its is None or self.mine is None:
             return ["added" if self.its is None else "removed"]
         if self.its.get("kind") != self.mine.get("kind"):
@@ -471,15 +456,15 @@ class Pair:
         return name + [key for key in {**theirs, **ours} if theirs.get(key, missing) != ours.get(key, missing)]
 
 
-def paired(theirs: Sequence[Entry], ours: Sequence[Entry]) -> Iterator[Pair]:
-    """Yield the entries of both, in order; the sources first, which are always a pair."""
+def pair_entries(theirs: Sequence[Entry], ours: Sequence[Entry]) -> Iterator[Pair]:
+    """Yield pairs of entries, in order; the sources are always the first pair."""
     yield Pair(theirs[0] if theirs else None, ours[0], 0, source=True)
     for section, (its, mine) in enumerate(zip(sections(theirs), sections(ours), strict=True)):
-        yield from (Pair(*two, section) for two in _aligned(its, mine, _same, _kind))
+        yield from (Pair(*two, section) for two in _align(its, mine, _same, _kind))
 
 
-def _aligned(theirs: list[Entry], ours: list[Entry], *keys: Callable[[Entry], Any]) -> Iterator[Two]:
-    """Pair what has the same first key; what is between, by the next ones; the rest has no partner."""
+def _align(theirs: list[Entry], ours: list[Entry], *keys: Callable[[Entry], Any]) -> Iterator[Two]:
+    """Pair entries of the same first key; those between, by the next ones; the rest have no partner."""
     if not keys:
         yield from ((its, None) for its in theirs)
         yield from ((None, mine) for mine in ours)
@@ -494,7 +479,7 @@ def _aligned(theirs: list[Entry], ours: list[Entry], *keys: Callable[[Entry], An
         if tag == "equal":
             yield from zip(theirs[first:stop], ours[our_first:our_stop], strict=True)
         else:
-            yield from _aligned(theirs[first:stop], ours[our_first:our_stop], *others)
+            yield from _align(theirs[first:stop], ours[our_first:our_stop], *others)
 
 
 def _same(entry: Entry) -> Any:

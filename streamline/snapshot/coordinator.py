@@ -1,17 +1,15 @@
-"""The snapshot coordinator: what happens when a snapshot is taken, step by step, at each backend alike.
+"""How a snapshot is taken, with any backend:
 
 1. The stream picks the state right after the last item that its consumer received, or right before it. Every chunk
-   carries the states of its items, from worker threads, processes and hosts, too: no backend is asked for anything, and
-   from here on Inline, Threads, Processes, remote hosts and Ray are alike.
-2. What that state counts as skipped is written to the dead letters (`BaseStream._snapshot`).
-3. The gate of the consumer's event loop goes to CAPTURED: nothing is handed out during the copy, which doesn't wait for
-   items in work. A plain loop passes no gate: nothing else moves in its thread.
+   carries the states of its items, also from worker processes and hosts: no backend is asked for anything.
+2. The skips that the state counts are written to the dead letters (`BaseStream._snapshot`).
+3. The gate of the consumer's event loop goes to CAPTURED: nothing moves during the copy, which waits for nothing. A
+   plain loop has no gate: nothing else runs in its thread.
 4. The state is evaluated to a tree of JSON, keyed by stage name; the journal of a live source adds its entry.
-5. Skip counts of stages that this plan no longer has are added, and the merge's lists are keyed by shard.
+5. Skip counts of stages that the plan no longer has are added, and the merge's lists are keyed by shard.
 6. Fingerprint, listing, epoch and rank make a `Snapshot` of it, in memory.
-7. The gate returns to the phase that it had.
-8. Later, `Snapshot.save` writes the file and notifies the keepers, which release what only earlier snapshots needed;
-   `LastSnapshot` is one of them, and remembers where that was, for those who look on.
+7. The gate returns to its phase.
+8. Later, `Snapshot.save` writes the file and notifies the keepers, which release what only earlier snapshots needed.
 """
 
 from __future__ import annotations
@@ -35,14 +33,12 @@ from streamline.snapshot.snapshot import Snapshot, by_shard
 from streamline.sources.journal import Journal
 from streamline.transforms.regenerate_cycle import SpillKeeper
 
-BACK = {Phase.RUNNING: Event.RESUME, Phase.QUIESCING: Event.QUIESCE, Phase.PAUSED: Event.PAUSE}
-"""How a snapshot leaves a stream as it found it."""
+RETURN_EVENTS = {Phase.RUNNING: Event.RESUME, Phase.QUIESCING: Event.QUIESCE, Phase.PAUSED: Event.PAUSE}
+"""The event that returns to a phase after a snapshot."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotCoordinator:
-    """Takes the snapshots of one run."""
-
     plan: Plan
     rank: Rank
     epoch: int
@@ -56,39 +52,36 @@ class SnapshotCoordinator:
 
     @cached_property
     def fingerprint(self) -> list[Entry]:
-        """What the plan is; shared by all snapshots of the run."""
+        """Of the plan; shared by all snapshots of the run."""
         return fingerprint(self.plan)
 
     def take(
         self, state: State, gate: Gate | None, journal: Journal | None = None, step: int | None = None
     ) -> Snapshot:
-        """Return the snapshot of a state of the run, and leave the gate as it was; without a wait.
+        """Return the snapshot of a state of the run, without a wait; the gate returns to its phase.
 
-        Args:
-          gate: of the event loop that this is called in; None: in a plain loop's thread, where nothing else moves.
-          journal: the items of a live source that a resume needs.
-          step: items that were given up to there; None: that isn't known.
+        `gate`: of this event loop; None: in a plain loop's thread. `step`: items given up to the state; None: unknown.
         """
         if gate is None or (before := gate.phase) in (Phase.CLOSED, Phase.CAPTURED):
-            return self._assemble(state, journal, step)  # captured: a signal's handler takes one inside another
+            return self._assemble(state, journal, step)  # captured: by the snapshot that a signal's handler interrupts
         if before is Phase.RUNNING:
             gate.on(Event.QUIESCE)
         gate.on(Event.CAPTURE)
         try:
             return self._assemble(state, journal, step)
         finally:
-            gate.on(BACK[before])
+            gate.on(RETURN_EVENTS[before])
 
     def _assemble(self, state: State, journal: Journal | None, step: int | None) -> Snapshot:
         self.last.taken_at = time.time()
-        return self.written(self.tree(state), journal, step)
+        return self.snapshot_of(self.tree(state), journal, step)
 
     def tree(self, state: State, until: State | None = None) -> Tree:
-        """Return a state as flows write it, with what this run adds; `until` as in `State.json`."""
-        return self._with_gone(state.json(until))
+        """Return a state as flows write it, with the counts of removed stages; `until` as in `State.json`."""
+        return self._with_removed(state.json(until))
 
-    def written(self, tree: Tree, journal: Journal | None, step: int | None) -> Snapshot:
-        """Return the snapshot of a state that `tree` has returned."""
+    def snapshot_of(self, tree: Tree, journal: Journal | None, step: int | None) -> Snapshot:
+        """Return the snapshot of what `tree` has returned."""
         return Snapshot(
             version=FORMAT_VERSION,
             fingerprint=self.fingerprint,
@@ -107,7 +100,7 @@ class SnapshotCoordinator:
 
     @cached_property
     def _spills(self) -> SpillKeeper | None:
-        """What removes the cycles on disk that no snapshot needs any more."""
+        """Removes the cycles on disk that no snapshot needs any more."""
         plan = self.plan
         kept = {stage.name: folder for stage in stages_of(plan) if (folder := stage.spills_to) is not None}
         if not kept:
@@ -115,43 +108,36 @@ class SnapshotCoordinator:
         shards = self.rank.shards(plan.shard.num_shards)
         return SpillKeeper(kept, plan.merge.name, shards, plan.shard.num_shards, self.rank.rank, self.rank.world_size)
 
-    def _with_gone(self, state: Tree) -> Tree:
-        """Return a state with the counts of stages that had skipped items, and that this plan has no more."""
-        if not self._any_gone:
+    def _with_removed(self, state: Tree) -> Tree:
+        """Return a state with the counts of stages that had skipped items, and that the plan no longer has."""
+        if not any((self._removed_after_merge, *self._removed)):
             return state
         own = state[self.plan.merge.name]
         workers = [
-            with_skips(tree, {**gone, **skips_in(tree)}) for tree, gone in zip(own["workers"], self._gone, strict=True)
+            with_skips(tree, {**gone, **skips_in(tree)})
+            for tree, gone in zip(own["workers"], self._removed, strict=True)
         ]
-        state = with_skips(state, {**self._gone_merged, **skips_in(state)})
+        state = with_skips(state, {**self._removed_after_merge, **skips_in(state)})
         return {**state, self.plan.merge.name: {**own, "workers": workers}}
 
     @cached_property
-    def _any_gone(self) -> bool:
-        return any((self._gone_merged, *self._gone))
-
-    @cached_property
-    def _gone(self) -> list[dict[str, int]]:
-        """Of each worker, the items skipped in stages that were renamed or removed since: they count all the same."""
+    def _removed(self) -> list[dict[str, int]]:
+        """By worker, the skip counts of stages that were renamed or removed since the snapshot."""
         state = self.begun_from
         trees = [] if state is None else state[self.plan.merge.name]["workers"]
         return [_counts_of_others(tree, self.plan.worker_names) for tree in trees]
 
     @cached_property
-    def _gone_merged(self) -> dict[str, int]:
+    def _removed_after_merge(self) -> dict[str, int]:
         """Likewise, of the merge and the stages after it."""
         merged = {self.plan.merge.name, *(stage.name for stage in self.plan.after)}
         return {} if self.begun_from is None else _counts_of_others(self.begun_from, merged)
 
 
 class LastSnapshot:
-    """When the last snapshot was taken, and where the last one that was saved is. May be read in any thread.
+    """A keeper that remembers the last snapshot, for the page. May be read in any thread.
 
-    Attributes:
-      taken_at: in seconds since 1970; None: there is none.
-      saved_at: likewise.
-      where: it was saved: its file, or another place.
-      bytes: of the file; 0: it is another place.
+    Times are in seconds since 1970; `bytes`: of its file; 0: it was saved elsewhere.
     """
 
     def __init__(self) -> None:
@@ -160,10 +146,10 @@ class LastSnapshot:
         self.where = ""
         self.bytes = 0
 
-    def storing(self) -> None:
-        """Nothing has to be durable before."""
+    def before_store(self) -> None:
+        """Do nothing: it keeps nothing durable."""
 
-    def stored(self, _: Tree, where: str) -> None:
+    def after_store(self, _: Tree, where: str) -> None:
         try:
             self.bytes = Path(where).stat().st_size
         except (OSError, ValueError):  # it is no file, or has gone

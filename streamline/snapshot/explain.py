@@ -1,4 +1,4 @@
-"""What a resume will do, and what of it for a second time, for a person: `pipe.explain(snapshot)`."""
+"""What a resume does, and what it does again, as text: `pipe.explain(snapshot)`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from dataclasses import dataclass, replace
 from html import escape
 
 from streamline.core.state import Tree
-from streamline.core.text import Entry, counted
+from streamline.core.text import Entry, quantity
 from streamline.errors import printable
 from streamline.plan.fingerprint import sections
 from streamline.plan.plan import Plan
-from streamline.snapshot.compatibility import Fit, NewFiles, accepting, check_snapshot, checked, fitted, refusal
+from streamline.snapshot.compatibility import (
+    Fit,
+    NewFiles,
+    accepted_new_files,
+    check_accept,
+    check_snapshot,
+    fit_plan,
+    refusal,
+)
 from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.state_checks import check_stages
 from streamline.transforms.base import stage_class
@@ -19,11 +27,11 @@ from streamline.transforms.base import stage_class
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a resume of a snapshot by a plan will do; `print` it.
+    """What a resume of a snapshot by a plan does; `print` it.
 
     Attributes:
-      fits: whether the plan may go on from the snapshot.
-      lines: the words. Of a snapshot that doesn't fit, only why.
+      fits: whether the plan can resume the snapshot.
+      lines: of text. If the snapshot doesn't fit, only why.
     """
 
     fits: bool
@@ -41,9 +49,9 @@ class Explanation:
 def explain(
     plan: Plan, snapshot: Snapshot, accept: Collection[str] = (), new_files: NewFiles = "refuse"
 ) -> Explanation:
-    """Say where each worker would read on, what would be read and computed again, and what differs.
+    """Say where each worker would continue, what would be read and computed again, and what differs.
 
-    Nothing is read but the list of files.
+    Only the source's list of files is read.
 
     Raises:
       PlanError: `accept` names what the plan doesn't have.
@@ -52,10 +60,10 @@ def explain(
     """
     check_snapshot(".explain(snapshot)", snapshot)
     check_stages(snapshot)
-    accepted = checked(accept, plan) | accepting(new_files, plan)
+    accepted = check_accept(accept, plan) | accepted_new_files(new_files, plan)
     plan = replace(plan, source=plan.source.resolved())
     now = plan.source.listing()
-    fits = [fitted(plan, part, now, accepted) for part in snapshot.parts or (snapshot,)]
+    fits = [fit_plan(plan, part, now, accepted) for part in snapshot.parts or (snapshot,)]
     for fit in fits:
         if fit.open:
             lines = ["the snapshot doesn't fit this plan:", *refusal(fit).split("\n")]
@@ -68,7 +76,7 @@ def _lines(fit: Fit) -> Iterator[str]:
     items = sum(snapshot.produced)
     yield (
         f"epoch {snapshot.epoch}, rank {snapshot.rank} of {snapshot.world_size}: continues after "
-        f"{counted(items, 'item')} of the workers"
+        f"{quantity(items, 'item')} of the workers"
     )
     yield from (f"  accepted {one.argument}: {one.then}" for one in fit.differences)
     yield from (f"  changed code: {name}" for name in fit.changed_code)
@@ -76,31 +84,31 @@ def _lines(fit: Fit) -> Iterator[str]:
     for worker, (shard, tree) in enumerate(zip(snapshot.shards, snapshot.worker_states, strict=True)):
         next_one = ", next" if worker == snapshot.next_worker else ""
         yield f"shard {shard}{next_one}: reads on at {source.reads_on(tree.get(source.name))}"
-        lines = list(replayed_by_worker(snapshot, tree))
+        lines = list(worker_replays(snapshot, tree))
         yield from (f"  {line}" for line in lines or ["nothing that was delivered is computed again"])
-    if lines := list(replayed_after_merge(snapshot)):
+    if lines := list(merge_replays(snapshot)):
         yield "after the merge:"
         yield from (f"  {line}" for line in lines)
 
 
-def replayed_by_worker(snapshot: Snapshot, tree: Tree) -> Iterator[str]:
-    """Yield what stages of a worker do again at its state, in the plan's order."""
+def worker_replays(snapshot: Snapshot, tree: Tree) -> Iterator[str]:
+    """Yield what the stages of a worker do again after a resume at its state, in the plan's order."""
     before, worker, _ = sections(snapshot.fingerprint)
-    return _replayed([*before, *worker], tree)
+    return _replays([*before, *worker], tree)
 
 
-def replayed_after_merge(snapshot: Snapshot) -> Iterator[str]:
-    """Yield what stages after the merge of a rank do again at its state, and what the merge does first."""
+def merge_replays(snapshot: Snapshot) -> Iterator[str]:
+    """Yield what the merge and the stages after it do again after a resume."""
     own = snapshot.state[snapshot.merge]
     if count := sum(own["strict_to"]) - sum(snapshot.produced) if "strict_to" in own else len(own.get("replay", ())):
-        yield f"{snapshot.merge}: takes {counted(count, 'item')} again, in the order in which it took them before"
+        yield f"{snapshot.merge}: takes {quantity(count, 'item')} again, in the order in which it took them before"
     *before, after = sections(snapshot.fingerprint)
     callers = [str(entry.get("name")) for section in before for entry in section if _calls(entry)]
-    yield from _replayed(after, snapshot.stages, callers)
+    yield from _replays(after, snapshot.stages, callers)
 
 
-def _replayed(stages: Sequence[Entry], tree: Tree, callers: Sequence[str] = ()) -> Iterator[str]:
-    """Yield what stages do again; `callers` are those upstream that call functions of the user."""
+def _replays(stages: Sequence[Entry], tree: Tree, callers: Sequence[str] = ()) -> Iterator[str]:
+    """Yield what stages do again; `callers` are the upstream stages that call functions of the user."""
     callers = list(callers)
     for entry in stages:
         name = str(entry.get("name"))
@@ -112,7 +120,7 @@ def _replayed(stages: Sequence[Entry], tree: Tree, callers: Sequence[str] = ()) 
 
 
 def _replay_cost(entry: Entry, tree: Tree) -> str | None:
-    """Ask the stage; a state that is not of its shape, as of another version, says nothing."""
+    """Return what the stage says; None if the state isn't of its type, as of another version."""
     try:
         stage = stage_class(str(entry.get("kind")), _options(entry))
         return stage.replay_cost(stage.read_part(tree[str(entry.get("name"))]))

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from streamline.core.item_codec import decoded
+from streamline.core.item_codec import decode_json
 from streamline.core.state import Json, digest
 from streamline.errors import SnapshotError
 
@@ -29,15 +29,13 @@ FORMAT_VERSION = 1
 MAGIC = "streamline_snapshot"
 
 LINE_DEPTH = 5
-"""How deep a file puts containers on lines of their own: envelope, body, state, merge, workers; one line a worker."""
+"""Containers up to this depth are on lines of their own: envelope, body, state, merge, workers; one line a worker."""
 
-PLAIN = frozenset({str, int, bool, type(None)})
-"""What most of a tree is, and JSON always has a word for."""
+PLAIN_TYPES = frozenset({str, int, bool, type(None)})
+"""Types that JSON always has, and most values are of."""
 
 _SEAL = ',"sha256":"'
-
 _ENTRIES = {MAGIC, "sha256", "body"}
-
 _START, _END = f'{{\n "{MAGIC}"'.encode(), b"\n }\n}\n"
 
 
@@ -53,13 +51,13 @@ def encode(body: dict[str, Json]) -> bytes:
 
 
 def decode(content: bytes, path: Path) -> Json:
-    """Return the body in a file's content. Raises `SnapshotError`: empty, cut short, damaged, or something else."""
+    """Return the body in a file's content. Raises `SnapshotError`: empty, cut short, damaged, or no snapshot."""
     if not content.strip(b"\0 \t\r\n"):
         raise SnapshotError(f"{path} is empty ({len(content)} bytes, none of them text): use an earlier snapshot")
-    return decoded(content, partial(_opened, path), partial(_refused, content, path))
+    return decode_json(content, partial(_open_envelope, path), partial(_refusal, content, path))
 
 
-def _opened(path: Path, envelope: Json) -> Json:
+def _open_envelope(path: Path, envelope: Json) -> Json:
     if not isinstance(envelope, dict) or MAGIC not in envelope:
         raise SnapshotError(f'{path} is JSON, but no streamline snapshot: it has no "{MAGIC}" entry')
     check_version(envelope[MAGIC], path)
@@ -74,16 +72,16 @@ def _opened(path: Path, envelope: Json) -> Json:
     return body
 
 
-def sealed(text: str, others: Json) -> str:
+def seal(text: str, others: Json) -> str:
     """Return the text of a JSON object with a checksum as its last entry: of the text, and of what is stored with it.
 
-    Trainers store a flat dict, whose keys stay the same from one version to the next: so the checksum is in the text.
+    In the text, because trainers store a flat dict whose keys must stay the same from one version to the next.
     """
     return f'{text[:-1]}{_SEAL}{digest([text, others])}"}}'
 
 
-def unsealed(text: str, others: Json, what: str) -> str:
-    """Return the text that `sealed` was given."""
+def unseal(text: str, others: Json, what: str) -> str:
+    """Return the text that `seal` was given."""
     inner, seal, rest = text.rpartition(_SEAL)
     if not seal:
         raise SnapshotError(f"{what} is damaged, or was edited: it has no checksum; use an earlier one")
@@ -97,7 +95,7 @@ def unsealed(text: str, others: Json, what: str) -> str:
 
 
 def check_version(version: Json, what: object) -> None:
-    """Refuse a version that this code doesn't read; `what` has it, for the message."""
+    """Refuse a version that this code doesn't read; `what` has it."""
     if type(version) is not int or version < 1:
         raise SnapshotError(f"{what} is damaged: its format's version is {version!r}")
     if version != FORMAT_VERSION:
@@ -107,7 +105,7 @@ def check_version(version: Json, what: object) -> None:
         )
 
 
-def _refused(content: bytes, path: Path, why: str) -> SnapshotError:
+def _refusal(content: bytes, path: Path, why: str) -> SnapshotError:
     """Return the error for a file's content that is not JSON."""
     if not content.startswith(_START) and not _START.startswith(content):
         return SnapshotError(f"{path} is no streamline snapshot: expected JSON ({why})")
@@ -122,7 +120,7 @@ def _check_savable(body: dict[str, Json]) -> None:
 
 
 def _unsavable(value: Json) -> str | None:
-    """Say what in a tree JSON would lose or change, and where: "['a'][0] is of type tuple"; None if nothing."""
+    """Say what in a tree JSON would lose or change, and where: "['a'][0] is of type tuple"; None: nothing."""
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
@@ -134,13 +132,13 @@ def _unsavable(value: Json) -> str | None:
     elif not isinstance(value, list):
         return f" is of type {type(value).__name__}; keep dicts, lists, strings, numbers, booleans and None"
     for key, child in value.items() if isinstance(value, dict) else enumerate(value):
-        if type(child) not in PLAIN and (found := _unsavable(child)):
+        if type(child) not in PLAIN_TYPES and (found := _unsavable(child)):
             return f"[{key!r}]{found}"
     return None
 
 
 def _lines(value: Json, indent: str = "") -> str:
-    """Return JSON for people: what holds no containers is one line. (`json.dumps(indent=)` is many times slower.)"""
+    """Return JSON for people: a container without containers is one line. `json.dumps(indent=)` is much slower."""
     children: Iterable[Json] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if len(indent) == LINE_DEPTH or not any(isinstance(child, dict | list) for child in children):
         return json.dumps(value)
@@ -176,10 +174,7 @@ def target(path: str | os.PathLike[str], name: str) -> Path:
 def complete_set(directory: Path) -> list[Path]:
     """Return the files of all ranks, by rank; none where there are none.
 
-    Files of another world size may lie about, but not a whole set.
-
-    Raises:
-      SnapshotError: some are missing, or several sets are complete.
+    Raises `SnapshotError`: some are missing, or several sets are complete. Incomplete sets beside one are ignored.
     """
     found: dict[int, set[int]] = {}
     for path in directory.iterdir():
@@ -192,20 +187,20 @@ def complete_set(directory: Path) -> list[Path]:
         sizes = " and of ".join(map(str, whole))
         raise SnapshotError(f"{directory} holds snapshots of {sizes} ranks, each complete: remove all but one set")
     if found and not whole:
-        absent = "; ".join(f"of {size} ranks, {_missing(size, ranks)}" for size, ranks in sorted(found.items()))
+        absent = "; ".join(f"of {size} ranks, {_missing_ranks(size, ranks)}" for size, ranks in sorted(found.items()))
         raise SnapshotError(f"{directory} lacks the snapshots of some ranks: {absent}. Use an earlier directory")
     return [directory / file_name(rank, size) for size in whole for rank in range(size)]
 
 
-def _missing(size: int, ranks: set[int]) -> str:
-    """Return the ranks that aren't there; a file's name may say any number of them."""
+def _missing_ranks(size: int, ranks: set[int]) -> str:
+    """Return the first missing ranks as text; a file's name may claim any number of them."""
     first = list(islice((rank for rank in range(size) if rank not in ranks), 10))
     more = size - len(ranks) - len(first)
     return ", ".join(map(str, first)) + (f" and {more} more" if more else "")
 
 
-def nothing_at(location: Path) -> str:
-    """Say that there is no snapshot, and what there is instead."""
+def missing_snapshot(location: Path) -> str:
+    """Say that there is no snapshot, and what is there."""
     if not location.is_dir():
         return f"no snapshot at {location}: no such file or directory (a first run: missing_ok=True)"
     others = sorted(path.name for path in location.glob("*.json"))

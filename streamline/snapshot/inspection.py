@@ -1,6 +1,6 @@
-"""A snapshot as text for a person: whose it is, of which plan and data, and where each shard stands.
+"""A snapshot as text: whose it is, of which plan and data, and the position of each shard.
 
-A stage may keep anything in its state: what is not understood is shown as JSON, cut short.
+A stage may keep anything in its state: unknown values are shown as JSON, cut short.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from rich.text import Text
 from streamline.core.error_policy import counts_in
 from streamline.core.state import Json, Tree, with_skips
 from streamline.core.state_types import check_type
-from streamline.core.text import counted, some
+from streamline.core.text import quantity, some
 from streamline.errors import printable
-from streamline.snapshot.explain import replayed_after_merge, replayed_by_worker
+from streamline.snapshot.explain import merge_replays, worker_replays
 from streamline.snapshot.snapshot import Snapshot
 from streamline.snapshot.steps import RecordedStep, StepRecords
 from streamline.sources.journal import SavedJournal
 
 SHORT_CHARS = 60
-
 FILE_KEYS = ("file", "path", "url")
 
-FILES = 8
+MOST_FILES = 8
 """Files that are listed one by one."""
 
 
@@ -60,21 +59,21 @@ def describe(snapshot: Snapshot) -> RenderableType:
         _shards(snapshot),
     ]
     for part in snapshot.parts or (snapshot,):
-        if states := [_state(name, own) for name, own in part.stages.items() if _says(own)]:
+        if states := [_state(name, own) for name, own in part.stages.items() if _is_set(own)]:
             title = f"after the merge{f', rank {part.rank}' * job}"
             parts += [_section(title, states), Text()]
     return Group(*parts, _section("a resume", _resume(snapshot)))
 
 
 def _resume(snapshot: Snapshot) -> Iterator[str]:
-    """Say what a resume reads and computes again; shards that do the same together."""
+    """Say what a resume reads and computes again; shards that do the same are in one line."""
     doing: dict[str, list[int]] = {}
     for shard, tree in zip(snapshot.shards, snapshot.worker_states, strict=True):
-        for line in replayed_by_worker(snapshot, tree):
+        for line in worker_replays(snapshot, tree):
             doing.setdefault(line, []).append(shard)
     for line, shards in doing.items():
         yield f"{'shard' if len(shards) == 1 else 'shards'} {', '.join(map(str, shards))}: {line}"
-    after = [(part.rank, line) for part in snapshot.parts or (snapshot,) for line in replayed_after_merge(part)]
+    after = [(part.rank, line) for part in snapshot.parts or (snapshot,) for line in merge_replays(part)]
     yield from (f"after the merge, rank {rank}: {line}" for rank, line in after)
     if not doing and not after:
         yield "computes nothing again that was delivered"
@@ -92,7 +91,7 @@ def _section(title: str, lines: Iterable[str]) -> RenderableType:
 
 
 def _text(words: str) -> Text:
-    """Return `words` as they are: no markup, and nothing that a terminal would obey."""
+    """Return text without markup or control characters."""
     return Text(printable(words), overflow="fold")
 
 
@@ -108,35 +107,37 @@ def _plan(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _files(listing: Json) -> Iterator[tuple[str, str]]:
-    """Yield the first of several files, each with its size."""
+    """Yield the first of several files, with their sizes."""
     if not isinstance(listing, list) or len(listing) <= 2:
         return
-    for entry in listing[:FILES]:
+    for entry in listing[:MOST_FILES]:
         rest = {key: value for key, value in entry.items() if key != "path" and value is not None}
         size = rest.pop("size", None)
-        shown = counted(size, "byte") if _is_count(size) else "" if size is None else _short(size)
+        shown = ""
+        if size is not None:
+            shown = quantity(size, "byte") if _is_count(size) else _short(size)
         yield "", f"{entry.get('path', '?')}  {shown}  {_words(rest) or ''}".rstrip()
-    if len(listing) > FILES:
-        yield "", f"… and {len(listing) - FILES:,} more"
+    if len(listing) > MOST_FILES:
+        yield "", f"… and {len(listing) - MOST_FILES:,} more"
 
 
 def _listing(listing: Json) -> str:
-    """Say in one line what the data was."""
+    """Return a line about the data."""
     if listing is None or (isinstance(listing, dict) and all(value is None for value in listing.values())):
         return "not recorded"
     if isinstance(listing, dict):
-        return counted(listing["length"], "item") if _is_count(listing.get("length")) else _short(listing)
+        return quantity(listing["length"], "item") if _is_count(listing.get("length")) else _short(listing)
     if not listing:
         return "no files"
     names = [str(entry.get("path", _short(entry))) for entry in listing]
     ends = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
     sizes = [entry.get("size") for entry in listing]
-    size = f", {counted(sum(sizes), 'byte')}" if all(map(_is_count, sizes)) else ""
+    size = f", {quantity(sum(sizes), 'byte')}" if all(map(_is_count, sizes)) else ""
     return f"{len(names):,} {'file' if len(names) == 1 else 'files'}{size}: {ends}"
 
 
 def _journal(journal: Json) -> Iterator[tuple[str, str]]:
-    """Say in one line what a live source keeps."""
+    """Yield a line about a live source's journal."""
     if journal is None:
         return
     check_type(journal, SavedJournal, "its journal")
@@ -149,7 +150,7 @@ def _journal(journal: Json) -> Iterator[tuple[str, str]]:
         len(item[-1] if isinstance(item, list) and item and isinstance(item[-1], str) else json.dumps(item))
         for item in items
     )
-    yield "journal", f"{counted(len(items), 'item')}, {counted(size, 'byte')} here, not yet past every stage; {read}"
+    yield "journal", f"{quantity(len(items), 'item')}, {quantity(size, 'byte')} here, not yet past every stage; {read}"
 
 
 def _is_count(value: Json) -> bool:
@@ -172,14 +173,14 @@ def _shards(snapshot: Snapshot) -> RenderableType:
         first = source if source in shown else next(iter(shown), None)  # a state is written from the source on
         position = "the beginning" if first is None else _position(shown.pop(first))
         shown["errors"] = counts_in(tree)
-        rest = "; ".join(_state(name, own) for name, own in shown.items() if _says(own))
+        rest = "; ".join(_state(name, own) for name, own in shown.items() if _is_set(own))
         mark = "next > " if shard in next_ones else ""
         table.add_row(f"{mark}{shard}", f"{produced:,}", _text(position), _text(rest))
     return table
 
 
 def _position(own: Json) -> str:
-    """Return a source's state in words: "train.jsonl, line 18, byte 1,204"."""
+    """Return a source's state as text: "train.jsonl, line 18, byte 1,204"."""
     if own is None:
         return "the beginning"
     if _is_count(own):
@@ -188,17 +189,17 @@ def _position(own: Json) -> str:
 
 
 def _state(name: str, own: Json) -> str:
-    """Return a stage's state in words: "shuffle: window 3, served 120"."""
+    """Return a stage's state as text: "shuffle: window 3, served 120"."""
     return f"{name}: {f'{own:,}' if _is_count(own) else _words(own) or _short(own)}"
 
 
-def _says(own: Json) -> bool:
-    """Whether there is anything in a stage's state: no choices to repeat, say, are nothing."""
+def _is_set(own: Json) -> bool:
+    """Whether a stage's state holds anything: an empty list of choices doesn't count."""
     return not isinstance(own, dict) or any(value not in ([], {}) for value in own.values())
 
 
 def _words(own: Json) -> str | None:
-    """Return a flat object as words, without what is empty in it; None for anything else."""
+    """Return a flat object as text, without empty values; None for anything else."""
     if not isinstance(own, dict):
         return None
     own = {key: value for key, value in own.items() if value not in ([], {})}
@@ -211,7 +212,7 @@ def _words(own: Json) -> str | None:
 
 
 def _short(value: Json) -> str:
-    """Return a value as JSON, cut short in the middle of what is too long."""
+    """Return a value as JSON, cut short."""
     text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
     if len(text) <= SHORT_CHARS:
         return text
@@ -222,7 +223,7 @@ def _short(value: Json) -> str:
 
 
 def describe_steps(records: StepRecords, first: int, last: int, rank: int | None = None) -> Iterator[str]:
-    """Yield what `streamline steps` prints, of a rank or all: of each step, from where to where each shard was read."""
+    """Yield what `streamline steps` prints, of one rank or all: how far each step has read each shard."""
     for one in records.ranks if rank is None else [rank]:
         steps = list(records.read(one, first, last))
         missing = sorted(set(range(first, last + 1)).difference(step.number for step in steps))
@@ -230,7 +231,7 @@ def describe_steps(records: StepRecords, first: int, last: int, rank: int | None
             yield from map(printable, _step(step))
         if missing:
             yield (
-                f"rank {one}: {counted(len(missing), 'step')} of {first}..{last} not recorded: {some(missing)}; "
+                f"rank {one}: {quantity(len(missing), 'step')} of {first}..{last} not recorded: {some(missing)}; "
                 f"recorded are {records.extent(one)}"
             )
 
@@ -244,35 +245,35 @@ def _step(step: RecordedStep) -> Iterator[str]:
         f"step {step.number}: epoch {before.epoch}, rank {before.rank} of {before.world_size}, opening {step.run.run}"
         f"{left_out}"
     )
-    if again := list(replayed_after_merge(after)):
+    if again := list(merge_replays(after)):
         yield "  its items were taken from the shards before, or in part: a stage after the merge holds items"
     rows = zip(before.shards, counts, before.worker_states, after.worker_states, strict=True)
     for shard, count, then, now in rows:
         if count or then != now:
-            yield f"  shard {shard}: {counted(count, 'item')}; {_moved(source, then, now)}"
+            yield f"  shard {shard}: {quantity(count, 'item')}; {_movement(source, then, now)}"
             for name in now:
-                if name != source and _says(now[name]) and now[name] != then.get(name):
+                if name != source and _is_set(now[name]) and now[name] != then.get(name):
                     yield f"    {_state(name, then.get(name))} -> {_state(name, now[name])}"
-            yield from (f"    {line}" for line in _held(after, now))
+            yield from (f"    {line}" for line in _held_lines(after, now))
     for name, own in after.stages.items():
-        if _says(own) and own != before.stages.get(name):
+        if _is_set(own) and own != before.stages.get(name):
             yield f"  after the merge: {_state(name, before.stages.get(name))} -> {_state(name, own)}"
     yield from (f"  {line}" for line in again)
 
 
-def _moved(source: str, then: Tree, now: Tree) -> str:
-    """Say from where to where a shard's source was read: "a.txt, line 3, byte 18 -> a.txt, line 5, byte 30"."""
+def _movement(source: str, then: Tree, now: Tree) -> str:
+    """Return how far a shard's source was read: "a.txt, line 3, byte 18 -> a.txt, line 5, byte 30"."""
     begin, end = _position(then.get(source)), _place_reached(now.get(source))
     return f"{begin} -> {end}" if begin != end else f"from {begin} on"
 
 
 def _place_reached(own: Json) -> str:
-    """As `_position`, of a source that has given something."""
+    """As `_position`, of a source that has given items."""
     ended = isinstance(own, dict) and own.get("file", "") is None
     return "the end" if ended else _position(own)
 
 
-def _held(after: Snapshot, tree: Tree) -> Iterator[str]:
-    """Say which stages of a worker are in the middle of what they have read: items from there on may be in the step."""
-    for line in replayed_by_worker(after, tree):
+def _held_lines(after: Snapshot, tree: Tree) -> Iterator[str]:
+    """Yield what a worker's stages hold: the step may have items from there."""
+    for line in worker_replays(after, tree):
         yield f"after it, a resume: {line}"

@@ -1,22 +1,21 @@
-"""The recorder of steps: where a stream stood before and after each item that it gave, in a file for each opening.
+"""The recorder of steps: a stream's states before and after each item that it gives, in a file for each opening.
 
-A step is one item that the consumer is given, a batch say. A file consists of *blocks*, each a marker and frames
+A step is one item that the consumer is given, such as a batch. A file has *blocks*, each a marker and frames
 (`core.record_file`). The first frame of a block is the whole snapshot before its first step; each further one is a
-step: what has changed in the state since the one before. The frames of a block are one deflated stream, flushed after
-each of them, so a kill loses none of those that were written, and a file that is cut short is read up to its last whole
-frame. A damaged frame costs the steps from there to the next block. A block begins when the changes of the one before
-take `CHANGES` times as much as its snapshot: reading a step reads one block at the most, and snapshots take one byte in
-sixteen.
+step: the change of the state. The frames of a block are one deflated stream, flushed after each, so a kill loses none
+that was written, and a file that is cut short is read up to its last whole frame. A damaged frame costs the steps up
+to the next block. A block begins when the changes of the one before take `CHANGES_PER_HEAD` times as much as its
+snapshot: a step is found in one block, and snapshots take one byte in sixteen.
 
-A step is written right before its item is taken, so that one that kills the process is in the record, too. Ctrl-C may
-come between: then the same step comes again, and is not written twice; or the stream is closed, and the record says
-that it wasn't given. Only of the last step before a SIGKILL it isn't known whether it was given.
+A step is written right before its item is taken, so that one that kills the process is in the record. After Ctrl-C in
+between, the same step comes again, and is not written twice; or the stream is closed, and the record says that it
+wasn't given. Only for the last step before a SIGKILL, it is unknown whether it was given.
 
-Ctrl-C may also come in the middle of writing. Then nothing is known of the file's end, so the next step begins a block,
-and what a later block says of a step counts.
+If Ctrl-C interrupts writing, the file's end is unknown: the next step begins a block, and later blocks override earlier
+ones.
 
-Where an order is chosen, by a best-effort merge say, the state after a step doesn't tell how it came about. So a step
-also has the state before it with the choices made since (`State.json(until)`), which a replay repeats.
+Where an order is chosen, by a best-effort merge say, the states don't tell which choices led from one to the other. So
+a step also has the state before it with the choices made since (`State.json(until)`), which a replay repeats.
 """
 
 from __future__ import annotations
@@ -34,37 +33,37 @@ from zlib import MAX_WBITS, Z_SYNC_FLUSH, compressobj, decompressobj
 from zlib import error as ZlibError  # noqa: N812 - it is a class
 
 from streamline.core.atomic_file import make_directory, open_own, write_all
-from streamline.core.options import given
+from streamline.core.options import type_and_repr
 from streamline.core.record_file import DamagedFrameError, frame, frames
 from streamline.core.state import Json, Reference, State, Tree
 from streamline.errors import PlanError, PlanTypeError, RecordError, SnapshotError, printable
 from streamline.plan.plan import Plan
-from streamline.snapshot.changes import change, packed
+from streamline.snapshot.changes import change, pack_changes
 from streamline.snapshot.coordinator import SnapshotCoordinator
 from streamline.transforms.repeat import Repeat
 
 logger = logging.getLogger("streamline.recorder")
 
 MARKER = b"\x93steps1\n"
-"""How a block begins. Frames hold deflated names and numbers, so it isn't found in one by accident; if it were, the
-frame's checksum would not fit, and its steps would be missing."""
+"""The beginning of a block. Frames are deflated, so it is hardly ever found in one: that frame's checksum wouldn't fit,
+and its steps would be missing."""
 
-CHANGES = 16
+CHANGES_PER_HEAD = 16
 
 LEVEL = 6
-"""Of zlib: at level 4, the changes of 64 shards take 5 % more bytes, and some 10 µs less."""
+"""Of zlib: at level 4, the changes of 64 shards take 5 % more bytes, and 10 µs less."""
 
 BEGIN, STEP, LEFT_OUT, END = b"B", b"S", b"L", b"E"
-"""What a frame is: its first byte. After BEGIN and END comes a step's number: the block's first one, and the first one
-that was not given."""
+"""The first byte of a frame. After BEGIN and END comes a step's number: the block's first one, and the first one that
+was not given."""
 
 ANOTHER_PASS = "another pass"
-"""In the place of a step's choices: some were made in a pass that began with it, in a state that nothing has."""
+"""In place of a step's choices, which are lost: another pass began with it."""
 
 _NUMBER = struct.Struct("<Q")
 
 _SYNC = b"\0\0\xff\xff"
-"""What each flush ends in, and so is not written. Precedent: RFC 7692, section 7.2.1."""
+"""The end of each flush, and so not written. Precedent: RFC 7692, section 7.2.1."""
 
 _NAME = re.compile(r"run-(\d{5,})-epoch-(\d+)-rank-(\d{5,})-of-(\d{5,})-from-(\d+)\.steps")
 
@@ -73,7 +72,7 @@ UNWRITABLE = (OSError, SnapshotError, TypeError, ValueError, RecursionError)
 
 
 class RecordName(NamedTuple):
-    """What a file's name says: the opening, in order, the epoch, whose it is, and its first step."""
+    """A file's name: the number of the opening, the epoch, the rank, and the first step."""
 
     run: int
     epoch: int
@@ -87,15 +86,15 @@ class RecordName(NamedTuple):
 
     @classmethod
     def all_in(cls, directory: Path) -> list[RecordName]:
-        """Return those of a directory, in order. Raises `OSError`."""
+        """Return the records in a directory, sorted. Raises `OSError`."""
         found = (_NAME.fullmatch(path.name) for path in directory.iterdir())
         return sorted(cls(*map(int, match.groups())) for match in found if match)
 
 
 def record_path(path: object, what: str) -> Path:
-    """Return the path of a record. Raises `PlanTypeError`: it is none; `PlanError`: it is empty."""
+    """Return the path of a record. Raises `PlanTypeError`: it is no path; `PlanError`: it is empty."""
     if not isinstance(path, str | os.PathLike):
-        raise PlanTypeError(f"{what} is the path of a directory, got {given(path)}")
+        raise PlanTypeError(f"{what} is the path of a directory, got {type_and_repr(path)}")
     if not os.fspath(path):
         raise PlanError(f'{what} is the path of a directory, got an empty one; "." is the current directory')
     return Path(path)
@@ -120,18 +119,18 @@ class Recorder:
         return f"Recorder({str(self.path)!r})"
 
     def check(self) -> None:
-        """Make the directory, and insist that it can be written to. Raises `RecordError`."""
+        """Make the directory, and check that it is writable. Raises `RecordError`."""
         try:
             make_directory(self.path)
             if not os.access(self.path, os.W_OK | os.X_OK):
                 raise PermissionError("no permission to write there")
         except OSError as error:
-            raise failed(self.path, error) from error
+            raise record_error(self.path, error) from error
 
 
 @dataclass(frozen=True)
 class _RecordEnd:
-    """How far a record has come. One object, so that going on is one step, wherever Ctrl-C strikes."""
+    """The end of a record. One object, so that Ctrl-C finds the old end or the new."""
 
     number: int  # of the next step
     state: State | None  # after the last one, as it was recorded; None: it is not kept
@@ -155,15 +154,10 @@ class StepWriter:
     def step(
         self, number: int, before: Reference, after: Reference, snapshots: SnapshotCoordinator, *, left_out: bool
     ) -> None:
-        """Record a step, if that hasn't been done.
+        """Record a step, unless that is done; `before`: the state before it; `left_out`: its item isn't given.
 
-        Args:
-          before: the state before it.
-          left_out: its item isn't given.
-
-        Raises:
-          RecordError, SnapshotError: the opening's first step can't be recorded. Of later ones, the log says so once,
-            and nothing more is recorded.
+        Raises `RecordError` or `SnapshotError` at the opening's first step. If a later one can't be recorded, the log
+        says so once, and nothing more is recorded.
         """
         if self._failed or (self._place is not None and number < self._place.number):
             return
@@ -171,7 +165,7 @@ class StepWriter:
             self._step(number, before, after, snapshots, LEFT_OUT if left_out else STEP)
         except UNWRITABLE as error:
             if self._place is None:
-                raise (failed(self._path, error) if isinstance(error, OSError) else error) from error
+                raise (record_error(self._path, error) if isinstance(error, OSError) else error) from error
             self._failed = True
             logger.warning(
                 "%s: steps from %d on can't be recorded, and the stream goes on without: %s",
@@ -190,23 +184,22 @@ class StepWriter:
         tree = snapshots.tree(state)
         found = [change(place.tree, tree)]
         if chooses and place.state is not None:
-            found.append(_chosen(place, state, tree, snapshots))
-        if not whole or self._change_bytes > CHANGES * self._head_bytes:
+            found.append(_choices(place, state, tree, snapshots))
+        if not whole or self._change_bytes > CHANGES_PER_HEAD * self._head_bytes:
             self._begin(place, snapshots)
-        self._change_bytes += self._write(kind + self._deflated(packed(found)))
+        self._change_bytes += self._write(kind + self._compress(pack_changes(found)))
         self._place = _RecordEnd(number + 1, state if chooses else None, tree)
         self._whole = True
 
     def _begin(self, place: _RecordEnd, snapshots: SnapshotCoordinator) -> None:
-        """Begin a block."""
         if self._descriptor is None:
             self._path, self._descriptor = _new_file(self._directory, snapshots, place.number)
         self._deflate = compressobj(LEVEL, wbits=-MAX_WBITS)
-        snapshot = snapshots.written(place.tree, None, place.number)
-        head = BEGIN + _NUMBER.pack(place.number) + self._deflated(snapshot.to_json().encode())
+        snapshot = snapshots.snapshot_of(place.tree, None, place.number)
+        head = BEGIN + _NUMBER.pack(place.number) + self._compress(snapshot.to_json().encode())
         self._head_bytes, self._change_bytes = self._write(head, MARKER), 0
 
-    def _deflated(self, data: bytes) -> bytes:
+    def _compress(self, data: bytes) -> bytes:
         return (self._deflate.compress(data) + self._deflate.flush(Z_SYNC_FLUSH))[: -len(_SYNC)]
 
     def _write(self, payload: bytes, marker: bytes = b"") -> int:
@@ -215,8 +208,8 @@ class StepWriter:
         write_all(self._descriptor, content)
         return len(content)
 
-    def ends(self, number: int) -> None:
-        """The stream is closed, and `number` is the first step that it has not given."""
+    def end(self, number: int) -> None:
+        """Record that `number` is the first step that was not given. Called when the stream is closed."""
         place = self._place
         if place is None or place.number <= number or self._failed or self._descriptor is None:
             return
@@ -234,8 +227,8 @@ class StepWriter:
             os.close(descriptor)
 
 
-def _chosen(place: _RecordEnd, after: State, tree: Tree, snapshots: SnapshotCoordinator) -> Json:
-    """Return what the choices up to `after`, whose tree this is, change in the state before it, or `ANOTHER_PASS`."""
+def _choices(place: _RecordEnd, after: State, tree: Tree, snapshots: SnapshotCoordinator) -> Json:
+    """Return the change from the state before a step to that with its choices, or `ANOTHER_PASS`."""
     assert place.state is not None
     names = repeats_over_choices(snapshots.plan)
     if names and list(_passes(place.tree, names)) != list(_passes(tree, names)):
@@ -244,7 +237,7 @@ def _chosen(place: _RecordEnd, after: State, tree: Tree, snapshots: SnapshotCoor
 
 
 def repeats_over_choices(plan: Plan) -> frozenset[str]:
-    """Return the names of those `.repeat`s of a plan that go through something in which an order is chosen."""
+    """Return the names of the `.repeat`s downstream of something that chooses an order."""
     found = set()
     for part in (*(part for _, _, part in plan.source.made_of), plan):
         chosen = False
@@ -256,7 +249,7 @@ def repeats_over_choices(plan: Plan) -> frozenset[str]:
 
 
 def _passes(tree: Json, names: frozenset[str]) -> Iterator[tuple[str, int]]:
-    """Yield in which pass the repeats of these names are, wherever they stand in a state."""
+    """Yield the passes of the repeats of these names, wherever they are in a state."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             if key in names:
@@ -268,7 +261,7 @@ def _passes(tree: Json, names: frozenset[str]) -> Iterator[tuple[str, int]]:
 
 
 def _new_file(directory: Path, snapshots: SnapshotCoordinator, first: int) -> tuple[Path, int]:
-    """Make the file of an opening, the last one of its rank, and later than all of other numbers of ranks."""
+    """Make the file of an opening, with a number above those of its rank and of other numbers of ranks."""
     rank, world_size = snapshots.rank.rank, snapshots.rank.world_size
     while True:
         runs = [one.run for one in RecordName.all_in(directory) if one.rank == rank or one.world_size != world_size]
@@ -279,7 +272,7 @@ def _new_file(directory: Path, snapshots: SnapshotCoordinator, first: int) -> tu
             continue  # another opening of this rank begins at the same moment
 
 
-def failed(path: Path, error: OSError, what: str = "write") -> RecordError:
+def record_error(path: Path, error: OSError, what: str = "write") -> RecordError:
     return RecordError(error.errno, f"can't {what} a record of steps: {error.strerror or error}", str(path))
 
 
@@ -287,15 +280,15 @@ def failed(path: Path, error: OSError, what: str = "write") -> RecordError:
 
 
 class StepBlock(NamedTuple):
-    """Some steps of a file, one after the other."""
+    """Consecutive steps of a file."""
 
     first: int  # the number of the first one
     head: bytes  # the snapshot before it, deflated
     steps: list[tuple[bytes, bytes]]  # the kind of each, and its change, deflated
     end: int | None  # the first step that was not given, where the record says so
 
-    def inflated(self) -> Iterator[bytes]:
-        """Yield the snapshot's text, then each step's packed changes. Raises `ValueError`: not what was written."""
+    def inflate(self) -> Iterator[bytes]:
+        """Yield the snapshot's text, then each step's packed changes. Raises `ValueError`: it is damaged."""
         inflate = decompressobj(wbits=-MAX_WBITS)
         try:
             for data in (self.head, *(data for _, data in self.steps)):
@@ -305,7 +298,7 @@ class StepBlock(NamedTuple):
 
 
 def blocks(content: bytes) -> Iterator[StepBlock]:
-    """Yield the blocks of a file's content, without what is damaged or cut short."""
+    """Yield the blocks of a file's content, without damaged or cut frames."""
     for part in content.split(MARKER):
         found = list(_sound(part))
         if found and (block := _block(found)) is not None:
@@ -313,7 +306,7 @@ def blocks(content: bytes) -> Iterator[StepBlock]:
 
 
 def _sound(part: bytes) -> Iterator[bytes]:
-    """Yield the frames up to the first one that is damaged: the steps from there to the next block are missing."""
+    """Yield the frames up to the first one that is damaged."""
     with suppress(DamagedFrameError):
         for _, payload in frames(part, 0, last=True):
             yield payload

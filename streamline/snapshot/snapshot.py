@@ -1,8 +1,8 @@
 """Snapshots: where a run stands, as JSON, in files that are either whole or not there.
 
-JSON, never pickle: loading can't run code. A rank's snapshot is one file. The directory that all ranks of one step of
-training save to holds the whole job's: it is loaded as one, and each rank resumes from its own part of it. A step's
-files are not written together, so one directory for each step is what survives a crash between two ranks' saves.
+JSON, never pickle: loading can't run code. A rank's snapshot is one file. The directory to which all ranks of one step
+of training save holds the job's snapshot: it is loaded as one, and each rank resumes from its part. Ranks don't write
+at the same moment, so a crash between two saves calls for a directory for each step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias, overload
 import msgspec
 
 from streamline.core.atomic_file import open_regular, replace_file
-from streamline.core.item_codec import decoded
+from streamline.core.item_codec import decode_json
 from streamline.core.state import Json, Tree
 from streamline.core.state_types import Count, MergePart, Range, Size, Unsigned, check_type
 from streamline.core.text import some
@@ -31,7 +31,7 @@ from streamline.snapshot.file_format import (
     decode,
     encode,
     file_name,
-    nothing_at,
+    missing_snapshot,
     one_line,
     target,
 )
@@ -63,8 +63,8 @@ class Snapshot:
       step: items that the stream has given of its epoch, which is the number of the next one, from 0 on; None: it was
         of a job whose ranks are at different steps.
       left_out: steps whose items are never given, as [first, stop]; some may still be to come. See `open(skip_steps=)`.
-      keepers: what keeps on disk what snapshots refer to: `storing()` is called before this one is stored, to make that
-        durable, and `stored(state, where)` after, to release what no later resume needs. Not written.
+      keepers: what keeps on disk what snapshots refer to: `before_store()` is called before this one is stored, to
+        make that durable, and `after_store(state, where)` after, to release what no later resume needs. Not written.
     """
 
     version: Count
@@ -83,7 +83,9 @@ class Snapshot:
     keepers: tuple[Any, ...] = field(default=(), compare=False, kw_only=True, metadata={"written": False})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        kept = {name: getattr(self, name) for name in (*WRITTEN, "parts")}  # a journal on disk is its own process's
+        kept = {
+            name: getattr(self, name) for name in (*WRITTEN_FIELDS, "parts")
+        }  # a journal on disk is its own process's
         return partial(Snapshot, **kept), ()
 
     @classmethod
@@ -161,8 +163,8 @@ class Snapshot:
         own = {**self.state[self.merge], "produced": self.produced, "workers": self.worker_states}
         return {**self.state, self.merge: own}
 
-    def standing_at(self, flow_state: Tree, step: int | None) -> Snapshot:
-        """Return the snapshot of another moment of the same run of a rank."""
+    def at_state(self, flow_state: Tree, step: int | None) -> Snapshot:
+        """Return the snapshot of another state of the same run of a rank."""
         return replace(self, state=by_shard(flow_state, self.merge, self.shards), step=step)
 
     @property
@@ -202,7 +204,7 @@ class Snapshot:
         Raises:
           SnapshotError: the text is anything else; the message says which entry.
         """
-        return decoded(text, _snapshot_of, lambda why: SnapshotError(f"not a snapshot: expected JSON ({why})"))
+        return decode_json(text, _snapshot_of, lambda why: SnapshotError(f"not a snapshot: expected JSON ({why})"))
 
     def save(self, path: AnyPath) -> Path:
         """Write the snapshot, durably: when this returns, it survives a kill and a power cut.
@@ -225,9 +227,9 @@ class Snapshot:
         if self.rank is None:
             return self._save_parts(path)
         content = encode(_body_of(self))
-        with _saving(path):
+        with _translate_errors(path):
             written = target(path, file_name(self.rank, self.world_size))
-        self.stored_by(lambda: _replace(path, written, content), str(written))
+        self.store_with(lambda: _replace(path, written, content), str(written))
         return written
 
     def _save_parts(self, path: AnyPath) -> Path:
@@ -247,21 +249,20 @@ class Snapshot:
         Raises:
           JournalError: the journal can't be written.
         """
-        self.stored_by(lambda: None, "a place of the user's own")
+        self.store_with(lambda: None, "a place of the user's own")
 
-    def stored_by(self, store: Callable[[], object], where: str) -> None:
-        """Call `store`, which stores this snapshot durably in `where`; what keeps on disk what it needs is told before
-        and after.
+    def store_with(self, store: Callable[[], object], where: str) -> None:
+        """Call `store`, which stores this snapshot durably in `where`, and notify the keepers before and after.
 
         Raises:
           JournalError: a live source's journal can't be written.
           As `store`.
         """
         for keeper in self.keepers:
-            keeper.storing()
+            keeper.before_store()
         store()
         for keeper in self.keepers:
-            keeper.stored(self.flow_state, where)
+            keeper.after_store(self.flow_state, where)
 
     @overload
     @classmethod
@@ -289,16 +290,18 @@ class Snapshot:
         except OSError as error:
             raise SnapshotError(f"can't read a snapshot from {location}: {error.strerror or error}") from error
         if not parts and not missing_ok:
-            raise SnapshotError(nothing_at(location))
+            raise SnapshotError(missing_snapshot(location))
         try:
-            whole = parts[0] if len(parts) == 1 else cls.of_job(parts) if parts else None
+            whole = None
+            if parts:
+                whole = parts[0] if len(parts) == 1 else cls.of_job(parts)
             return whole if whole is None or rank is None else whole.part(rank)
         except SnapshotError as error:
             raise SnapshotError(f"{location}: {error}") from None
 
 
 def by_shard(state: Tree, merge: str, shards: range) -> Tree:
-    """Return a rank's state as flows write it, with the merge's lists keyed by shard: no two ranks share a key."""
+    """Return a rank's state as flows write it, with the merge's lists keyed by shard: ranks share no key."""
     own = dict(state[merge])
     names = list(map(str, shards))
     for key in ("produced", "workers"):
@@ -306,16 +309,15 @@ def by_shard(state: Tree, merge: str, shards: range) -> Tree:
     return {**state, merge: own}
 
 
-WRITTEN = tuple(field.name for field in fields(Snapshot) if field.metadata.get("written", True))
+WRITTEN_FIELDS = tuple(field.name for field in fields(Snapshot) if field.metadata.get("written", True))
 
-
-OPTIONAL = ("journal", "step", "left_out")
-"""Fields that are written if they say something."""
+OPTIONAL_FIELDS = ("journal", "step", "left_out")
+"""Fields that are written unless they are None or empty."""
 
 
 def _body_of(snapshot: Snapshot) -> dict[str, Json]:
-    body = {name: getattr(snapshot, name) for name in WRITTEN}
-    return {name: value for name, value in body.items() if name not in OPTIONAL or value not in (None, [])}
+    body = {name: getattr(snapshot, name) for name in WRITTEN_FIELDS}
+    return {name: value for name, value in body.items() if name not in OPTIONAL_FIELDS or value not in (None, [])}
 
 
 def _snapshot_of(body: Json) -> Snapshot:
@@ -325,7 +327,7 @@ def _snapshot_of(body: Json) -> Snapshot:
     version = body.get("version") if isinstance(body, dict) else None
     if isinstance(version, int):
         check_version(version, "the snapshot")
-    if isinstance(body, dict) and (unknown := body.keys() - set(WRITTEN)):
+    if isinstance(body, dict) and (unknown := body.keys() - set(WRITTEN_FIELDS)):
         raise SnapshotError(f"not a snapshot: unknown entries {', '.join(sorted(unknown))}")
     try:
         snapshot = msgspec.convert(body, Snapshot)
@@ -341,7 +343,7 @@ def _snapshot_of(body: Json) -> Snapshot:
 
 
 def _check_merge(snapshot: Snapshot) -> None:
-    """Refuse a snapshot whose merge has not one worker for each shard of the rank."""
+    """Check that the merge's part has one worker for each shard of the rank."""
     try:
         own = msgspec.convert(snapshot.state.get(snapshot.merge), MergePart)
     except msgspec.ValidationError as error:
@@ -358,7 +360,7 @@ def _check_merge(snapshot: Snapshot) -> None:
 
 
 @contextmanager
-def _saving(path: AnyPath) -> Iterator[None]:
+def _translate_errors(path: AnyPath) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -368,7 +370,7 @@ def _saving(path: AnyPath) -> Iterator[None]:
 
 
 def _replace(path: AnyPath, written: Path, content: bytes) -> None:
-    with _saving(path):
+    with _translate_errors(path):
         replace_file(written, content)
 
 
@@ -412,5 +414,5 @@ def _check_one_run(snapshots: Sequence[Snapshot], where: object) -> None:
 
 
 def _comparable(name: str, value: Any) -> Any:
-    """Return a field as all ranks of a run have it: the hashes of code may be of different Pythons."""
+    """Return a field without what may differ between ranks: the hashes of code may be of different Pythons."""
     return [{**entry, "code": None} for entry in value] if name == "fingerprint" else value

@@ -1,7 +1,6 @@
-"""Whether each part of a snapshot's states is of the type that its stage declares (`Stage.state_type`). Pure.
+"""Checks that each part of a snapshot's states is of the type that its stage declares (`Stage.state_type`). Pure.
 
-A snapshot's file has a checksum, but a snapshot also comes out of text that was kept or edited. What is checked here is
-opened and resharded without a further look.
+A snapshot's file has a checksum, but its text may have been edited. Opening and resharding rely on this check.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class _Merged(msgspec.Struct):
 
 
 def check_stages(snapshot: Snapshot) -> None:
-    """Insist that what a snapshot holds of each stage is what such a stage keeps."""
     check_type(snapshot.fingerprint, list[FingerprintEntry], "the plan")
     before, worker, after = sections(snapshot.fingerprint)
     worker = [*before, *worker]

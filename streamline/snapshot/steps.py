@@ -1,7 +1,7 @@
-"""What the files of a recorder say: each step's states before and after it, and what gives its item again.
+"""Reads a recorder's files: each step's states before and after it, and the state that replays it.
 
-A later opening counts from its first step on: what earlier ones say of that step and later ones was left behind. One of
-another number of ranks counts for all ranks. What is damaged, cut short or was never recorded is missing, not guessed.
+A later opening replaces earlier ones from its first step on; one of another number of ranks does so for all ranks.
+Damaged or cut steps are missing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,16 @@ from itertools import groupby
 from streamline.core.state import Json, Tree
 from streamline.core.text import some
 from streamline.errors import RecordError, SnapshotError
-from streamline.snapshot.changes import changed, unpacked
-from streamline.snapshot.recorder import ANOTHER_PASS, LEFT_OUT, RecordName, StepBlock, blocks, failed, record_path
+from streamline.snapshot.changes import apply_change, unpack_changes
+from streamline.snapshot.recorder import (
+    ANOTHER_PASS,
+    LEFT_OUT,
+    RecordName,
+    StepBlock,
+    blocks,
+    record_error,
+    record_path,
+)
 from streamline.snapshot.snapshot import Snapshot
 
 
@@ -30,8 +38,8 @@ class RecordedStep:
       run: the opening that recorded it.
       head: a snapshot of that opening.
       before, after: the states, as flows write them.
-      again: what a replay begins at: the state before it, with the choices that were made up to the one after; None:
-        they aren't known, since a `.repeat` began another pass with it.
+      again: where a replay begins: the state before it, with the choices that were made up to the one after; None:
+        unknown, since a `.repeat` began another pass with it.
     """
 
     number: int
@@ -45,28 +53,28 @@ class RecordedStep:
     @property
     def snapshot_before(self) -> Snapshot:
         """What resumes with its item."""
-        return self.head.standing_at(self.before, self.number)
+        return self.head.at_state(self.before, self.number)
 
     @property
     def snapshot_after(self) -> Snapshot:
         """What resumes right after it."""
-        return self.head.standing_at(self.after, self.number + 1)
+        return self.head.at_state(self.after, self.number + 1)
 
     @property
     def snapshot_again(self) -> Snapshot:
-        """What gives its item again; nothing is left out."""
+        """What gives its item again; no steps are left out."""
         assert self.again is not None
-        return replace(self.head.standing_at(self.again, self.number), left_out=[])
+        return replace(self.head.at_state(self.again, self.number), left_out=[])
 
     @property
     def chosen(self) -> bool:
-        """Whether its item came about by choices that only this step has."""
+        """Whether a replay needs choices that only this step has."""
         return self.again is not self.before
 
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Consecutive steps in one block: those from `first` to `stop` - 1 count."""
+    """Consecutive steps in one block: those from `first` to `stop` - 1 are valid."""
 
     name: RecordName
     block: StepBlock
@@ -90,7 +98,7 @@ class StepRecords:
         try:
             names = RecordName.all_in(self._path)
         except OSError as error:
-            raise failed(self._path, error, "read") from error
+            raise record_error(self._path, error, "read") from error
         epochs = sorted({name.epoch for name in names})
         if not epochs:
             raise RecordError(f"there is no record of steps in {self._path}: no file is named run-*-epoch-*.steps")
@@ -103,7 +111,7 @@ class StepRecords:
 
     @cached_property
     def _stretches(self) -> dict[int, list[_Stretch]]:
-        """The steps of each rank that count, in order."""
+        """The valid steps of each rank, in order."""
         found: dict[int, list[_Stretch]] = {}
         for name in self._names:
             for rank, known in found.items():
@@ -120,7 +128,7 @@ class StepRecords:
         return list(self._stretches)
 
     def extent(self, rank: int) -> str:
-        """Return which steps of a rank there are, in words: "0..1827, 1900..2400"."""
+        """Return the steps of a rank as text: "0..1827, 1900..2400"."""
         joined: list[list[int]] = []
         for one in self._stretches.get(rank, ()):
             if joined and joined[-1][1] == one.first:
@@ -133,7 +141,7 @@ class StepRecords:
         """Yield the recorded steps from `first` to `last`. Raises `RecordError`: a file can't be read."""
         for stretch in self._stretches.get(rank, ()):
             if stretch.first <= last and stretch.stop > first:
-                yield from _decoded(stretch, max(first, stretch.first), min(last + 1, stretch.stop))
+                yield from _decode_steps(stretch, max(first, stretch.first), min(last + 1, stretch.stop))
 
     def read_all(self, rank: int, first: int, last: int) -> list[RecordedStep]:
         """Return the steps from `first` to `last`. Raises `RecordError`: some are missing; or a file can't be read."""
@@ -151,26 +159,26 @@ class StepRecords:
         try:
             return path.read_bytes()
         except OSError as error:
-            raise failed(path, error, "read") from error
+            raise record_error(path, error, "read") from error
 
 
 def _before(known: Sequence[_Stretch], number: int) -> Iterator[_Stretch]:
-    """Yield what there is of steps before `number`."""
+    """Yield the stretches of steps before `number`."""
     for one in known:
         if one.first < number:
             yield replace(one, stop=min(one.stop, number))
 
 
-def _decoded(stretch: _Stretch, first: int, stop: int) -> Iterator[RecordedStep]:
-    """Yield steps first … stop - 1 of a stretch; none from one on that is not what was written."""
+def _decode_steps(stretch: _Stretch, first: int, stop: int) -> Iterator[RecordedStep]:
+    """Yield steps first … stop - 1 of a stretch. Raises `RecordError` at one that is damaged."""
     block = stretch.block
     try:
-        found = block.inflated()
+        found = block.inflate()
         head = Snapshot.from_json(next(found).decode())
         before = head.flow_state
         for number, (kind, _), data in zip(range(block.first, stop), block.steps, found, strict=False):
-            changes = unpacked(data)
-            after = changed(before, changes[0])
+            changes = unpack_changes(data)
+            after = apply_change(before, changes[0])
             again = _again(before, *changes[1:])
             if number >= first:
                 yield RecordedStep(
@@ -188,10 +196,10 @@ def _decoded(stretch: _Stretch, first: int, stop: int) -> Iterator[RecordedStep]
 
 
 def _again(before: Tree, chosen: Json = None) -> Tree | None:
-    return None if chosen == ANOTHER_PASS else changed(before, chosen)
+    return None if chosen == ANOTHER_PASS else apply_change(before, chosen)
 
 
 def in_stretches(steps: Sequence[RecordedStep]) -> Iterator[list[RecordedStep]]:
-    """Yield steps together that one opening gives again: those of one run, unless each has choices of its own."""
+    """Yield groups of steps that one opening replays: those of one run, unless each has choices of its own."""
     for _, group in groupby(steps, key=lambda step: (step.run, step.number if step.chosen else None)):
         yield list(group)

@@ -18,7 +18,7 @@ from streamline.core.capacity import LONG_LIST_ITEMS
 from streamline.core.choices import Branch
 from streamline.core.flow import Flow, Site
 from streamline.core.meters import Traffic
-from streamline.core.options import given
+from streamline.core.options import type_and_repr
 from streamline.core.state import Json, Reference, State, Tally, Tree, skips_in, with_skips
 from streamline.core.state_types import FingerprintEntry, check_type
 from streamline.core.text import line_of
@@ -82,7 +82,7 @@ class Component(Protocol):
       in_flight: the most items that it holds.
       repeats: whether a pass follows another.
       moved_by: a stage before the shard that places items by their number; None: there is none.
-      misaligned: why its shards may hold other items than those of an equal split; None: they don't.
+      misalignment: why its shards may hold other items than those of an equal split; None: they don't.
     """
 
     @property
@@ -110,7 +110,7 @@ class Component(Protocol):
     def moved_by(self) -> str | None: ...
 
     @property
-    def misaligned(self) -> str | None: ...
+    def misalignment(self) -> str | None: ...
 
     def with_source(self, source: Source[Any]) -> Self: ...
 
@@ -335,7 +335,7 @@ def named(option: str, pipes: object) -> dict[str, Any]:
         found = {str(at): pipe for at, pipe in enumerate(pipes)}
     if found is None or any(not isinstance(name, str) or not name for name in found):
         raise PlanTypeError(
-            f"{option} takes pipelines by name, {{'web': pipe, ...}}, or a list of them; got {given(pipes)}"
+            f"{option} takes pipelines by name, {{'web': pipe, ...}}, or a list of them; got {type_and_repr(pipes)}"
         )
     if not found:
         raise PlanError(f"{option} needs one pipeline at least")

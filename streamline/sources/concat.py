@@ -35,7 +35,7 @@ class Concat(Several[T]):
         parts = {name: Reference.to(flow.state) for name, flow in flows.items()}
         pace = Pace()
         for name, flow in flows.items():  # one that had ended, at a resume, ends at once
-            while (chunk := await flow.pull(context.want)) is not None:
+            while (chunk := await flow.pull(context.max_items)) is not None:
                 states = _ConcatStates(self.name, dict(parts), name, chunk.states)
                 parts[name] = chunk.end_reference
                 after = None if chunk.progress is None else SeveralState(self.name, {}, dict(parts))

@@ -68,7 +68,7 @@ class CustomSource(Source[T]):
         rows, pace = _SourceRun[T](self, context.site, begin, context.meter), Pace(context.meter)
         async with aclosing(rows):
             while not rows.ended:
-                items = await rows.read(context.want, pace)
+                items = await rows.read(context.max_items, pace)
                 if first is not None and not first(items):
                     first = None
                 if items:

@@ -36,7 +36,7 @@ from streamline.core.atomic_file import (
     sync_directory,
     write_all,
 )
-from streamline.core.item_codec import EncodedItem, decoded, from_bytes, to_bytes
+from streamline.core.item_codec import EncodedItem, decode_json, from_bytes, to_bytes
 from streamline.core.record_file import DamagedFrameError, frame, frames
 from streamline.core.state import Json, Tree
 from streamline.errors import JournalError, ResumeError
@@ -245,9 +245,9 @@ class DiskJournal(Journal):
         with DiskErrors(self._directory, "write to"):
             sync_and_close(descriptor)
 
-    storing = sync  # what a snapshot that is about to be stored refers to
+    before_store = sync
 
-    def stored(self, state: Tree, where: str) -> None:
+    def after_store(self, state: Tree, where: str) -> None:
         """Remove the files that the snapshot of this state has passed, unless another opening uses them by now."""
         passed = self.places.passed(state)
         with DiskErrors(self._directory, "trim"), self._mutex:
@@ -387,7 +387,7 @@ def read_about(directory: Path) -> About | None:
             raise JournalError(f"{directory} has files of a journal, but no {ABOUT}: use a copy of it") from None
         return None
     read = partial(msgspec.convert, type=About)
-    about: About = decoded(content, read, lambda why: JournalError(f"{path} is damaged: {why}; use a copy of it"))
+    about: About = decode_json(content, read, lambda why: JournalError(f"{path} is damaged: {why}; use a copy of it"))
     if about.streamline_journal != 1:
         raise JournalError(f"{path} is of format {about.streamline_journal}: upgrade streamline")
     return about
@@ -520,5 +520,5 @@ def read_segment(path: Path, *, last: bool) -> JournalSegment:
 def _header(payload: bytes, path: Path) -> SegmentHeader:
     what = f"{path} is damaged at byte {len(MAGIC)}: not a journal's header"
     read = partial(msgspec.convert, type=SegmentHeader, strict=False)
-    header: SegmentHeader = decoded(payload, read, lambda why: JournalError(f"{what} ({why})"))
+    header: SegmentHeader = decode_json(payload, read, lambda why: JournalError(f"{what} ({why})"))
     return header

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, TypeVar
 from streamline.core.flow import Site
 from streamline.core.forks import ForkSafeLock
 from streamline.core.lazy_numpy import np
-from streamline.core.options import given
-from streamline.core.text import counted
+from streamline.core.options import type_and_repr
+from streamline.core.text import quantity
 from streamline.errors import PlanError, PlanTypeError
 from streamline.sources.base import Mode, epoch_number
 from streamline.sources.foreign_state import foreign, parts_of
@@ -132,7 +132,7 @@ class HuggingFaceSource(DatasetSource[T]):
         own = int(getattr(self.dataset, "num_shards", 1))
         if num_shards == 1:
             return ""
-        of_it = f"{counted(own, 'shard')} of its own"
+        of_it = f"{quantity(own, 'shard')} of its own"
         whole = own % num_shards or counts_rows(self.dataset)
         return f": everything is read {num_shards:,} times, of {of_it}" if whole else f": {of_it}"
 
@@ -195,7 +195,7 @@ def is_torch_iterable(dataset: object) -> bool:
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         return False
     raise PlanTypeError(
-        f"from_torch reads a dataset of torch, got {given(dataset)}: one with __getitem__ and __len__, or an "
+        f"from_torch reads a dataset of torch, got {type_and_repr(dataset)}: one with __getitem__ and __len__, or an "
         "IterableDataset; of other iterables, sl.from_iterable(make)"
     )
 
@@ -220,6 +220,6 @@ def is_huggingface_iterable(dataset: object) -> bool:
             f'{dataset!r}, split="train", streaming=True))'
         )
     raise PlanTypeError(
-        f"from_huggingface reads a Dataset or an IterableDataset of datasets, got {given(dataset)}: "
+        f"from_huggingface reads a Dataset or an IterableDataset of datasets, got {type_and_repr(dataset)}: "
         "sl.from_items(data) reads what has an index, sl.from_iterable(make) what is iterated"
     )

@@ -23,7 +23,7 @@ import anyio
 
 from streamline.core.item_codec import Codec
 from streamline.core.meters import Traffic
-from streamline.core.options import check_int, check_seconds, given
+from streamline.core.options import check_int, check_seconds, type_and_repr
 from streamline.core.pace import Pace
 from streamline.core.state import Json
 from streamline.errors import DataError, PlanError, PlanTypeError, ReadError, printable
@@ -90,7 +90,7 @@ class EndlessRequest:
 
     def __post_init__(self) -> None:
         if not isinstance(self.url, str):
-            raise PlanTypeError(f"stream_http(url) is one http(s) URL, got {given(self.url)}")
+            raise PlanTypeError(f"stream_http(url) is one http(s) URL, got {type_and_repr(self.url)}")
         if not is_url(self.url):
             raise PlanError(
                 f"stream_http(url) is one http(s) URL, got {self.url!r}: for another kind of feed write "
@@ -98,9 +98,9 @@ class EndlessRequest:
             )
         check_host(self.url)
         if self.framing not in FRAMINGS:
-            raise PlanError(f"stream_http(framing=) is one of {', '.join(FRAMINGS)}, got {given(self.framing)}")
+            raise PlanError(f"stream_http(framing=) is one of {', '.join(FRAMINGS)}, got {type_and_repr(self.framing)}")
         if self.http is not None and not isinstance(self.http, HttpOptions):
-            raise PlanTypeError(f"expected http as HttpOptions, got {given(self.http)}")
+            raise PlanTypeError(f"expected http as HttpOptions, got {type_and_repr(self.http)}")
         for option in ("idle_timeout_s", "give_up_s"):
             if (value := getattr(self, option)) != math.inf:
                 check_seconds(f"stream_http({option}=)", value)

@@ -118,7 +118,7 @@ class Items(Source[T]):
     async def _lists(self, run: StageContext, index: Index, positions: range | None, done: int) -> Lists[T]:
         pace, site, read = Pace(run.meter), run.site, self._reader(run.meter)
         while True:
-            stop = done + run.want if positions is None else min(done + run.want, len(positions))
+            stop = done + run.max_items if positions is None else min(done + run.max_items, len(positions))
             if stop <= done:
                 return
             wanted = _positions(positions, site, done, stop)
@@ -127,7 +127,7 @@ class Items(Source[T]):
             failure: BaseException | None = None
             began, going_on = perf_counter(), True
             while going_on:
-                need = min(run.need, len(indices))
+                need = min(run.min_items, len(indices))
                 asked = indices[:need] if found else indices
                 try:
                     read(asked, pace, found)

@@ -164,7 +164,11 @@ class _ListReader:
 
     async def _draw(self, found: list[Any]) -> bool:
         if self._nexts is not None:
-            want = self._context.want if self._marks is None else min(self._context.want, self._marks.next - self.count)
+            want = (
+                self._context.max_items
+                if self._marks is None
+                else min(self._context.max_items, self._marks.next - self.count)
+            )
             return self.pace.draw(self._nexts, want, found)
         try:
             with Working(self._meter):

@@ -25,7 +25,7 @@ from streamline.core.capacity import Capacity
 from streamline.core.channel import Channel, Feeder, Inbox
 from streamline.core.counters import Working
 from streamline.core.flow import Site
-from streamline.core.gate import resting
+from streamline.core.gate import wait_at_rest
 from streamline.core.item_codec import EncodedItem
 from streamline.core.pace import HANDOVER_S, Pace
 from streamline.core.state import At, CountedStates, Json, Tree
@@ -82,9 +82,9 @@ class LiveReader:
         self.worker_queues = WorkerQueues(live, queues, list(shards).index(self.journal.next), stages)
         for queue in queues:
             queue.wanted = self._wanted
-        site.tasks.own(self._clean_up)
+        site.tasks.add_cleanup(self._clean_up)
         site.tasks.session.services.add(LiveReader, self)
-        site.tasks.session.hooks.at_leaving(self._stop)
+        site.tasks.session.hooks.on_leave(self._stop)
 
     def _open_journal(self, state: Tree | None, journal: Json) -> tuple[Journal, Sequence[Entry]]:
         """Return the journal, and its items to be fed before those that the feed gives from now on."""
@@ -228,7 +228,7 @@ class LiveReader:
             await gate.passage()
             try:
                 with Working(self._meter):
-                    item = await resting(anext(iterator))  # a quiet feed doesn't delay a pause
+                    item = await wait_at_rest(anext(iterator))  # a quiet feed doesn't delay a pause
                 written = self._live.codec.write(item)
             except StopAsyncIteration:
                 return
@@ -375,7 +375,7 @@ class WorkerQueues:
 
     async def wait_news(self) -> None:
         self._news = anyio.Event()
-        await resting(self._news.wait())
+        await wait_at_rest(self._news.wait())
 
     async def wait_room(self) -> bool:
         """Wait until the next item may be read; False if all workers have ended.

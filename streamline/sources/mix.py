@@ -119,9 +119,9 @@ class MixRun:
         while (table := self._draw_table()) is not None:
             picks, at = self._draw(table), 0
             while at < len(picks):
-                drawn = picks[at : at + context.want]
+                drawn = picks[at : at + context.max_items]
                 counts = self._counts(drawn)
-                if reach := await self._reach(drawn, counts, context.want):
+                if reach := await self._reach(drawn, counts, context.max_items):
                     at += reach
                     drawn, whole = drawn[:reach], reach == len(drawn)
                     chunk = self._serve(drawn, counts if whole else self._counts(drawn))
@@ -131,7 +131,7 @@ class MixRun:
                     await pace.maybe_yield()
                     continue
                 name, buffer = list(self._number)[drawn[0]], self._buffers[drawn[0]]
-                if not await buffer.pull(context.want):
+                if not await buffer.pull(context.max_items):
                     self._ended |= {name}
                     self._table = None
                     self._context = self._made_context()

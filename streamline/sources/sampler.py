@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from streamline.core.flow import Site
 from streamline.core.lazy_numpy import np
-from streamline.core.options import given
+from streamline.core.options import type_and_repr
 from streamline.core.state import Json
 from streamline.errors import PlanError, PlanTypeError
 
@@ -94,7 +94,8 @@ def draws_of(weights: object, names: Sequence[str], seed: int) -> Draws:
     for entry in schedule:
         if not isinstance(entry, list | tuple) or len(entry) != 2 or type(entry[0]) is not int:
             raise PlanTypeError(
-                f"sl.mix(weights=) as a schedule is [(0, {{...}}), (100_000, {{...}})], got {given(entry)} in it"
+                f"sl.mix(weights=) as a schedule is [(0, {{...}}), (100_000, {{...}})], got {type_and_repr(entry)} in "
+                "it"
             )
         found.append((entry[0], tuple(sorted(_weights(entry[1], names).items()))))
     starts = [start for start, _ in found]
@@ -105,14 +106,14 @@ def draws_of(weights: object, names: Sequence[str], seed: int) -> Draws:
 
 def _weights(weights: object, names: Sequence[str]) -> dict[str, float]:
     if not isinstance(weights, Mapping):
-        raise PlanTypeError(f"sl.mix(weights=) is a dict by name, or a schedule of these, got {given(weights)}")
+        raise PlanTypeError(f"sl.mix(weights=) is a dict by name, or a schedule of these, got {type_and_repr(weights)}")
     if set(weights) != set(names):
         raise PlanError(
             f"sl.mix(weights=) names each component once ({', '.join(names)}), got {', '.join(map(str, weights))}"
         )
     for name, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float):
-            raise PlanTypeError(f"sl.mix(weights=): that of {name!r} is a number, got {given(weight)}")
+            raise PlanTypeError(f"sl.mix(weights=): that of {name!r} is a number, got {type_and_repr(weight)}")
         if not (weight >= 0 and math.isfinite(weight)):
             raise PlanError(f"sl.mix(weights=): that of {name!r} is finite and at least 0, got {weight}")
     if not any(weights.values()):

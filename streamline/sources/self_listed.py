@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from streamline.core.item_codec import decoded
+from streamline.core.item_codec import decode_json
 from streamline.core.meters import Traffic
 from streamline.core.state import Json
 from streamline.errors import ReadError
@@ -201,7 +201,7 @@ def _is_folder(path: str) -> bool:
 def _parse_index(content: bytes, path: str) -> list[IndexedShard]:
     what = f"{path} is no index of MDS shards, or is damaged"
     read = partial(msgspec.convert, type=MdsIndex)
-    index: MdsIndex = decoded(content, read, lambda why: ReadError(f"{what}: {why}; write it anew"))
+    index: MdsIndex = decode_json(content, read, lambda why: ReadError(f"{what}: {why}; write it anew"))
     for shard in index.shards:
         how = (shard.compression or "").partition(":")[0]
         if shard.format != "mds" or how in UNREAD:

@@ -28,7 +28,7 @@ class Zip(Several[tuple[Any, ...]]):
     def check_split(self, mode: Mode, num_shards: int) -> None:
         super().check_split(mode, num_shards)
         for name, component in self.components if num_shards > 1 else ():
-            if (why := component.misaligned) is not None:
+            if (why := component.misalignment) is not None:
                 raise PlanError(
                     f"sl.zip is split into {num_shards} shards by splitting each part alike, and part {name} can't be: "
                     f"{why}. Leave .shard out, or zip what is indexed and do the rest after it"
@@ -48,7 +48,7 @@ class Zip(Several[tuple[Any, ...]]):
         held = [Chunk[Any]((), ())] * len(flows)
         parts = {name: Reference.to(flow.state) for name, flow in flows}
         pace = Pace()
-        want = context.want
+        want = context.max_items
         while True:
             for at, (name, flow) in enumerate(flows):
                 while not held[at].items:
@@ -68,7 +68,7 @@ class Zip(Several[tuple[Any, ...]]):
             del rows  # the reader has them: items are not kept while the next are made
             parts = {name: Reference(states, count - 1) for name, states in columns.items()}
             held = [chunk.part(count, len(chunk.items)) for chunk in held]
-            want = context.want
+            want = context.max_items
             await pace.maybe_yield()
 
     async def _check_ends(self, at: int, flows: Sequence[tuple[str, Flow[Any]]], held: Sequence[Chunk[Any]]) -> None:

@@ -326,7 +326,7 @@ def _as_read(source: Any, upstream: Upstream) -> Iterator[Any]:
                 found = [item async for item in flow]
             finally:
                 await flow.aclose()
-                here.tasks.finished()
+                here.tasks.clean_up()
         return found
 
     yield from upstream.loops.of(source).call(read)

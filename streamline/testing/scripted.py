@@ -165,7 +165,7 @@ class Script(Source[Any]):
                     at += 1
                     continue
                 turn += 1
-                stop = min(at + await self._pace(context.want, turn), len(entries))
+                stop = min(at + await self._pace(context.max_items, turn), len(entries))
                 items = []
                 while at < stop and not _is_mark(entries[at]):
                     items.append(entries[at])

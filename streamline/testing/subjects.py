@@ -237,7 +237,7 @@ def run(work: Callable[[Tasks], Awaitable[R]], loop: str = "asyncio") -> R:
             except Exception as error:  # out of the group's reach, which would wrap it
                 failure.append(error)
             finally:
-                tasks.finished()
+                tasks.clean_up()
             group.cancel_scope.cancel()
 
     anyio.run(main, backend_options={"use_uvloop": loop == "uvloop"})

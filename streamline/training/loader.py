@@ -22,7 +22,7 @@ from streamline.core.error_policy import ErrorReport
 from streamline.core.options import check_ago, check_int
 from streamline.errors import ClosedError, PlanError
 from streamline.observe.stats import Stats
-from streamline.plan.length import num_given
+from streamline.plan.length import num_outputs_of_rank
 from streamline.runtime.run import RESET_WITHIN, ResolvedRun, reset_caches
 from streamline.runtime.tuning import NOT_TUNED, StreamTuning
 from streamline.sharding.ends import EndsReport
@@ -142,7 +142,7 @@ class Loader(Generic[T]):
         run, rank = self._resolved, self._resolved.rank
         if rank.found_in == "alone":
             rank = find_rank()  # a trainer may have begun its processes since, as each iteration finds out, too
-        items = num_given(run.plan, rank.rank, rank.world_size, run.ending.ends.policy)
+        items = num_outputs_of_rank(run.plan, rank.rank, rank.world_size, run.ending.ends.policy)
         if items is None:
             raise TypeError(
                 "how many items an epoch of this pipeline has isn't known before they have been read: "
@@ -448,4 +448,4 @@ def _part(snapshot: Snapshot | None, resolved: ResolvedRun) -> Snapshot | None:
     """Return the part of a snapshot that a run took: a whole job's is in no state of one rank."""
     if snapshot is None or (snapshot.rank, snapshot.world_size) == (resolved.rank.rank, resolved.rank.world_size):
         return snapshot
-    return resolved.begun_at
+    return resolved.start_snapshot

@@ -14,7 +14,7 @@ import msgspec
 
 from streamline.core.state_types import Count, Unsigned
 from streamline.errors import ResumeError, SnapshotError
-from streamline.snapshot.file_format import sealed, unsealed
+from streamline.snapshot.file_format import seal, unseal
 from streamline.snapshot.snapshot import Snapshot
 
 Inside = Literal["begin", "inside", "unknown"]
@@ -38,7 +38,7 @@ class SealedState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict of what JSON has."""
-        snapshot = self.snapshot and sealed(self.snapshot, self._beside)
+        snapshot = self.snapshot and seal(self.snapshot, self._beside)
         return asdict(replace(self, snapshot=snapshot, version=VERSION))
 
     @property
@@ -64,7 +64,7 @@ class SealedState:
         except msgspec.ValidationError as error:
             raise SnapshotError(f"not a {cls.of}'s state: {error}") from None
         if state.snapshot:
-            state = replace(state, snapshot=unsealed(state.snapshot, state._beside, f"the {cls.of}'s state"))
+            state = replace(state, snapshot=unseal(state.snapshot, state._beside, f"the {cls.of}'s state"))
         if (contradiction := state._contradiction()) is not None:
             raise SnapshotError(f"not a {cls.of}'s state: {contradiction}")
         return state

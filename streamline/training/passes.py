@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, 
 from streamline.backends.hosts.pool import HostingBackend, HostPool
 from streamline.core.cleanup import Cleanup
 from streamline.core.cursor import PartIterator
-from streamline.core.forks import disowned_in_copies
+from streamline.core.forks import disown_in_copies
 from streamline.core.options import check_flag, check_int
-from streamline.core.threads import HEAR_S, start_thread, undisturbed
+from streamline.core.threads import CTRL_C_S, run_uninterrupted, start_thread
 from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
 from streamline.observe.exporters import keep
 from streamline.observe.page import open_page, page_url
@@ -125,7 +125,7 @@ class Passes(Generic[T]):
         self._epoch = 0
         self._current: weakref.ref[SyncStream[T]] | None = None
         self._next: _Next[T] | None = None
-        disowned_in_copies(self)
+        disown_in_copies(self)
 
     def disown(self) -> None:
         """Forget the lock, which another thread may have held."""
@@ -147,7 +147,7 @@ class Passes(Generic[T]):
                 return ready
             coming.drop()
         spent = Future[None]()
-        stream = opened.sync_stream(spent=partial(_mark_spent, spent))
+        stream = opened.sync_stream(on_exhausted=partial(_mark_spent, spent))
         self._current = weakref.ref(stream)
         return LoaderRun(stream, begin, opened.resolved.epoch, spent)
 
@@ -163,7 +163,7 @@ class Passes(Generic[T]):
             self._to_keep.pop()
 
         while self._to_keep:
-            undisturbed(keep_next)
+            run_uninterrupted(keep_next)
 
     def expect(self, epoch: int, current: LoaderRun[T] | None = None) -> None:
         """Open `epoch` ahead when its time comes.
@@ -229,7 +229,7 @@ class _Next(Generic[T]):
     def wait(self) -> LoaderRun[T] | None:
         """Wait until it is open, and return it; None if it couldn't be opened: why, the trainer's own opening says."""
         while self._thread is not None and self._thread.is_alive():
-            self._thread.join(HEAR_S)
+            self._thread.join(CTRL_C_S)
         return self._run
 
     def drop(self) -> None:
@@ -247,7 +247,7 @@ class _Next(Generic[T]):
             opened = self._open_at(resume=None, epoch=self._epoch)
             if opened.resolved.ending.store is not None:
                 return  # ranks agree on streams in the order in which they begin, and none knows what others open ahead
-            stream = opened.sync_stream(spent=partial(_mark_spent, spent), ahead=True)
+            stream = opened.sync_stream(on_exhausted=partial(_mark_spent, spent), ahead=True)
         except Exception:
             return
         self.resolved = opened.resolved

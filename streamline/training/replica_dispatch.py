@@ -27,12 +27,12 @@ import anyio
 
 from streamline.core.blame import cancellation_requested, not_an_end
 from streamline.core.capacity import LIST_ITEMS
-from streamline.core.forks import belongs_elsewhere, disowned_in_copies
+from streamline.core.forks import belongs_elsewhere, disown_in_copies
 from streamline.core.gate import Gate
 from streamline.core.pace import SLICE_S
 from streamline.core.state import Reference, Since
-from streamline.core.tasks import check_event_loop, spawn, surely
-from streamline.core.threads import disable_slow_callback_log, interruptible, start_thread, threadsafe_call
+from streamline.core.tasks import check_event_loop, spawn, wait_shielded
+from streamline.core.threads import disable_slow_callback_log, start_thread, threadsafe_call, wait_interruptible
 from streamline.errors import ClosedError, PlanError, PlanTypeError, ReplicaStalled
 from streamline.runtime.open import Openable, Opened
 from streamline.runtime.run import RunKeywords
@@ -74,7 +74,7 @@ class Dispatcher:
         self._thread_id: int | None = None
         self._over: Future[None] = Future()
         self._owner = os.getpid()
-        disowned_in_copies(self)
+        disown_in_copies(self)
 
     def disown(self) -> None:
         """Give nothing more, if reading has begun: the process that this one is a copy of goes on reading."""
@@ -147,7 +147,7 @@ class Dispatcher:
         if self.begun and not self._over.done():
             over, wake = anyio.Event(), threadsafe_call()
             self._over.add_done_callback(lambda _: wake(over.set))
-            await surely(over)
+            await wait_shielded(over)
 
     def close(self) -> None:
         """Read no more, and wait until the stream is closed, but not for user code that is stuck."""
@@ -156,7 +156,7 @@ class Dispatcher:
             over: SimpleQueue[object] = SimpleQueue()  # `futures.wait` may leave its lock taken, if Ctrl-C comes in it
             self._over.add_done_callback(over.put)
             with suppress(Empty):
-                interruptible(lambda slice_s: over.get(timeout=slice_s), EXIT_S)
+                wait_interruptible(lambda slice_s: over.get(timeout=slice_s), EXIT_S)
 
     # The task --------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import anyio
 
-from streamline.core.threads import HEAR_S, threadsafe_call
+from streamline.core.threads import CTRL_C_S, threadsafe_call
 
 Standing = Literal["unasked", "read", "closed", "lost"]
 
@@ -82,7 +82,7 @@ class Notifier:
             self.waiter = _Waiter(partial(rings.put, None), get_ident())
             while not ready():
                 with suppress(Empty):
-                    rings.get(timeout=HEAR_S)
+                    rings.get(timeout=CTRL_C_S)
                     break
         finally:
             self.waiter = None

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import anyio.lowlevel
 
 from streamline.core.blame import cancellation_requested, not_an_end
-from streamline.core.forks import disowned_in_copies
+from streamline.core.forks import disown_in_copies
 from streamline.errors import ClosedError, PlanError, ResumeError
 from streamline.sources.foreign_state import Foreign, foreign
 from streamline.sources.single_use import Use
@@ -129,7 +129,7 @@ class SharedSyncIterator(SharedIterator[T]):
 
     def __init__(self, iterable: Iterable[T], worker: int, of: int, resume: dict[str, Any] | None, use: Use) -> None:
         self._lock = threading.RLock()  # Ctrl-C may come while it is held
-        disowned_in_copies(self)
+        disown_in_copies(self)
         self._drawing = self._cut = False
         super().__init__(iterable, worker, of, resume, use)
         self._numbered: Any = enumerate(self._iterator, self._at)

@@ -12,7 +12,7 @@ import msgspec
 from streamline.core.cleanup import Cleanup
 from streamline.core.cursor import PartIterator
 from streamline.core.forks import ForkSafeLock
-from streamline.core.options import check_function, check_int, given
+from streamline.core.options import check_function, check_int, type_and_repr
 from streamline.core.state import digest
 from streamline.core.state_types import Count, check_type
 from streamline.core.tracebacks import TrimmedTraceback
@@ -88,7 +88,7 @@ class StreamDataset(Generic[T]):
                     f"{num_workers} workers, and the first one is 0"
                 )
         if strategy not in STRATEGIES:
-            raise PlanError(f"StreamDataset(strategy=) is one of {STRATEGIES}, got {given(strategy)}")
+            raise PlanError(f"StreamDataset(strategy=) is one of {STRATEGIES}, got {type_and_repr(strategy)}")
         self.factory = factory
         self.strategy = strategy
         self._given = (worker_id, num_workers)
@@ -174,7 +174,7 @@ class StreamDataset(Generic[T]):
             before.
         """
         if not isinstance(state, dict) or state.keys() != {"items", "ended", "state", "sha256"}:
-            raise ResumeError(f"expected what StreamDataset.state_dict() returned, got {given(state)}")
+            raise ResumeError(f"expected what StreamDataset.state_dict() returned, got {type_and_repr(state)}")
         check_type(state, Drew, "the state of a StreamDataset")
         found = {key: value for key, value in state.items() if key != "sha256"}
         if state != _sealed(found):

@@ -17,7 +17,7 @@ from streamline.errors import PlanError, PlanTypeError, install
 from streamline.runtime.open import Openable
 from streamline.runtime.sync_stream import SyncStream
 from streamline.sharding.ranks import find_rank
-from streamline.snapshot.file_format import sealed, unsealed
+from streamline.snapshot.file_format import seal, unseal
 from streamline.snapshot.snapshot import Snapshot
 
 try:
@@ -91,7 +91,7 @@ class TorchDataset(IterableDataset, Generic[T]):  # type: ignore[misc]  # torch 
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the iteration in this process stands: one string."""
-        return {"snapshot": "" if self._stream is None else sealed(self._stream.snapshot().to_json(), None)}
+        return {"snapshot": "" if self._stream is None else seal(self._stream.snapshot().to_json(), None)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next iteration in this process go on there.
@@ -102,7 +102,7 @@ class TorchDataset(IterableDataset, Generic[T]):  # type: ignore[misc]  # torch 
         text = state_dict.get("snapshot")
         if not isinstance(text, str):
             raise PlanTypeError(f"load_state_dict takes what state_dict() returned, got {state_dict!r:.80}")
-        self._resume = Snapshot.from_json(unsealed(text, None, "the state of a TorchDataset")) if text else None
+        self._resume = Snapshot.from_json(unseal(text, None, "the state of a TorchDataset")) if text else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pipe": dumps(self._pipe), "_stream": None}

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from streamline.core.lazy_numpy import loaded_np
-from streamline.core.text import counted
+from streamline.core.text import quantity
 from streamline.core.tree import replaced
 from streamline.errors import DataError, PlanError, PlanTypeError, install
 from streamline.transfer.base import Copies, HostMemory, Mover, Target, as_tensor, check_array, is_plain
@@ -84,7 +84,7 @@ def _cuda(torch: Any, device: str) -> Target:
     index = int(number) if number else int(torch.cuda.current_device())
     if index >= count:
         raise PlanError(
-            f'.transfer("{device}"): torch sees {counted(count, "CUDA device")}, numbered from 0; each rank '
+            f'.transfer("{device}"): torch sees {quantity(count, "CUDA device")}, numbered from 0; each rank '
             'takes its own with torch.cuda.set_device(n) and .transfer("cuda")'
         )
     from streamline.transfer.cuda import Cuda

@@ -14,7 +14,7 @@ from streamline.core.channel import Inbox
 from streamline.core.counters import Working
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
-from streamline.core.pace import results
+from streamline.core.pace import map_in_slices
 from streamline.core.place import Lender
 from streamline.core.state import Tree
 from streamline.transfer.base import HandOver, Mover, Target
@@ -65,7 +65,7 @@ class Transfer(Stage[Any, Any]):
         if not self.owns_output_channel:
             return super().open(upstream, state)
         site, mover = upstream.site, self._mover()
-        site.tasks.own(mover.close)
+        site.tasks.add_cleanup(mover.close)
         services = site.tasks.session.services
         if mover.hands_over:
             services.add(HandOver, HandOver(mover.arrived))
@@ -87,7 +87,7 @@ class Transfer(Stage[Any, Any]):
         mover = self._mover()
         if run.meter is not None and mover.details is not None:
             run.meter.details_from(mover.details)
-        async with aclosing(results(run, mover.move, str(self), "")) as parts:
+        async with aclosing(map_in_slices(run, mover.move, str(self), "")) as parts:
             async for chunk, moved in parts:
                 yield Chunk(moved, chunk.states, chunk.progress)
                 del chunk, moved
@@ -114,7 +114,7 @@ class Transfer(Stage[Any, Any]):
                 del moved
         finally:
             mover.close()
-            run.site.tasks.disown(mover.close)
+            run.site.tasks.remove_cleanup(mover.close)
 
     async def _move(self, mover: Mover, batch: Any, run: StageRun[Any]) -> Any:
         with Working(run.meter), CancelScope(shield=True):  # it would copy from memory that is free

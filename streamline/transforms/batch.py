@@ -27,7 +27,7 @@ from streamline.core.counters import HoldTimer
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
 from streamline.core.options import check_function, is_async
-from streamline.core.pace import Pace, check_awaited
+from streamline.core.pace import Pace, check_no_coroutines
 from streamline.core.place import Lender
 from streamline.core.replay import FailedCall
 from streamline.core.state import Over, Reference, State, Tree, part_json
@@ -150,7 +150,7 @@ class Batch(Stage[In, Out]):
         together = self.size * max(1, TOGETHER_ITEMS // self.size)
         pace = Pace()
         while (
-            chunk := await run.pull(min(together, self.size * run.want) - len(held), self.size - len(held))
+            chunk := await run.pull(min(together, self.size * run.max_items) - len(held), self.size - len(held))
         ) is not None:
             items, states, after, start = chunk.items, chunk.states, chunk.progress, 0
             del chunk  # the items of a batch are many and large: none is kept longer than it is needed
@@ -193,7 +193,7 @@ def make_batch(
             named: Any = collate if collate is stack or collate is stack_tensors else None
             place = run.site.tasks.session.services.get(Lender).place
             made = [collate(held) if named is None else named(held, place)]
-        check_awaited(stage, made, "await it in a .map after .batch(collate=None)")
+        check_no_coroutines(stage, made, "await it in a .map after .batch(collate=None)")
         return made
     except BaseException as error:
         run.skip_or_raise(blame(error, str(stage), run.site, last, FailedCall(collate, held)), held, last, len(held))

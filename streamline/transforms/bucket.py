@@ -23,7 +23,7 @@ import msgspec
 from streamline.core.blame import blame, saved_as
 from streamline.core.counters import HoldTimer
 from streamline.core.flow import Chunk, Lists, StageRun
-from streamline.core.options import check_flag, check_function, check_int, given, is_async
+from streamline.core.options import check_flag, check_function, check_int, is_async, type_and_repr
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
 from streamline.core.state import MadeStates, Over, Reference, Since, State, States
@@ -146,7 +146,9 @@ class BucketByLength(Stage[In, Out]):
         except TypeError:
             length = None
         if length is None:
-            raise PlanTypeError(f"expected a length from .bucket_by_length(length=), an integer, got {given(found)}")
+            raise PlanTypeError(
+                f"expected a length from .bucket_by_length(length=), an integer, got {type_and_repr(found)}"
+            )
         if length < 0:
             raise PlanError(f"expected a length of at least 0 from .bucket_by_length(length=), got {length}")
         return length
@@ -213,7 +215,7 @@ def length_of(item: Any) -> int:
 def _ints(option: str, values: object, least: int) -> tuple[int, ...]:
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         raise PlanTypeError(
-            f"{option} is a sequence of integers{'' if least == 0 else ', or one integer'}, got {given(values)}"
+            f"{option} is a sequence of integers{'' if least == 0 else ', or one integer'}, got {type_and_repr(values)}"
         )
     return tuple(check_int(f"each of {option}", value, least) for value in values)
 

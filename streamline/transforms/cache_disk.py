@@ -21,7 +21,7 @@ from time import monotonic
 from typing import TypeVar
 
 from streamline.core.flow import Chunk, Flow, Opener, StageRun
-from streamline.core.state import Tally, Tree, read_again, skips_in, with_skips
+from streamline.core.state import Tally, Tree, counts_to_replay, skips_in, with_skips
 from streamline.core.tree import nbytes
 from streamline.errors import ResumeError, printable
 from streamline.transforms.cache_files import ROOT, BlockInfo, CacheBlock, CacheFiles, FoundBlocks, new_id, whole
@@ -169,7 +169,7 @@ class DiskPass(CachePass[T]):
         if state is not None:  # what was skipped on the way is only tried again
             tally = Tally()
             self.flow.state.tally(tally)
-            counts = read_again(skips_in(state), {name: count for (_, name), count in tally.skipped.items()})
+            counts = counts_to_replay(skips_in(state), {name: count for (_, name), count in tally.skipped.items()})
             state = with_skips(state, counts)
         await self.flow.aclose()
         self.flow = self._upstream.at(replace(self.run.site, epoch=epoch))(state)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from streamline.core.atomic_file import write_parts
 from streamline.core.item_codec import Read, unpack_all
-from streamline.core.record_file import DamagedError, packed, read_packed, size_of, whose, write_packed
+from streamline.core.record_file import DamagedError, pack_parts, read_pack, size_of, whose, write_pack
 from streamline.core.state import Json, Tree
 from streamline.errors import CacheFull, ReadError
 from streamline.transforms.cache_pass import MAKE_ROOM
@@ -172,7 +172,7 @@ class CacheFiles:
             f"{'.end' if block.end else ''}{'.chosen' if block.chosen else ''}.cache"
         )
         body = {"name": path.name, "epoch": held.epoch, "state": held.state}
-        parts = packed(MAGIC, WRITER, held.items, body)
+        parts = pack_parts(MAGIC, WRITER, held.items, body)
         size = size_of(parts)
         if self.max_bytes is not None and before_bytes + size > self.max_bytes:
             raise CacheFull(
@@ -181,7 +181,7 @@ class CacheFiles:
                 f"{MAKE_ROOM}"
             )
         try:
-            write_packed(path, parts, self._whose)
+            write_pack(path, parts, self._whose)
         except OSError as error:
             raise ReadError(f"can't keep a pass in {path}: {error.strerror or error}; {self._wants}") from error
         return replace(block, path=path, nbytes=size)
@@ -205,7 +205,7 @@ class CacheFiles:
             return BlockInfo(unpack_all(body["items"], read), tuple(body["epoch"]), body["state"])
 
         try:
-            return read_packed(block.path, MAGIC, unpacked)
+            return read_pack(block.path, MAGIC, unpacked)
         except FileNotFoundError:
             raise
         except OSError as error:

@@ -24,9 +24,9 @@ from streamline.core.state import (
     State,
     States,
     Tree,
-    consumed_of,
+    consumed_count,
+    counts_to_replay,
     part_json,
-    read_again,
     skips_in,
     with_skips,
 )
@@ -89,7 +89,7 @@ class CachePass(ABC, Generic[T]):
                 stop = self.served + len(items)
                 while self.served < stop:
                     at, first = len(items) - (stop - self.served), self.served
-                    part = items[at : at + run.want]
+                    part = items[at : at + run.max_items]
                     self.served += len(part)
                     yield Chunk(part, ServedStates(self.place, first, Since(self.mark, self.flow.state)))
                     await pace.maybe_yield()
@@ -101,7 +101,7 @@ class CachePass(ABC, Generic[T]):
             if self.drawn < self.served:
                 await self._draw_again(pace)
                 yield Chunk((), (), self.state())
-            while (chunk := await self.draw(run.want)) is not None:
+            while (chunk := await self.draw(run.max_items)) is not None:
                 first = self.served
                 self.served += len(chunk.items)
                 after = None
@@ -151,7 +151,7 @@ class MemoryDrawing(Generic[T]):
         """Return a drawing of the same items, of which so many were skipped before: they are only tried again."""
         site, mark = self.opener.site, self.mark
         before = site.skipped if mark is None else {(site.shard, name): n for name, n in skips_in(mark).items()}
-        counts = read_again(before, {key: consumed_of(count) for key, count in skipped.items()})
+        counts = counts_to_replay(before, {key: consumed_count(count) for key, count in skipped.items()})
         if mark is not None:
             mark = with_skips(mark, {name: count for (_, name), count in counts.items()})
         return MemoryDrawing(self.opener.at(replace(site, skipped=counts)), mark, self.max_bytes)
@@ -169,7 +169,7 @@ class MemoryPass(CachePass[T]):
         return self._drawing.complete
 
     async def kept_items(self) -> Sequence[T]:
-        return self._drawing.items[self.served : self.served + self.run.want]
+        return self._drawing.items[self.served : self.served + self.run.max_items]
 
     async def draw(self, limit: int) -> Chunk[T] | None:
         if self._full is not None:

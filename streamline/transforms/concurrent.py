@@ -37,12 +37,12 @@ from streamline.core.blame import blame, cancellation_requested
 from streamline.core.capacity import LIST_ITEMS
 from streamline.core.channel import Channel
 from streamline.core.counters import StageMeter
-from streamline.core.driver import into
+from streamline.core.driver import fill_channel
 from streamline.core.error_policy import Failure, Skips
 from streamline.core.flow import Flow, Site
-from streamline.core.gate import Gate, resting
+from streamline.core.gate import Gate, wait_at_rest
 from streamline.core.limits import CallLimits, Limit, StagePermits
-from streamline.core.pace import SLICE_S, Pace, call_all, check_awaited
+from streamline.core.pace import SLICE_S, Pace, call_all, check_no_coroutines
 from streamline.core.replay import FailedCall
 from streamline.core.tasks import Starter
 from streamline.core.threads import threadsafe_call
@@ -124,7 +124,7 @@ class Admission(Generic[In]):
                 room = min(await self._channel.wait_room(), LIST_ITEMS)
                 while not (allowed := self._order.room(position)):
                     self._delivered = anyio.Event()
-                    await resting(self._delivered.wait())
+                    await wait_at_rest(self._delivered.wait())
                 self.full = False
                 if gate.holding:
                     await gate.passage()
@@ -176,7 +176,7 @@ class Admission(Generic[In]):
         self._waiting.append(event)
         if self.ended:
             self._tell()
-        await resting(event.wait())
+        await wait_at_rest(event.wait())
 
     @property
     def over(self) -> bool:
@@ -267,7 +267,7 @@ class Deliverer(Generic[In, Out]):
         """Count a skipped item, and free its place in the channel."""
         assert self._calls.skips is not None
         self._calls.skips.add(failure)
-        self._channel.freed(1, 0)
+        self._channel.on_consumed(1, 0)
 
     async def run(self) -> BaseException | None:
         """Send on what is due, until all is sent or a failure is due; return that."""
@@ -287,7 +287,7 @@ class Deliverer(Generic[In, Out]):
                 if failure is None and order.stranded:
                     return ResumeError(f"{self._calls.stage}: fewer items came than when the snapshot was taken")
                 return failure
-            await resting(self._event.wait())
+            await wait_at_rest(self._event.wait())
             await self._let_more_come()
             if gate.holding:
                 await gate.passage()
@@ -340,7 +340,7 @@ class CallPool(ABC, Generic[In, Out]):
 
     async def run(self, upstream: Flow[In]) -> None:
         """Run the job, and close the upstream; raises nothing but its own cancellation."""
-        await into(self._channel, upstream, partial(self._run, upstream))
+        await fill_channel(self._channel, upstream, partial(self._run, upstream))
 
     async def _run(self, upstream: Flow[In]) -> None:
         admission, gate, group = self._admission, self._site.tasks.gate, anyio.create_task_group()
@@ -437,7 +437,7 @@ class TaskPool(CallPool[In, Out]):
         fn: Callable[[In], Awaitable[Out]]
         fn = self._calling(self._calls.fn) if self._retried is None else self._retried.acall
         admission, put, permits = self._admission, self._results.put, self._permits
-        slots, worked, pace, calls = self._meter.slots, self._meter.worked, Pace(), 0
+        slots, worked, pace, calls = self._meter.slots, self._meter.count_work, Pace(), 0
         while admission.workers <= self._at_once:  # `_too_many`, in fewer steps
             if (claim := admission.claim()) is None:
                 await self._wait(slot)
@@ -488,7 +488,7 @@ class LimitedThreads(TaskPool[In, Out]):
             call.drop()
         if error is not None:
             raise error
-        check_awaited(self._calls.stage, results, NOT_AWAITED)
+        check_no_coroutines(self._calls.stage, results, NOT_AWAITED)
         return results[0]
 
 
@@ -582,7 +582,7 @@ class ThreadedPool(CallPool[In, Out]):
             results, error = call_all(fn, part.items[start:stop])
             slots[slot], ended = 0.0, perf_counter()
             try:
-                check_awaited(self._calls.stage, results, NOT_AWAITED)
+                check_no_coroutines(self._calls.stage, results, NOT_AWAITED)
             except PlanTypeError as failure:
                 results, error = [], failure
             rest = start + len(results)
@@ -608,7 +608,7 @@ class ThreadedPool(CallPool[In, Out]):
         self, part: AdmittedInputs[In], start: int, untaken: deque[list[Out]], began: float, ended: float
     ) -> None:
         """Take the first list of results, in the event loop."""
-        self._meter.worked(began, ended)
+        self._meter.count_work(began, ended)
         for index, result in enumerate(untaken.popleft(), start):
             self._results.put(part, index, result)
 

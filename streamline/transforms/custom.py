@@ -28,9 +28,9 @@ from streamline.core.capacity import LIST_ITEMS, Capacity
 from streamline.core.channel import Channel
 from streamline.core.counters import StageMeter
 from streamline.core.cursor import FlowReader
-from streamline.core.driver import into, run_into
+from streamline.core.driver import fill_channel, run_into
 from streamline.core.flow import Chunk, Flow, Opener, Site
-from streamline.core.options import check_function, check_int, given
+from streamline.core.options import check_function, check_int, type_and_repr
 from streamline.core.state import Over, Since, State, Tree
 from streamline.core.state_types import Count
 from streamline.core.user_function import DeclaredFunction, jsonable, parameters_of
@@ -178,7 +178,7 @@ class Through(Stage[In, Out]):
         channel = Channel[Out](Over(self.name, own, flow.state), Capacity(CAPACITY))
         channel.filler = flow.reader = upstream.site.meter(self.name, self.kind)
         job = _CustomRun(self, flow, channel, own, upstream.site)
-        return run_into(channel, partial(into, channel, flow, job.run), upstream.site, str(self), self.name)
+        return run_into(channel, partial(fill_channel, channel, flow, job.run), upstream.site, str(self), self.name)
 
     @property
     def initial_state(self) -> SafePoint:
@@ -230,7 +230,7 @@ class _TimedReader(FlowReader[In]):
         meter = self._meter
         if meter is not None and meter.slots:
             (began,), meter.slots = meter.slots, []
-            meter.worked(began, perf_counter())
+            meter.count_work(began, perf_counter())
 
     async def _pull(self) -> Chunk[In] | None:
         self.stop()
@@ -342,7 +342,8 @@ def check_through(fn: object) -> None:
     """Check that `fn` may be an async generator function."""
     if inspect.isasyncgen(fn) or inspect.isgenerator(fn):
         raise PlanTypeError(
-            f".through(fn) is a function, got {given(fn)}: .through({fn.__name__}), which is called with the items"
+            f".through(fn) is a function, got {type_and_repr(fn)}: .through({fn.__name__}), which is called with the "
+            "items"
         )
     check_function(".through(fn)", fn)
     if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn):

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, SupportsFloat, SupportsIndex, TypeVar
 from streamline.core.blame import blame
 from streamline.core.counters import HoldTimer
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
-from streamline.core.options import check_function, check_int, check_takes_item, given, is_async
+from streamline.core.options import check_function, check_int, check_takes_item, is_async, type_and_repr
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
 from streamline.core.state import Reference, State, Tree
@@ -231,7 +231,7 @@ class CostBatch(Cut[In, Out]):
     def measured(self, item: In) -> float:
         cost = self.cost(item)
         if isinstance(cost, bool) or not isinstance(cost, SupportsFloat | SupportsIndex):
-            raise PlanTypeError(f"expected a cost from .batch(cost=), a number, got {given(cost)}")
+            raise PlanTypeError(f"expected a cost from .batch(cost=), a number, got {type_and_repr(cost)}")
         cost = cost if isinstance(cost, int | float) else float(cost)
         if not cost >= 0:
             raise DataError(f"expected a cost of at least 0 from .batch(cost=), got {cost!r}")
@@ -273,7 +273,7 @@ def cost_batch_of(
         )
     _check_sync(".batch(cost=)", cost)
     if isinstance(max_cost, bool) or not isinstance(max_cost, int | float):
-        raise PlanTypeError(f".batch(max_cost=) is a number, got {given(max_cost)}")
+        raise PlanTypeError(f".batch(max_cost=) is a number, got {type_and_repr(max_cost)}")
     if not 0 < max_cost < math.inf:
         raise PlanError(f".batch(max_cost=) is more than 0, got {max_cost!r}")
     if max_wait_s is not None:

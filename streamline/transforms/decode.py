@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, overload
 
 from streamline.core.lazy_numpy import loaded_np, np
-from streamline.core.options import check_installed, check_int, given
+from streamline.core.options import check_installed, check_int, type_and_repr
 from streamline.errors import DataError, PlanError, PlanTypeError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def image(mode: str = "RGB") -> Callable[[Data], npt.NDArray[Any]]:
     """
     check_installed("sl.decode.image", "PIL", "Pillow", "media")
     if mode not in MODES:
-        raise PlanError(f"sl.decode.image(mode=) is one of {MODES}, got {given(mode)}")
+        raise PlanError(f"sl.decode.image(mode=) is one of {MODES}, got {type_and_repr(mode)}")
     return _ImageDecoder(mode)
 
 
@@ -94,7 +94,7 @@ def audio(truncated: Literal["raise", "keep"] = "raise") -> Callable[[Data], Aud
     """
     check_installed("sl.decode.audio", "soundfile", "soundfile", "media")
     if truncated not in ("raise", "keep"):
-        raise PlanError(f'sl.decode.audio(truncated=) is "raise" or "keep", got {given(truncated)}')
+        raise PlanError(f'sl.decode.audio(truncated=) is "raise" or "keep", got {type_and_repr(truncated)}')
     return _AudioDecoder(truncated)
 
 
@@ -119,9 +119,11 @@ def video(times: Sequence[float] | int) -> Callable[[Data], VideoFrames]:
     try:
         found = tuple(map(float, times))
     except (TypeError, ValueError):
-        raise PlanTypeError(f"sl.decode.video(times=) is seconds, or how many frames, got {given(times)}") from None
+        raise PlanTypeError(
+            f"sl.decode.video(times=) is seconds, or how many frames, got {type_and_repr(times)}"
+        ) from None
     if not found or not all(0 <= one <= other for one, other in zip(found, [*found[1:], math.inf], strict=True)):
-        raise PlanError(f"sl.decode.video(times=) is seconds of 0 or more, rising, got {given(times)}")
+        raise PlanError(f"sl.decode.video(times=) is seconds of 0 or more, rising, got {type_and_repr(times)}")
     return _VideoDecoder(found)
 
 
@@ -145,11 +147,14 @@ def example(features: Mapping[str, Sequence[int]] | None = None) -> Callable[[Da
         return _ExampleParser(None)
     shapes = {}
     if not isinstance(features, Mapping):
-        raise PlanTypeError(f'sl.decode.example(features=) is {{name: shape}}, {{"label": ()}}, got {given(features)}')
+        raise PlanTypeError(
+            f'sl.decode.example(features=) is {{name: shape}}, {{"label": ()}}, got {type_and_repr(features)}'
+        )
     for name, shape in features.items():
         if not isinstance(shape, tuple | list):
             raise PlanTypeError(
-                f"sl.decode.example(features=): expected a shape for {name!r}, () or (-1, 4), got {given(shape)}"
+                f"sl.decode.example(features=): expected a shape for {name!r}, () or (-1, 4), got "
+                f"{type_and_repr(shape)}"
             )
         shapes[name] = tuple(check_int(f"sl.decode.example(features=): {name!r}", size, -1) for size in shape)
     return _ExampleParser(tuple(shapes.items()))
@@ -172,14 +177,14 @@ def auto(**decoders: Callable[[Data], Any]) -> Callable[[Any], dict[str, Any]]:
     """
     for extension, decoder in decoders.items():
         if not callable(decoder):
-            raise PlanTypeError(f"sl.decode.auto({extension}=) is a function, got {given(decoder)}")
+            raise PlanTypeError(f"sl.decode.auto({extension}=) is a function, got {type_and_repr(decoder)}")
     return _SampleDecoder(tuple(decoders.items()))
 
 
 def data_of(item: Data) -> bytes | bytearray | memoryview:
     data = item if isinstance(item, bytes | bytearray | memoryview) else getattr(item, "data", None)
     if not isinstance(data, bytes | bytearray | memoryview):
-        raise TypeError(f"expected bytes, or what has them as `data`, got {given(item)}")
+        raise TypeError(f"expected bytes, or what has them as `data`, got {type_and_repr(item)}")
     return data
 
 
@@ -553,7 +558,9 @@ def _sample_of(item: Any) -> dict[str, Any]:
     """Return the sample that a whole file, or a member, is."""
     path = getattr(item, "path", None) or getattr(item, "name", None)
     if not isinstance(path, str):
-        raise TypeError(f"expected a sample (a dict), or an item with a path or a name and data, got {given(item)}")
+        raise TypeError(
+            f"expected a sample (a dict), or an item with a path or a name and data, got {type_and_repr(item)}"
+        )
     folder, slash, name = path.rpartition("/")
     key, _, field = name.partition(".")
     return {"__key__": f"{folder}{slash}{key}", field.lower(): data_of(item)}

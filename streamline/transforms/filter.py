@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from streamline.core.blame import blame
 from streamline.core.flow import Chunk, Lists, StageRun
-from streamline.core.pace import results
+from streamline.core.pace import map_in_slices
 from streamline.core.replay import Adapter, FailedCall
 from streamline.core.state import Picked
 from streamline.transforms.base import Stage
@@ -33,7 +33,7 @@ class Filter(Stage[T, T]):
     fn: Callable[[T], object]
 
     async def lists(self, run: StageRun[T]) -> Lists[T]:
-        async with aclosing(results(run, self.fn, str(self), ASYNC_VERDICT)) as parts:
+        async with aclosing(map_in_slices(run, self.fn, str(self), ASYNC_VERDICT)) as parts:
             async for chunk, verdicts in parts:
                 try:
                     kept = [index for index, verdict in enumerate(verdicts) if verdict]

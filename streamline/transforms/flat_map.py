@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from streamline.core.blame import blame
 from streamline.core.counters import HoldTimer
 from streamline.core.flow import Chunk, Lists, StageRun
-from streamline.core.pace import Pace, check_awaited
+from streamline.core.pace import Pace, check_no_coroutines
 from streamline.core.replay import FailedCall
 from streamline.core.state import Json, MadeStates, Over, Since, State
 from streamline.core.state_types import Count
@@ -55,7 +55,7 @@ class FlatMap(Stage[In, Out]):
         mark = run.upstream.state
         skip: int = run.own
         pace = Pace(run.meter)
-        while (chunk := await run.upstream.pull(run.want)) is not None:
+        while (chunk := await run.upstream.pull(run.max_items)) is not None:
             for index, item in enumerate(chunk.items):
                 now = chunk.states[index]
                 unfolding = _Unfolding(self, run, mark, now, skip)
@@ -94,7 +94,7 @@ class _Unfolding(Generic[In, Out]):
         try:
             with HoldTimer(self._run.meter):
                 outputs = self._stage.fn(item)
-            check_awaited(self._stage, [outputs], "await it in a .map before")
+            check_no_coroutines(self._stage, [outputs], "await it in a .map before")
             if not isinstance(outputs, Iterable):
                 raise PlanTypeError(
                     f"expected an iterable from {self._stage}, got {type(outputs).__name__}: [item] for one item, [] "
@@ -111,7 +111,9 @@ class _Unfolding(Generic[In, Out]):
         out: list[Out] = []
         if self.failure is None:
             try:
-                self.finished = pace.draw(self._outputs, self._skip + self._run.want, out) or _is_over(self._outputs)
+                self.finished = pace.draw(self._outputs, self._skip + self._run.max_items, out) or _is_over(
+                    self._outputs
+                )
             except BaseException as error:
                 self._drawn += len(out)
                 self._fail(error, self._item)

@@ -45,7 +45,7 @@ class Take(Stage[T, T]):
     async def lists(self, run: StageRun[T]) -> Lists[T]:
         taken: int = run.own
         while taken < self.count:
-            chunk = await run.upstream.pull(min(run.want, self.count - taken))
+            chunk = await run.upstream.pull(min(run.max_items, self.count - taken))
             if chunk is None:
                 return
             states = NumberedStates(self.name, taken + 1, chunk.states)
@@ -88,7 +88,7 @@ class Skip(Stage[T, T]):
 
     async def lists(self, run: StageRun[T]) -> Lists[T]:
         skipped: int = run.own
-        while (chunk := await run.upstream.pull(run.want)) is not None:
+        while (chunk := await run.upstream.pull(run.max_items)) is not None:
             drop = min(self.count - skipped, len(chunk.items))
             skipped += drop
             kept = chunk.part(drop, len(chunk.items)) if drop else chunk
@@ -110,7 +110,7 @@ class Stride(Stage[T, T]):
     async def lists(self, run: StageRun[T]) -> Lists[T]:
         seen: int = run.own
         shard, num_shards = run.site.shard, run.site.num_shards
-        while (chunk := await run.upstream.pull(run.want * num_shards)) is not None:
+        while (chunk := await run.upstream.pull(run.max_items * num_shards)) is not None:
             first = (shard - seen) % num_shards
             picked = range(first, len(chunk.items), num_shards)
             states = Picked(NumberedStates(self.name, seen + 1, chunk.states), picked)

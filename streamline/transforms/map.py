@@ -19,7 +19,7 @@ from streamline.core.knobs import Knob, KnobKind, KnobValues
 from streamline.core.lazy_numpy import np
 from streamline.core.limits import Limit
 from streamline.core.options import check_int, is_async
-from streamline.core.pace import results
+from streamline.core.pace import map_in_slices
 from streamline.core.process_random import Look, check_alone, set_globally, torch_generator
 from streamline.core.replay import Adapter
 from streamline.core.state import NumberedStates, Over, Tree
@@ -81,7 +81,7 @@ class Map(Stage[In, Out]):
             check_alone(str(self), run.site)
         else:
             look = Look(str(self), run.site)
-        async with aclosing(results(run, self.fn, str(self), awaiting_way(self.fn), look)) as parts:
+        async with aclosing(map_in_slices(run, self.fn, str(self), awaiting_way(self.fn), look)) as parts:
             async for chunk, out in parts:
                 made = [Chunk(out, chunk.states, chunk.progress)]
                 chunk.items = ()  # a batch that was changed in place is its reader's alone
@@ -284,7 +284,7 @@ class Numbering(Stage[In, "tuple[In, np.random.Generator]"]):
     async def lists(self, run: StageRun[In]) -> Lists[tuple[In, np.random.Generator]]:
         ordinal: int = run.own
         generators = Generators(self.seed, self.stage, run.site)
-        while (chunk := await run.upstream.pull(run.want)) is not None:
+        while (chunk := await run.upstream.pull(run.max_items)) is not None:
             pairs = [(item, generators.of(at)) for at, item in enumerate(chunk.items, ordinal)]
             states = NumberedStates(self.name, ordinal + 1, chunk.states)
             ordinal += len(pairs)

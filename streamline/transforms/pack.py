@@ -21,7 +21,7 @@ from streamline.core.capacity import LIST_ITEMS
 from streamline.core.counters import HoldTimer
 from streamline.core.flow import Chunk, Lists, StageRun
 from streamline.core.lazy_numpy import has_more, loaded_np, np
-from streamline.core.options import check_flag, check_int, given
+from streamline.core.options import check_flag, check_int, type_and_repr
 from streamline.core.pace import Pace
 from streamline.core.place import Lender, Place, lent
 from streamline.core.replay import FailedCall
@@ -104,13 +104,13 @@ class Pack(Stage[Any, Block]):
         held = _OpenDocuments(self, run.own, run.site.tasks.session.services.get(Lender).place)
         mark = Reference.to(run.upstream.state)
         pace = Pace()
-        while (chunk := await run.upstream.pull(held.documents_wanted(run.want))) is not None:
+        while (chunk := await run.upstream.pull(held.documents_wanted(run.max_items))) is not None:
             start = 0
             while start < len(chunk.items):
                 with HoldTimer(run.meter):
                     taken, error = held.take(chunk, start, mark)
                 while held.blocks:
-                    yield held.cut(min(held.blocks, held.together, run.want))
+                    yield held.cut(min(held.blocks, held.together, run.max_items))
                     await pace.maybe_yield()
                 start += taken
                 mark = Reference(chunk.states, start - 1) if start else mark
@@ -154,7 +154,7 @@ def pack_of(length: int, key: str | None, eos: int | None, drop_remainder: bool,
     if eos is not None:
         eos = check_int(".pack(eos=)", eos, 0)
     if key is not None and not isinstance(key, str):
-        raise PlanTypeError(f".pack(key) is the name of a field, got {given(key)}")
+        raise PlanTypeError(f".pack(key) is the name of a field, got {type_and_repr(key)}")
     check_flag(".pack(drop_remainder=)", drop_remainder)
     return Pack(name=name, length=length, key=key, eos=eos, drop_remainder=drop_remainder)
 

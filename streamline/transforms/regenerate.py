@@ -387,7 +387,7 @@ class Regenerate(Stage[T, T]):
             del chunk
             run.upstream.release()  # so that the next one may be drawn
             while served < cycle.place.total:
-                first, served = served, cycle.stop(served, min(run.want, most))
+                first, served = served, cycle.stop(served, min(run.max_items, most))
                 counts.serves(cycle.place, served)
                 states = MadeStates(cycle.place.state, self.name, first=first + 1)
                 yield Chunk(cycle.outputs(first, served, run.site), states)  # held by nothing here

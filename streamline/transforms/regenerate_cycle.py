@@ -24,7 +24,7 @@ from streamline.core.flow import Site
 from streamline.core.item_codec import Read, unpack, unpack_all
 from streamline.core.lazy_numpy import has_more, loaded_np, np
 from streamline.core.place import Lender, Place, lent
-from streamline.core.record_file import DamagedError, packed, read_packed, whose, write_packed
+from streamline.core.record_file import DamagedError, pack_parts, read_pack, whose, write_pack
 from streamline.core.state import HeldSince, Json, Over, State, Tree, part_json
 from streamline.core.state_types import Count, FileName, Size, Unsigned
 from streamline.core.tree import replaced
@@ -377,9 +377,9 @@ class Spill:
 
     def _write(self, path: Path, kept: SpilledCycle) -> None:
         body = {"of": kept.of, "seed": kept.seed, "reuse": kept.reuse}
-        parts = packed(MAGIC, WRITER, kept.items, body, rest=kept.rest)
+        parts = pack_parts(MAGIC, WRITER, kept.items, body, rest=kept.rest)
         try:
-            write_packed(path, parts, self._whose)
+            write_pack(path, parts, self._whose)
         except OSError as error:
             raise ReadError(
                 f"can't keep a cycle in {path}: {error.strerror or error}; .regenerate(spill=) needs a folder that it "
@@ -392,7 +392,7 @@ class Spill:
             return SpilledCycle(items, unpack(body["rest"], read), body["of"], body["seed"], body["reuse"])
 
         try:
-            return read_packed(path, MAGIC, unpacked)
+            return read_pack(path, MAGIC, unpacked)
         except DamagedError as error:
             raise ResumeError(
                 f"the snapshot's cycle in {path} {error}: use a copy of it, or another snapshot"
@@ -422,10 +422,10 @@ class SpillKeeper:
         self._of_rank = (rank, ranks)
         self._before: set[str] = set()
 
-    def storing(self) -> None:
+    def before_store(self) -> None:
         """Nothing to do: the files are durable already."""
 
-    def stored(self, state: Tree, where: str) -> None:
+    def after_store(self, state: Tree, where: str) -> None:
         """Remove the cycles before the state of a stored snapshot, except those of the snapshot before it."""
         workers = zip(self._of_workers, state[self._merge]["workers"], strict=True)
         needed: set[str] = set()

@@ -97,7 +97,7 @@ class Repeat(Stage[T, T]):
         flow = run.upstream
         while self.times is None or number < self.times:
             async with aclosing(flow):
-                while (chunk := await flow.pull(run.want)) is not None:
+                while (chunk := await flow.pull(run.max_items)) is not None:
                     yielded = yielded or bool(chunk.items)
                     yield self._in_pass(chunk, RepeatPart(number, yielded, seen))
                     del chunk  # release the items while the next are made

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeAlias, TypedDict, TypeVar
 import anyio
 
 from streamline.core.counters import Detail, Details
-from streamline.core.gate import Gate, resting
+from streamline.core.gate import Gate, wait_at_rest
 from streamline.core.limits import StagePermits
 from streamline.core.options import check_function, check_int, check_seconds
 from streamline.core.replay import Adapter
@@ -206,7 +206,7 @@ class RetriedCalls(Generic[In, Out]):
             except Exception as error:
                 pause_s = tries.failed(error)
             call = self._again
-            await resting(anyio.sleep(pause_s))
+            await wait_at_rest(anyio.sleep(pause_s))
             await self._gate.passage()
             if self._permits is not None:
                 await self._permits.acquire()

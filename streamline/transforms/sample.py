@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from streamline.core.lazy_numpy import np
-from streamline.core.options import check_flag, check_int, check_seed, given
+from streamline.core.options import check_flag, check_int, check_seed, type_and_repr
 from streamline.errors import PlanError, PlanTypeError
 from streamline.sharding.index import Index, Sampled, SampledOnce
 from streamline.transforms.base import Stage
@@ -99,7 +99,7 @@ def _check_weights(weights: object) -> Weights:
         values = np.empty((0, 0))
     if values.ndim != 1:
         raise PlanTypeError(
-            f".sample(weights=) is a number for each item, a list or an array of them, got {given(weights)}"
+            f".sample(weights=) is a number for each item, a list or an array of them, got {type_and_repr(weights)}"
         )
     if not np.isfinite(values).all() or (values < 0).any() or (len(values) and not values.any()):
         raise PlanError(".sample(weights=) are finite, none is below 0, and one of them at least is above 0")

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from streamline.core.flow import Chunk, Lists, StageRun
-from streamline.core.options import check_function, given, is_async
-from streamline.core.pace import results
+from streamline.core.options import check_function, is_async, type_and_repr
+from streamline.core.pace import map_in_slices
 from streamline.core.replay import Adapter
 from streamline.core.state import Json, Over, State, States
 from streamline.core.user_function import json_copy
@@ -56,7 +56,7 @@ class Scan(Stage[In, Out]):
     async def lists(self, run: StageRun[In]) -> Lists[Out]:
         fold = _Fold(self.fn, json_copy(run.own.carry, self._whose), self._whose)
         way = "await it in a .map before; a scan takes each item after the one before"
-        async with aclosing(results(run, fold, str(self), way)) as parts:
+        async with aclosing(map_in_slices(run, fold, str(self), way)) as parts:
             async for chunk, made in parts:
                 carries = [carry for carry, _ in made]
                 after = None if chunk.progress is None else Over(self.name, Carry(fold.saved), chunk.progress)
@@ -83,7 +83,7 @@ class _Fold(Adapter):
         found: Any = self.fn(_copy(self.saved, self._whose), item)
         if not isinstance(found, tuple) or len(found) != 2:
             raise PlanTypeError(
-                f".scan(fn) returns what it carries on and an output, (carry, output), got {given(found)}"
+                f".scan(fn) returns what it carries on and an output, (carry, output), got {type_and_repr(found)}"
             )
         self.saved = _copy(found[0], self._whose)
         return self.saved, found[1]

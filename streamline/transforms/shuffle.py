@@ -97,7 +97,7 @@ class Shuffle(Stage[T, T]):
             while served < len(order):
                 # One for one; after a resume two for one, until the next window is as full as it would have been.
                 await drawing.catch_up(run, served)
-                picked = order[served : served + run.want]
+                picked = order[served : served + run.max_items]
                 shared = number, len(order), serving.seed, serving.mark, serving.now
                 states = MadeStates(_state_in, self.name, *shared, first=served + 1)
                 served += len(picked)
@@ -160,7 +160,7 @@ class _DrawnWindow(Generic[T]):
 
     async def catch_up(self, run: StageRun[T], served: int) -> None:
         """Draw until as many are here as were served of the window before, but at most two for one."""
-        enough = min(served, self._size, len(self.items) + 2 * run.want)  # the one before may have been longer
+        enough = min(served, self._size, len(self.items) + 2 * run.max_items)  # the one before may have been longer
         while not self.complete and len(self.items) < enough:
             await self.draw(run, enough - len(self.items))
 

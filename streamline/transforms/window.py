@@ -68,7 +68,7 @@ class Window(Stage[T, list[T]]):
         together = self.stride * max(1, TOGETHER_ITEMS // self.stride)
         while True:
             need = start + self.size - len(held)
-            chunk = await run.pull(max(need, min(together, self.stride * run.want)), need)
+            chunk = await run.pull(max(need, min(together, self.stride * run.max_items)), need)
             if chunk is None:
                 break
             ends.extend(Reference(chunk.states, at) for at in range(len(chunk.items)))

@@ -7,7 +7,7 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
-from streamline.core.gate import TABLE, Event, Gate, Phase, Rest, gate_of_task, resting
+from streamline.core.gate import TABLE, Event, Gate, Phase, Rest, gate_of_task, wait_at_rest
 from streamline.errors import ClosedError, StreamlineError
 
 Pair: TypeAlias = tuple[Phase, Event]
@@ -192,7 +192,7 @@ def test_a_pause_waits_for_active_participants_and_not_for_waiting_ones(
         done: list[str] = []
 
         async def waits() -> None:
-            await resting(item.wait())
+            await wait_at_rest(item.wait())
             await gate.passage()
             done.append("waits")
 
@@ -230,7 +230,7 @@ def test_a_participant_that_waits_for_two_at_once_rests_once(run: Callable[[Asyn
         async def waits() -> None:
             async with anyio.create_task_group() as group:
                 for _ in range(2):
-                    group.start_soon(resting, anyio.sleep_forever())
+                    group.start_soon(wait_at_rest, anyio.sleep_forever())
 
         async with anyio.create_task_group() as group:
             group.start_soon(gate.participate, "waits", waits)

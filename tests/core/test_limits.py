@@ -181,7 +181,7 @@ class Ends:
         self.permits.append(made)
         self.running.append([])
         self.begun.append(0)
-        self.issuer.join(at, lambda permits, share: to.append(lambda: made.issued(permits, share)))
+        self.issuer.join(at, lambda permits, share: to.append(lambda: made.grant(permits, share)))
 
     def lose(self, at: int) -> None:
         """End a holder, with all that is on its way."""
@@ -317,13 +317,13 @@ def test_a_permit_that_arrives_in_a_pause_goes_back_and_is_asked_for_again(run: 
             group.start_soon(permits.wait)
             await anyio.wait_all_tasks_blocked()
             gate.on(Event.QUIESCE)
-            permits.issued(1, 0)
+            permits.grant(1, 0)
             await anyio.wait_all_tasks_blocked()
             assert told == [("ask", 1), ("back", 1, True)]
             gate.on(Event.RESUME)
             await anyio.wait_all_tasks_blocked()
             assert told[2:] == [("ask", 1)]
-            permits.issued(1, 0)
+            permits.grant(1, 0)
 
     run(test)
 

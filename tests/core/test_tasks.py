@@ -57,10 +57,10 @@ def test_what_is_owned_is_cleaned_up_unless_it_was_disowned(run: Run) -> None:
         done.append("second")
 
     def test(tasks: Tasks) -> None:
-        tasks.own(first)
-        tasks.own(first)
-        tasks.own(second)
-        tasks.disown(second)
+        tasks.add_cleanup(first)
+        tasks.add_cleanup(first)
+        tasks.add_cleanup(second)
+        tasks.remove_cleanup(second)
 
     run(lambda: supervised(test))
     assert done == ["first"]

@@ -19,7 +19,7 @@ import anyio.to_thread
 import pytest
 
 from streamline.core import threads as starter
-from streamline.core.threads import SerialExecutor, ThreadPool, start_thread, threadsafe_call, undisturbed
+from streamline.core.threads import SerialExecutor, ThreadPool, run_uninterrupted, start_thread, threadsafe_call
 from streamline.errors import HostError
 
 STARTER = starter.__file__
@@ -354,7 +354,7 @@ def test_work_that_nothing_disturbs_is_done_whole_though_its_caller_is_interrupt
     other = threading.Thread(target=strike)
     other.start()
     with pytest.raises(KeyboardInterrupt):
-        undisturbed(work)
+        run_uninterrupted(work)
     go_on.set()
     assert done.wait(200)
     other.join()
@@ -368,4 +368,4 @@ def test_what_such_work_raises_comes_out_and_so_does_its_context() -> None:
         raise HostError(f"{said.get()}, in {threading.current_thread().name}")
 
     with pytest.raises(HostError, match=r"^here, in streamline opening$"):
-        undisturbed(work)
+        run_uninterrupted(work)

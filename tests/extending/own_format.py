@@ -26,8 +26,8 @@ class Records(Format[bytes]):
         count, rest = divmod((await file.found()).size or 0, self.size)
         if rest:
             raise DataError(f"{file.path} ends within a record: {rest} of {self.size} bytes")
-        for first in range(begin["record"], count, context.want):
-            stop = min(first + context.want, count)
+        for first in range(begin["record"], count, context.max_items):
+            stop = min(first + context.max_items, count)
             data = await file.read(first * self.size, stop * self.size)
             items = [data[at : at + self.size] for at in range(0, len(data), self.size)]
             last = after if stop == count else None

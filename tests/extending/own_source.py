@@ -30,7 +30,7 @@ class Squares(Source[int]):
 
     async def _lists(self, run: StageContext, done: int) -> Lists[int]:
         mine = range(run.site.shard, self.count, run.site.num_shards)
-        while items := [n * n for n in mine[done : done + run.want]]:
+        while items := [n * n for n in mine[done : done + run.max_items]]:
             yield Chunk(items, CountedStates(self.name, done + 1))
             done += len(items)
 

@@ -28,7 +28,7 @@ class EveryNth(Stage[T, T]):
 
     async def lists(self, run: StageRun[T]) -> Lists[T]:
         seen: int = run.own
-        while (chunk := await run.upstream.pull(run.want)) is not None:
+        while (chunk := await run.upstream.pull(run.max_items)) is not None:
             picked = range(-seen % self.n, len(chunk.items), self.n)
             states = Picked(NumberedStates(self.name, seen + 1, chunk.states), picked)
             seen += len(chunk.items)

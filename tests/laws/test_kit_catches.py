@@ -32,7 +32,7 @@ class Sound(AnyStage):
 
     async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         done: int = run.own or 0
-        while (chunk := await run.upstream.pull(run.want)) is not None:
+        while (chunk := await run.upstream.pull(run.max_items)) is not None:
             yield Chunk(chunk.items, NumberedStates(self.name, done + 1, chunk.states))
             done += len(chunk.items)
 
@@ -42,7 +42,7 @@ class OffByOne(Sound):
 
     async def lists(self, run: StageRun[Any]) -> Lists[Any]:
         done: int = run.own or 0
-        while done < 10 and (chunk := await run.upstream.pull(min(run.want, 10 - done))) is not None:
+        while done < 10 and (chunk := await run.upstream.pull(min(run.max_items, 10 - done))) is not None:
             yield Chunk(chunk.items, NumberedStates(self.name, done, chunk.states))
             done += len(chunk.items)
 

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from streamline.core.cpus import throttling
+from streamline.core.cpus import throttled_periods
 from streamline.observe import contention
 from streamline.observe.contention import GIL_WAIT_S, ContentionMeter, gil_waits_s, memory_wait_s, threads
 
@@ -143,5 +143,5 @@ def test_pressure_is_that_of_the_control_group_else_of_the_machine(monkeypatch: 
 
 
 def test_the_periods_of_a_quota_are_read() -> None:
-    assert throttling("usage_usec 5\nnr_periods 70\nnr_throttled 12\nthrottled_usec 9\n") == (70, 12)
-    assert throttling("") == throttling("nr_periods\nnr_throttled x") == (0, 0)
+    assert throttled_periods("usage_usec 5\nnr_periods 70\nnr_throttled 12\nthrottled_usec 9\n") == (70, 12)
+    assert throttled_periods("") == throttled_periods("nr_periods\nnr_throttled x") == (0, 0)

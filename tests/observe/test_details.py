@@ -41,7 +41,7 @@ def test_details_are_computed_on_demand_and_summed_over_openings() -> None:
     told = [three(1, 1, 0)]
     meter.details_from(lambda: told[0])
     told[0] = three(2, 2, 0)
-    assert meter.details == meter.counted().details == three(2, 2, 0)
+    assert meter.details == meter.totals().details == three(2, 2, 0)
     meter.details_from(lambda: three(10, 1, 1))
     told[0] = three(100, 100, 100)  # the opening before is over
     assert meter.details == three(12, 1, 1)
@@ -50,13 +50,13 @@ def test_details_are_computed_on_demand_and_summed_over_openings() -> None:
 def test_details_of_a_host_are_shown_and_those_of_one_that_died_stay() -> None:
     there, here = StageMeter("mix", "mix", 0), StageMeter("mix", "mix", 0)
     there.details_from(lambda: three(5, 50, 2))
-    here.show(there.counted(), Ongoing())
+    here.show(there.totals(), Ongoing())
     assert here.details == three(5, 50, 2)
     here.stop(0.0)
     assert here.details == three(5, 50, 2)
     successor = StageMeter("mix", "mix", 0)
     successor.details_from(lambda: three(1, 48, 1))
-    here.show(successor.counted(), Ongoing())
+    here.show(successor.totals(), Ongoing())
     assert here.details == three(6, 48, 1)
 
 

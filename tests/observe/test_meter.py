@@ -40,10 +40,10 @@ def test_work_and_waits_add_up_and_reach_the_observer() -> None:
     meter = StageMeter("decode", "map", 3)
     seen: list[tuple[StageMeter, Doing, float, float]] = []
     meter.hooks.observer = lambda *stretch: seen.append(stretch)
-    meter.worked(1, 2)
-    meter.held(2, 2.5)
-    meter.waited("wait_input", 3, 5)
-    meter.waited("wait_output", 5, 9)
+    meter.count_work(1, 2)
+    meter.count_hold(2, 2.5)
+    meter.count_wait("wait_input", 3, 5)
+    meter.count_wait("wait_output", 5, 9)
 
     figures = meter.figures
     assert (figures.busy_s, figures.held_s, figures.wait_input_s, figures.wait_output_s) == (1.5, 0.5, 2, 4)
@@ -126,9 +126,9 @@ async def test_calls_that_are_given_up_are_over() -> None:
 def test_only_a_long_hold_is_reported() -> None:
     meter, told = StageMeter("decode", "map", 0), []
     meter.hooks.on_hold = lambda meter, held_s: told.append((meter, held_s))
-    meter.held(0, HOLD_S / 2)
-    meter.worked(0, 10)
-    meter.held(0, 2 * HOLD_S)
+    meter.count_hold(0, HOLD_S / 2)
+    meter.count_work(0, 10)
+    meter.count_hold(0, 2 * HOLD_S)
     assert told == [(meter, 2 * HOLD_S)]
 
 
@@ -176,7 +176,7 @@ def test_what_a_body_held_is_less_what_the_stages_held_meanwhile(clock: Clock) -
     consumer, stage = meters.consumer, meters.stage("decode", "map", 0)
     consumer.body_begins(100.0)
     clock.now = 105.0
-    stage.held(101.0, 104.0)
+    stage.count_hold(101.0, 104.0)
     consumer.body_ends()
     clock.now = 200.0
     consumer.body_ends()  # the event loop turns later: the body's end was seen
@@ -198,7 +198,7 @@ def test_stats_stand_in_the_plans_order_with_workers_added_up(clock: Clock) -> N
         meters.stage(name, kind, 0)
     for shard in (1, 0):
         stage = meters.stage("decode", "map", shard, 4)
-        stage.held(0, 1 + shard)
+        stage.count_hold(0, 1 + shard)
         stage.figures.items = 10 * (1 + shard)
         channel = meters.channel("decode", shard, 8)
         channel.items, channel.depth, channel.peak = 5, 1 + shard, 3 + shard
@@ -227,7 +227,7 @@ def test_a_host_that_is_gone_is_shown_as_it_was_last_seen(clock: Clock) -> None:
     process: tuple[int | None, int] = 4711, 2**20
     host = HostMeter(0, "process", lambda: process[0], lambda: process[1])
     host.figures.alive = True
-    host.gone()
+    host.note_end()
     process = None, 0
     shown = host_stats(host, ())
     assert (shown.pid, shown.resident_bytes, shown.alive) == (4711, 2**20, False)
@@ -246,12 +246,12 @@ def test_a_window_is_the_difference_of_two_stats(clock: Clock) -> None:
     meters = Meters(90.0)
     meters.on_first_list = collect
     stage = meters.stage("decode", "map", 0)
-    meters.began()
-    stage.held(0, 3)
+    meters.end_warm_up()
+    stage.count_hold(0, 3)
     stage.figures.items = 10
     earlier = stats_of(meters)
     clock.now = 104.0
-    stage.held(3, 5)
+    stage.count_hold(3, 5)
     stage.figures.items = 25
     meters.consumer.items = 20
     window = stats_of(meters).since(earlier)
@@ -270,7 +270,7 @@ def test_the_verdict_leaves_the_warm_up_out(clock: Clock) -> None:
     assert before.verdict is None
     meters.consumer.wait_begins(90.0)
     meters.consumer.wait_ends(100.0)
-    meters.began()
+    meters.end_warm_up()
     clock.now, meters.consumer.items = 110.0, 100
     stats = stats_of(meters)
     for each in (stats, stats.since(before)):
@@ -283,7 +283,7 @@ def test_a_table_is_aligned_and_has_units(clock: Clock) -> None:
     meters = Meters(90.0)
     stage = meters.stage("decode", "map", 0)
     stage.count(["four"] * 12_345)
-    stage.held(0, 5)
+    stage.count_hold(0, 5)
     stage.figures.errors = 2
     meters.channel("decode", 0, 8)
     lines = str(stats_of(meters)).splitlines()

@@ -75,10 +75,10 @@ def meters() -> Meters:
 def test_each_stage_of_each_worker_is_a_track_with_its_work_and_its_waits(meters: Meters, tmp_path: Path) -> None:
     with Trace(tmp_path / "run.json", meters, rank=2, after_merge={"batch"}):
         decode = meters.stage("decode", "map", 3)
-        decode.waited("wait_input", 1.0, 1.5)
-        decode.worked(1.5, 2.0)
-        decode.waited("wait_output", 2.0, 2.25)
-        meters.stage("batch", "batch", 2).worked(2.0, 2.5)
+        decode.count_wait("wait_input", 1.0, 1.5)
+        decode.count_work(1.5, 2.0)
+        decode.count_wait("wait_output", 2.0, 2.25)
+        meters.stage("batch", "batch", 2).count_work(2.0, 2.5)
     events = load(tmp_path / "run.json")
     assert events[0]["args"] == {"name": "streamline, rank 2"}
     assert spans(events) == {
@@ -94,13 +94,13 @@ def test_each_stage_of_each_worker_is_a_track_with_its_work_and_its_waits(meters
 def test_meters_that_are_there_already_are_traced_and_none_is_afterwards(meters: Meters, tmp_path: Path) -> None:
     early = meters.stage("early", "map", 0)
     trace = Trace(tmp_path / "run.json", meters)
-    early.worked(1.0, 2.0)
+    early.count_work(1.0, 2.0)
     late = meters.stage("late", "map", 0)
-    late.worked(1.0, 2.0)
+    late.count_work(1.0, 2.0)
     trace.stop()
     size = trace.path.stat().st_size
-    early.worked(2.0, 3.0)
-    late.worked(2.0, 3.0)
+    early.count_work(2.0, 3.0)
+    late.count_work(2.0, 3.0)
     trace.stop()
     assert early.hooks.observer is late.hooks.observer is meters.hooks.observer is None
     assert trace.path.stat().st_size == size
@@ -114,7 +114,7 @@ def test_calls_side_by_side_are_drawn_side_by_side(meters: Meters, tmp_path: Pat
     with Trace(tmp_path / "run.json", meters):
         stage = meters.stage("fetch", "map", 0, concurrency=3)
         for began, ended in ((0.0, 1.0), (0.5, 1.5), (0.7, 1.7), (1.2, 2.0)):
-            stage.worked(began, ended)
+            stage.count_work(began, ended)
     found = spans(load(tmp_path / "run.json"))
     assert {name: len(lane) for name, lane in found.items()} == {
         "shard 0 · map(fetch)": 2,
@@ -149,7 +149,7 @@ def test_what_is_going_on_when_it_stops_is_shown(meters: Meters, tmp_path: Path)
     """A call that never returns is what somebody who looks at a trace is looking for."""
     with Trace(tmp_path / "run.json", meters):
         stage = meters.stage("fetch", "map", 0)
-        stage.worked(0.0, 1.0)
+        stage.count_work(0.0, 1.0)
         stage.begun = 1.0
     [first, last] = spans(load(tmp_path / "run.json"))["shard 0 · map(fetch)"]
     assert first[0] == "work"
@@ -167,7 +167,7 @@ def test_how_full_channels_are_and_how_long_the_consumer_waits_is_counted(meters
         for second in range(1, 4):
             meters.consumer.items = 100 * second
             meters.consumer.wait_s = 0.25 * second
-            stage.worked(second - 0.5, float(second))
+            stage.count_work(second - 0.5, float(second))
     counters = [
         (event["name"], event["ts"], event["args"]) for event in load(tmp_path / "run.json") if event["ph"] == "C"
     ]
@@ -186,7 +186,7 @@ def test_at_every_moment_the_file_can_be_loaded(meters: Meters, tmp_path: Path) 
         stage = meters.stage("map", "map", 0)
         for number in range(3000):
             began, ended = number * 0.01, number * 0.01 + 0.01
-            stage.worked(began, ended) if number % 2 else stage.waited("wait_input", began, ended)
+            stage.count_work(began, ended) if number % 2 else stage.count_wait("wait_input", began, ended)
             if number % 100 == 0:
                 load(trace.path)
         before = len(load(trace.path))
@@ -198,8 +198,8 @@ def test_weeks_leave_two_files_of_bounded_size_with_the_newest_in_them(meters: M
     with Trace(tmp_path / "run.json", meters, max_bytes=LEAST_BYTES) as trace:
         stage = meters.stage("map", "map", 0)
         for second in range(20_000):
-            stage.waited("wait_input", second, second + 0.5)
-            stage.worked(second + 0.5, second + 1)
+            stage.count_wait("wait_input", second, second + 0.5)
+            stage.count_work(second + 0.5, second + 1)
     sizes = [path.stat().st_size for path in (trace.path, trace.previous)]
     assert sorted(tmp_path.iterdir()) == sorted([trace.path, trace.previous])
     assert max(sizes) <= LEAST_BYTES // 2 + 1000  # more than an observation takes
@@ -213,7 +213,7 @@ def test_more_parallel_calls_than_a_viewer_can_show_are_left_out(meters: Meters,
     with Trace(tmp_path / "run.json", meters) as trace:
         stage = meters.stage("fetch", "map", 0, concurrency=1000)
         for number in range(1000):
-            stage.worked(number * 1e-3, 10.0)
+            stage.count_work(number * 1e-3, 10.0)
     assert len(tracks(load(trace.path))) == MOST_LANES
 
 
@@ -225,7 +225,7 @@ def test_threads_may_tell_it_at_the_same_time(meters: Meters, tmp_path: Path) ->
             start.wait()
             stage = meters.stage("map", "map", shard)
             for number in range(500):
-                stage.worked(number * 0.01, number * 0.01 + 0.009)
+                stage.count_work(number * 0.01, number * 0.01 + 0.009)
 
         threads = [threading.Thread(target=work, args=(shard,)) for shard in range(4)]
         for thread in threads:
@@ -239,7 +239,7 @@ def test_threads_may_tell_it_at_the_same_time(meters: Meters, tmp_path: Path) ->
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
 def test_a_file_has_begun_before_other_threads_write_to_it(meters: Meters, tmp_path: Path) -> None:
     stage = meters.stage("map", "map", 0)
-    meters.hooks.on_observed.append(lambda: stage.worked(0.0, 1.0))  # as a thread does that runs meanwhile
+    meters.hooks.on_observed.append(lambda: stage.count_work(0.0, 1.0))  # as a thread does that runs meanwhile
     with Trace(tmp_path / "run.json", meters) as trace:
         pass
     assert load(trace.path)[0]["name"] == "process_name"
@@ -266,9 +266,9 @@ def test_a_full_disk_ends_the_trace_with_a_warning_and_nothing_else(
     full = _Full(real)
     monkeypatch.setattr(file, "_file", full)
     for second in range(2000):
-        stage.worked(second, second + 0.5)
-        stage.waited("wait_input", second + 0.5, second + 1)
-    stage.worked(2000, 2001)
+        stage.count_work(second, second + 0.5)
+        stage.count_wait("wait_input", second + 0.5, second + 1)
+    stage.count_work(2000, 2001)
     trace.stop()
     [record] = caplog.records
     assert record.levelno == logging.WARNING

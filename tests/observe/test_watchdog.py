@@ -307,7 +307,7 @@ async def test_a_loop_held_while_the_consumer_waited_is_reported_afterwards(log:
     await anyio.lowlevel.checkpoint()
     began = session.meters.consumer.waiting_since = perf_counter()
     hold(4 * STALL_S)  # a stage's function
-    stage.held(began, perf_counter())
+    stage.count_hold(began, perf_counter())
     with anyio.fail_after(LONGEST_S):
         while not log.held:
             await anyio.lowlevel.checkpoint()

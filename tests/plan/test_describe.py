@@ -10,7 +10,7 @@ import pytest
 import streamline as sl
 from streamline.pipeline import Pipeline
 from streamline.plan.describe import describe, max_in_flight
-from streamline.plan.plan import BORDER_ITEMS
+from streamline.plan.plan import BRIDGE_ITEMS
 from streamline.transforms.map import AHEAD, WAITING_EACH, WAITING_ITEMS
 
 
@@ -52,14 +52,14 @@ def test_a_plan_reads_from_top_to_bottom() -> None:
 def test_the_last_line_says_how_much_is_held() -> None:
     pipe = sl.from_items(range(10)).shard(2)
     assert repr(pipe).splitlines()[-1] == "at most 4,096 items in flight; in a quick plain loop 4,096 more"
-    assert pipe.max_in_flight == max_in_flight(pipe.plan) == 2 * 4 * 512 + BORDER_ITEMS
+    assert pipe.max_in_flight == max_in_flight(pipe.plan) == 2 * 4 * 512 + BRIDGE_ITEMS
 
 
 def test_the_channel_behind_ends_that_ranks_agree_on_is_counted() -> None:
     """▲ Of three workers one rank runs two, and has that channel besides: more than all three on one rank."""
     pipe = sl.from_items(range(10)).shard(3)
     several = (2 * 341 + 512) * 4
-    assert pipe.max_in_flight == several + BORDER_ITEMS
+    assert pipe.max_in_flight == several + BRIDGE_ITEMS
     more = f"; on several ranks {several - 3 * 4 * 341:,} more; in a quick plain loop 4,096 more"
     assert repr(pipe).splitlines()[-1] == f"at most 4,092 items in flight{more}"
     for other in (sl.from_items(range(10)), pipe.merge().map(tokenize), sl.from_items(range(10)).shard(4)):
@@ -173,7 +173,7 @@ def test_the_reader_of_a_feed_stands_before_the_workers() -> None:
     assert "a resume is fed from the journal first" in text
     alone = sl.from_stream(feed)
     assert "reader      from_stream → [512 items]\nworker      passes items on" in describe(alone.plan)
-    assert max_in_flight(alone.plan) == 512 + 512 + BORDER_ITEMS  # nobody else can starve
+    assert max_in_flight(alone.plan) == 512 + 512 + BRIDGE_ITEMS  # nobody else can starve
 
 
 def test_a_batch_that_does_not_wait_reads_a_channel_of_its_own() -> None:

@@ -13,7 +13,7 @@ from streamline.merge.best_effort import BestEffort
 from streamline.merge.strict import Strict
 from streamline.pipeline import Pipeline
 from streamline.plan.fingerprint import fingerprint
-from streamline.plan.plan import ALL_WORKERS_ITEMS, BORDER_ITEMS, READ_AHEAD_ITEMS, Plan, index_of
+from streamline.plan.plan import ALL_WORKERS_ITEMS, BRIDGE_ITEMS, READ_AHEAD_ITEMS, Plan, index_of
 from streamline.transforms.limit import Skip, Take
 from streamline.transforms.repeat import Repeat
 from streamline.transforms.shuffle import IndexShuffle
@@ -164,6 +164,6 @@ def test_where_items_are_batches_fewer_are_held() -> None:
     assert Plan.capacity(512, items().batch(32).stages) == 16
     assert Plan.capacity(512, items().batch(32).batch(4).stages) == 4
     assert Plan.capacity(512, items().batch(10_000).stages) == 2
-    assert items().batch(32).plan.border_capacity == BORDER_ITEMS // 32
+    assert items().batch(32).plan.bridge_capacity == BRIDGE_ITEMS // 32
     assert Plan.capacity(512, items().regenerate(10_240, block=256).stages) == 16, "4096 rows"
     assert Plan.capacity(512, items().regenerate(10_000).stages) == 512

@@ -328,7 +328,7 @@ class Doubled(Stage[int, int]):
     kind = "doubled"
 
     async def lists(self, run: StageRun[int]) -> Lists[int]:
-        while (chunk := await run.upstream.pull(run.want)) is not None:
+        while (chunk := await run.upstream.pull(run.max_items)) is not None:
             yield Chunk([2 * item for item in chunk.items], chunk.states, chunk.progress)
 
 

@@ -23,7 +23,7 @@ from streamline.core.gate import Gate
 from streamline.core.state import At, CountedStates
 from streamline.core.tasks import Session
 from streamline.core.tree import nbytes
-from streamline.plan.describe import at_the_border
+from streamline.plan.describe import in_bridge
 from streamline.sources.base import Part
 from tests.copying_backend import Copying
 from tests.kit import LOOPS, AsyncTest, Counting, Pipe, later, stage
@@ -74,7 +74,7 @@ def test_an_async_consumer_that_stops_stops_the_source(shape: str, run: Run) -> 
                 consumed += 1
                 if consumed in STOPS:
                     await anyio.wait_all_tasks_blocked()
-                    assert source.asked - consumed <= pipe.max_in_flight - at_the_border(pipe.plan), (
+                    assert source.asked - consumed <= pipe.max_in_flight - in_bridge(pipe.plan), (
                         f"behind {consumed} items"
                     )
                     if consumed == STOPS[-1]:
@@ -328,6 +328,6 @@ def test_an_endless_iterator_is_stopped_too(run: Run) -> None:
                 await anext(stream)
                 if consumed % 500 == 0:
                     await anyio.wait_all_tasks_blocked()
-                    assert len(seen) - consumed <= pipe.max_in_flight - at_the_border(pipe.plan)
+                    assert len(seen) - consumed <= pipe.max_in_flight - in_bridge(pipe.plan)
 
     run(test)

@@ -66,7 +66,19 @@ def _no_lock_stays_taken() -> Iterator[None]:
             lock.release()
 
 
-MACHINERY = ["supervise", "start", "_begin", "into", "drive", "pump", "_packet", "_pull", "aclose", "close", "_run"]
+MACHINERY = [
+    "supervise",
+    "start",
+    "_begin",
+    "fill_channel",
+    "drive",
+    "pump",
+    "_packet",
+    "_pull",
+    "aclose",
+    "close",
+    "_run",
+]
 
 
 async def nothing(item: int) -> int:
@@ -356,7 +368,7 @@ def test_a_replica_that_makes_room_for_others() -> None:
 
 def test_a_replica_that_waits_for_its_next_item_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in Python's own waits, out of which a RuntimeError may come: that an unlocked lock was released."""
-    monkeypatch.setattr(replica_shares, "HEAR_S", 0.001)
+    monkeypatch.setattr(replica_shares, "CTRL_C_S", 0.001)
     strikes, notifier, got = Strikes(opcodes=True, also=threading.__file__), Notifier(), list[int]()
 
     def take(_: Iterator[int], __: list[int]) -> None:
@@ -654,7 +666,7 @@ def test_a_burst_of_interrupts_in_the_end_of_an_event_loop_leaves_nothing(
     """Each strikes the next wait of this thread, in the loop's last tasks and as it is closed."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     monkeypatch.setattr(logging.getLogger("asyncio"), "disabled", True)
-    left, wait = [KeyboardInterrupt()] * strikes, threads.interruptible
+    left, wait = [KeyboardInterrupt()] * strikes, threads.wait_interruptible
 
     def struck(*args: Any) -> Any:
         if left and threading.current_thread() is threading.main_thread():
@@ -672,7 +684,7 @@ def test_a_burst_of_interrupts_in_the_end_of_an_event_loop_leaves_nothing(
     closes = list[object]()
     loop = asyncio.new_event_loop()
     stream = loop.run_until_complete(begin())
-    monkeypatch.setattr(threads, "interruptible", struck)
+    monkeypatch.setattr(threads, "wait_interruptible", struck)
     for _ in range(4 if cancelled else 0):  # a cancellation passes shields, so the streams' own close is cut off
         for task in asyncio.all_tasks(loop):
             task.cancel()

@@ -201,7 +201,7 @@ def test_one_large_item_among_small_ones_shortens_lists_for_a_while(run: Run) ->
         for _ in range(lists):
             found.append(sender.pull_size(sender.room_at_once)[0])
             await sender.send(Chunk([1] * found[-1], CountedStates("items", found[-1])))
-            sender.freed(sender.capacity.held, sender.capacity.held_bytes)
+            sender.on_consumed(sender.capacity.held, sender.capacity.held_bytes)
         return found
 
     async def test() -> None:
@@ -209,7 +209,7 @@ def test_one_large_item_among_small_ones_shortens_lists_for_a_while(run: Run) ->
         assert (await lengths(9))[-1] == 256
         nbytes = 2**23
         await sender.send(Chunk([1], CountedStates("items", 1)))
-        sender.freed(1, nbytes)
+        sender.on_consumed(1, nbytes)
         assert await lengths(4) == [1] * 4
         nbytes = 1
         assert (await lengths(14))[-1] == 256

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamline.runtime.check import mixed
+from streamline.runtime.check import mismatches
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from streamline.runtime.check import mixed
     ],
 )
 def test_records_of_a_kind(one: Any, other: Any) -> None:
-    assert mixed([("f", one), ("g", other)], columns=True) == []
+    assert mismatches([("f", one), ("g", other)], columns=True) == []
 
 
 @pytest.mark.parametrize(
@@ -35,21 +35,21 @@ def test_records_of_a_kind(one: Any, other: Any) -> None:
     ],
 )
 def test_records_of_two_kinds_fail(one: Any, other: Any, said: str) -> None:
-    ((message, fails),) = mixed([("f", one), ("g", other)], columns=False)
+    ((message, fails),) = mismatches([("f", one), ("g", other)], columns=False)
     assert said in message
     assert fails
 
 
 def test_a_key_that_some_lack_fails_in_tables_only() -> None:
     records = [("f", {"a": 1, "b": 2}), ("g", {"a": 1})]
-    assert mixed(records, columns=False) == [("the first records differ: g has no 'b'", False)]
-    assert mixed(records, columns=True) == [("the first records differ: g has no 'b'", True)]
+    assert mismatches(records, columns=False) == [("the first records differ: g has no 'b'", False)]
+    assert mismatches(records, columns=True) == [("the first records differ: g has no 'b'", True)]
 
 
 def test_many_keys_are_cut_short() -> None:
-    ((message, _),) = mixed([("f", {str(at): 1 for at in range(9)}), ("g", {"x": 1})], columns=False)
+    ((message, _),) = mismatches([("f", {str(at): 1 for at in range(9)}), ("g", {"x": 1})], columns=False)
     assert "and 4 more" in message
 
 
 def test_nothing_to_compare() -> None:
-    assert mixed([], columns=True) == mixed([("f", 1)], columns=True) == []
+    assert mismatches([], columns=True) == mismatches([("f", 1)], columns=True) == []

@@ -343,10 +343,10 @@ def test_what_can_not_be_recorded_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_cut_anywhere_says_less_and_nothing_wrong(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorder, "CHANGES", 0)  # so that each step has a block
+        patch.setattr(recorder, "CHANGES_PER_HEAD", 0)  # so that each step has a block
         record(tmp_path, count=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorder, "CHANGES", 1)
+        patch.setattr(recorder, "CHANGES_PER_HEAD", 1)
         (snapshot,) = (step.snapshot_after for step in StepRecords(tmp_path).read_all(0, 1, 1))
         record(tmp_path, count=7, resume=snapshot)
     truth, path = told(tmp_path), max(tmp_path.iterdir())
@@ -370,7 +370,7 @@ def test_a_damaged_stretch_costs_its_block_at_the_most(
 ) -> None:
     path = tmp_path_factory.mktemp("steps")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorder, "CHANGES", 1)
+        patch.setattr(recorder, "CHANGES_PER_HEAD", 1)
         record(path)
     truth, (file,) = told(path), list(path.iterdir())
     content = bytearray(file.read_bytes())

@@ -271,7 +271,7 @@ def test_a_source_that_has_fewer_items_than_it_says_is_no_end() -> None:
     from streamline.runtime import rank_ends as agreement
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agreement, "left_on_ranks", lambda *_: [4.0, 5.0, 6.0])
+        patch.setattr(agreement, "num_left_on_ranks", lambda *_: [4.0, 5.0, 6.0])
         with plan.open(rank=0, world_size=3) as stream, pytest.raises(RanksError, match="2 items fewer came"):
             list(stream)
 

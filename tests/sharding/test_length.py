@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.plan.length import num_given
+from streamline.plan.length import num_outputs_of_rank
 from streamline.testing.compositions import Composition, compositions
 
 TEN = sl.from_items(range(10))
@@ -60,7 +60,7 @@ KNOWN: list[tuple[sl.Pipeline[Any], float]] = [
 
 
 def known(pipe: sl.Pipeline[Any], rank: int = 0, world_size: int = 1) -> float | None:
-    return num_given(pipe.plan, rank, world_size, "allow")
+    return num_outputs_of_rank(pipe.plan, rank, world_size, "allow")
 
 
 @pytest.mark.parametrize(("pipe", "expected"), KNOWN)

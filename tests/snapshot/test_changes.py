@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamline.snapshot.changes import change, changed, packed, unpacked
+from streamline.snapshot.changes import apply_change, change, pack_changes, unpack_changes
 
 numbers = st.integers() | st.sampled_from([0, 1, True, False, 0.0, -0.0, 1.0, 2**70])
 leaves = numbers | st.none() | st.text(max_size=2) | st.sampled_from(["=", "-", "+", "*", "\udc80"])
@@ -22,14 +22,14 @@ rows = st.lists(st.fixed_dictionaries({"line": numbers, "byte": st.integers()}),
 
 
 def test_changes_that_an_earlier_version_packed_can_be_read() -> None:
-    assert unpacked(b'[{"line":1},null]') == [{"line": 1}, None]
-    assert unpacked(packed([{"line": 1}, None])) == [{"line": 1}, None]
+    assert unpack_changes(b'[{"line":1},null]') == [{"line": 1}, None]
+    assert unpack_changes(pack_changes([{"line": 1}, None])) == [{"line": 1}, None]
 
 
 @pytest.mark.parametrize("data", [b"", b"[", b"\x81\xa1a\x01", b"\x92\x01", b"\xc1", b"\x91\x01\x02"])
 def test_what_was_not_packed_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"Expect|truncated|malformed"):
-        unpacked(data)
+        unpack_changes(data)
 
 
 def text(tree: Any) -> str:
@@ -39,9 +39,9 @@ def text(tree: Any) -> str:
 @given(st.tuples(trees, trees) | st.tuples(rows, rows))
 def test_a_change_makes_the_new_tree_of_the_old_one(both: tuple[Any, Any]) -> None:
     old, new = both
-    (written,) = unpacked(packed([change(old, new)]))
+    (written,) = unpack_changes(pack_changes([change(old, new)]))
     before = text(old)
-    assert text(changed(old, written)) == text(new)
+    assert text(apply_change(old, written)) == text(new)
     assert text(old) == before, "the old tree stays as it is"
     assert (written is None) == (text(old) == text(new))
 
@@ -72,7 +72,7 @@ def test_a_change_makes_the_new_tree_of_the_old_one(both: tuple[Any, Any]) -> No
 )
 def test_what_a_change_is_written_as(old: Any, new: Any, expected: Any) -> None:
     assert change(old, new) == expected
-    assert text(changed(old, expected)) == text(new)
+    assert text(apply_change(old, expected)) == text(new)
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_what_a_change_is_written_as(old: Any, new: Any, expected: Any) -> None:
 )  # fmt: skip
 def test_a_change_of_something_else_is_an_error(old: Any, found: Any) -> None:
     with pytest.raises((LookupError, TypeError, ValueError)):
-        changed(old, found)
+        apply_change(old, found)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamline.plan.fingerprint import PYTHON, changed, code_hash
+from streamline.plan.fingerprint import PYTHON, code_hash, is_changed
 
 
 def made(text: str, name: str = "f") -> Any:
@@ -83,14 +83,14 @@ OTHER = {
 def test_what_does_nothing_else_has_the_same_hash(name: str) -> None:
     one, other = map(made, SAME[name])
     assert code_hash(one) == code_hash(other)
-    assert not changed(code_hash(one), code_hash(other))
+    assert not is_changed(code_hash(one), code_hash(other))
 
 
 @pytest.mark.parametrize("name", OTHER)
 def test_what_does_something_else_has_another_hash(name: str) -> None:
     one, other = map(made, OTHER[name])
     assert code_hash(one) != code_hash(other)
-    assert changed(code_hash(one), code_hash(other))
+    assert is_changed(code_hash(one), code_hash(other))
 
 
 def test_a_function_that_knows_itself_is_hashed() -> None:
@@ -128,7 +128,7 @@ def test_another_process_has_the_same_hash() -> None:
     [("a:1", "b:2"), ("a:1", None), (None, "a:1"), ("a:1", 3), ("a:1", "a:1"), (PYTHON + ":1", "cpython-27-O0:2")],
 )
 def test_what_can_not_be_compared_has_not_changed(ours: Any, theirs: Any) -> None:
-    assert not changed(ours, theirs)
+    assert not is_changed(ours, theirs)
 
 
 def test_the_values_that_a_function_has_closed_over_do_not_count() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import streamline as sl
 from streamline.errors import PlanError, SnapshotError
 from streamline.snapshot.file_format import FORMAT_VERSION
-from streamline.snapshot.snapshot import WRITTEN, Snapshot
+from streamline.snapshot.snapshot import WRITTEN_FIELDS, Snapshot
 
 
 def make(rank: int = 0, world_size: int = 1, num_shards: int = 3) -> Snapshot:
@@ -101,7 +101,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 def exactly(snapshot: Snapshot) -> str:
     """Tell apart what `==` doesn't: 1, 1.0 and True; 0.0 and -0.0."""
-    return repr([getattr(snapshot, name) for name in WRITTEN])
+    return repr([getattr(snapshot, name) for name in WRITTEN_FIELDS])
 
 
 @settings(max_examples=60, deadline=None)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.core.duplicate_check import DISTINCT, FIRST_ITEMS, digest
+from streamline.core.duplicate_check import FIRST_ITEMS, MIN_DISTINCT, digest
 from streamline.errors import ClosedError, DuplicateWarning, PlanError
 from streamline.testing.checks import check_resume
 from tests.laws.profile import examples
@@ -83,7 +83,7 @@ def alarms(shares: Shares, num_shards: int) -> bool:
     """Say what the check should, from its words."""
     heads = [list(shares(shard, num_shards))[:FIRST_ITEMS] for shard in range(num_shards)]
     return any(
-        one == other and len(one) == FIRST_ITEMS and len({repr(item) for item in one}) >= DISTINCT
+        one == other and len(one) == FIRST_ITEMS and len({repr(item) for item in one}) >= MIN_DISTINCT
         for one, other in combinations(heads, 2)
     )
 

@@ -26,7 +26,7 @@ from streamline.errors import ClosedError, PlanError, ResumeError, SnapshotError
 from streamline.pipeline import Pipeline
 from streamline.runtime.loop_thread import LoopThread
 from streamline.runtime.run import RunKeywords
-from streamline.snapshot.file_format import sealed
+from streamline.snapshot.file_format import seal
 from tests.laws.profile import in_turn
 from tests.training.kit import (
     CHOOSING,
@@ -488,7 +488,7 @@ def resealed(state: State) -> State:
     """Return an edited state with the checksum of what it says now."""
     text = state["snapshot"]
     beside = [value for key, value in state.items() if key not in ("snapshot", "version")]
-    return {**state, "snapshot": sealed(text, beside)} if isinstance(text, str) and text else state
+    return {**state, "snapshot": seal(text, beside)} if isinstance(text, str) and text else state
 
 
 def test_a_state_with_any_entry_changed_is_refused() -> None:

@@ -233,9 +233,9 @@ def test_one_that_is_not_read_is_named_when_others_have_starved(kind: Any, run: 
 def test_one_that_is_not_read_is_named_to_plain_loops_that_wait_in_slices(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that waits looks up each `HEAR_S`, here after a twentieth of the time: each once said that it starves
+    """A thread that waits looks up each `CTRL_C_S`, here after a twentieth of the time: each once said that it starves
     anew."""
-    monkeypatch.setattr(replica_shares, "HEAR_S", 0.02)
+    monkeypatch.setattr(replica_shares, "CTRL_C_S", 0.02)
     ended: SimpleQueue[BaseException] = SimpleQueue()
 
     def starve(replica: Replica[int]) -> None:

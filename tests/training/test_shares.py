@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamline.errors import SnapshotError
-from streamline.snapshot.file_format import sealed
+from streamline.snapshot.file_format import seal
 from streamline.training.replica_shares import ReplicaShares
 from streamline.training.replicator import ReplicatorState
 from tests.laws.profile import examples
@@ -85,7 +85,7 @@ def test_a_state_that_was_edited_is_refused(change: dict[str, object], message: 
     assert ReplicatorState.from_dict(sound).to_dict() == sound
     edited = {**sound, "snapshot": "{}", **change}
     if edited["snapshot"] == "{}":  # by somebody who knows the checksum's rule
-        edited["snapshot"] = sealed("{}", [edited[key] for key in edited if key not in ("snapshot", "version")])
+        edited["snapshot"] = seal("{}", [edited[key] for key in edited if key not in ("snapshot", "version")])
     with pytest.raises(SnapshotError, match=message):
         ReplicatorState.from_dict(edited)
     with pytest.raises(SnapshotError):

@@ -43,7 +43,7 @@ def run(work: Callable[[Tasks], Awaitable[R]]) -> R:
             try:
                 found = await work(tasks)
             finally:
-                tasks.finished()
+                tasks.clean_up()
             group.cancel_scope.cancel()
         return found
 

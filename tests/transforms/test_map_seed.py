@@ -13,7 +13,7 @@ import pytest
 
 import streamline as sl
 from streamline.core.flow import Site
-from streamline.core.process_random import LOOKED_AT_LISTS, Look
+from streamline.core.process_random import CHECKED_LISTS, Look
 from streamline.errors import PlanError
 from streamline.pipeline import Pipeline
 from streamline.transforms.map import Generators, Seeded
@@ -209,7 +209,7 @@ def test_a_look_at_a_map_in_a_process_tells_once_what_it_draws_from(monkeypatch:
     look = Look("map(roll)", Site(tasks))  # type: ignore[arg-type]
     torch = SimpleNamespace(get_rng_state=lambda: SimpleNamespace(numpy=lambda: np.zeros(1)))
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    for _ in range(LOOKED_AT_LISTS):
+    for _ in range(CHECKED_LISTS):
         look.begin()
         monkeypatch.setitem(sys.modules, "torch", torch)  # imported by a call
         look.end()

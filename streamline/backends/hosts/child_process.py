@@ -35,8 +35,8 @@ from streamline.backends.hosts.process_main import STACKS_SIGNAL, ProcessEnv, pr
 from streamline.backends.hosts.stdio_relay import Answer, Frames, HostOutput, Relay
 from streamline.backends.ipc.control_connection import ControlConnection
 from streamline.core.cleanup import Cleanup
-from streamline.core.forks import disowned_in_copies
-from streamline.core.threads import start_thread, undisturbed
+from streamline.core.forks import disown_in_copies
+from streamline.core.threads import run_uninterrupted, start_thread
 from streamline.errors import HostError
 
 GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -146,7 +146,7 @@ class _Child:
             self._listener = threading.Thread(target=listen, name=f"streamline process {number}", daemon=True)
             start_thread(self._listener)
             ours.pop_all()
-        disowned_in_copies(self)
+        disown_in_copies(self)
 
     def read_stacks(self, begin: int) -> str:
         """Return what the child has written to its file of stacks from `begin` on."""
@@ -248,7 +248,7 @@ class HostProcess:
         self._links = count(1)
         self._child: _Child
         try:
-            undisturbed(partial(self._begin, env, entry_point, output))
+            run_uninterrupted(partial(self._begin, env, entry_point, output))
         except MemoryError as error:
             raise HostError(f"process {number} can't be started: out of memory (`ulimit -v`)") from error
         except OSError as error:

@@ -36,7 +36,7 @@ from streamline.backends.ipc.messages import (
     WorkerEnded,
     WorkerOpened,
 )
-from streamline.core.gate import resting
+from streamline.core.gate import wait_at_rest
 from streamline.core.knobs import KnobValues
 from streamline.core.place import Lender
 from streamline.core.tasks import Tasks
@@ -105,7 +105,7 @@ class WorkersOfHost:
         """Wait for one to run: there is none while the run is ending."""
         while all(worker.finished for worker in self.started):
             self._started = anyio.Event()
-            await resting(self._started.wait())
+            await wait_at_rest(self._started.wait())
 
     def to_open(self, worker: RemoteWorker[Any]) -> None:
         """Let the host open a worker when it is its turn."""
@@ -176,7 +176,7 @@ class HostConnection:
         for part in self._parts:
             self._handlers.update(part.handlers())
         if hosting.own:
-            tasks.own(self._abandon)
+            tasks.add_cleanup(self._abandon)
 
     @property
     def host(self) -> Host:
@@ -254,7 +254,7 @@ class HostConnection:
         session, hosting = self._tasks.session, self._hosting
         errors = session.errors
         connecting = self.host.connect(hosting.payload, lambda question: errors.decide(decode_skipped(question)))
-        link = await resting(connecting)
+        link = await wait_at_rest(connecting)
         link.on_mapped = session.services.get(Lender).on_mapped
         self._link = link
         hello = Hello(self.host.name, answer=self._placement.elastic, share=hosting.share)
@@ -271,7 +271,7 @@ class HostConnection:
         link = self._link
         assert link is not None
         while True:
-            for message in await resting(link.receive()):
+            for message in await wait_at_rest(link.receive()):
                 self._pause.receive(link, message, in_order=self._reopens(message))
                 del message
 
@@ -412,7 +412,7 @@ class HostConnection:
         packed, began = message.packed, perf_counter()
         worker.items(message, link)
         took_s = perf_counter() - began
-        self._slot.meter.figures.arrived(packed.count, packed.nbytes, packed.copied_bytes, packed.slabs, took_s)
+        self._slot.meter.figures.count_list(packed.count, packed.nbytes, packed.copied_bytes, packed.slabs, took_s)
         self._end_turn(worker)
 
     def _progress(self, link: Link, message: ProgressMessage) -> None:

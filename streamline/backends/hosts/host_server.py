@@ -257,7 +257,7 @@ class _HostedRun:
             CloseWorker: self._close,
             LiveItems: self._live_items,
             LiveEnd: self._live_end,
-            PermitsIssued: lambda message: tasks.session.services.get(CallLimits).issued(*message),
+            PermitsIssued: lambda message: tasks.session.services.get(CallLimits).grant(*message),
             PauseHost: self._begin_pause,
             ResumeHost: self._end_pause,
             Shutdown: lambda _: stop.set(),

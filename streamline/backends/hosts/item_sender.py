@@ -186,7 +186,7 @@ class ItemSender(Sink[T]):
             return
         if self._own is not None:
             self._own.free(items)
-        self.freed(items, size)
+        self.on_consumed(items, size)
 
     def _end(self, failure: BaseException | None) -> None:
         if self._over:

@@ -20,7 +20,7 @@ from streamline.backends.ipc.messages import LiveCredit, LiveEnd, LiveItems, Ope
 from streamline.core.blame import cancellation_requested
 from streamline.core.capacity import LIST_ITEMS
 from streamline.core.channel import Inbox
-from streamline.core.gate import resting
+from streamline.core.gate import wait_at_rest
 from streamline.core.state import Tree
 from streamline.core.tasks import Job, Tasks
 from streamline.errors import TransportError
@@ -138,7 +138,7 @@ class LiveForwarding(WorkerPart):
             while True:
                 while (room := self._capacity - (self._kept.stop - self._consumed)) < 1:
                     self._room = anyio.Event()
-                    await resting(self._room.wait())
+                    await wait_at_rest(self._room.wait())
                 await inbox.passage()
                 before = inbox.unreleased
                 if (chunk := inbox.take(min(room, LIST_ITEMS))) is None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import anyio
 
 from streamline.backends.hosts.restarts import CrashReport, CrashTracking
-from streamline.core.gate import resting
+from streamline.core.gate import wait_at_rest
 
 if TYPE_CHECKING:
     from streamline.backends.hosts.host import Host
@@ -170,7 +170,7 @@ class Placement(FixedPlacement):
                     await self._wait_for_another()
                 else:
                     self._settle()
-                    await resting(self._changed.wait())
+                    await wait_at_rest(self._changed.wait())
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as failure:
@@ -188,7 +188,7 @@ class Placement(FixedPlacement):
         before = len(self._there)
         with anyio.move_on_after(self._elasticity.timeout_s) as patience:
             while self._short and len(self._there) <= before:
-                await resting(self._changed.wait())
+                await wait_at_rest(self._changed.wait())
                 self._changed = anyio.Event()
         self.wake()
         if patience.cancelled_caught and not self._tasks.gate.holding:

@@ -29,9 +29,9 @@ from streamline.core.channel import Inbox
 from streamline.core.cleanup import Cleanup
 from streamline.core.cpus import cpus_here, usable_cpus
 from streamline.core.flow import Site
-from streamline.core.forks import disowned_in_copies
+from streamline.core.forks import disown_in_copies
 from streamline.core.knobs import HOSTS, Knob, KnobValues
-from streamline.core.options import given
+from streamline.core.options import type_and_repr
 from streamline.core.state import Tree
 from streamline.core.tasks import Session
 from streamline.errors import ClosedError, PlanError, PlanTypeError
@@ -294,7 +294,7 @@ def check_shared(backend: str, shared: object) -> None:
     error = PlanError if isinstance(shared, str) else PlanTypeError
     raise error(
         f'{backend}(shared=) is "node", for the processes of a job on one machine to use the same hosts, or None, for '
-        f"hosts of its own for each process; got {given(shared)}"
+        f"hosts of its own for each process; got {type_and_repr(shared)}"
     )
 
 
@@ -319,7 +319,7 @@ class HostPool:
         self._closed = False
         self._at_close: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._end = Cleanup(self, _end, self._hosts, os.getpid())
-        disowned_in_copies(self)
+        disown_in_copies(self)
 
     def disown(self) -> None:
         """Forget the lock, which another thread may have held."""

@@ -84,7 +84,7 @@ class RemoteMetrics(HostPart):
     def on_lost(self) -> None:
         """Keep the counts of a host that has ended; nothing is in progress in it."""
         super().on_lost()
-        self._host.gone()
+        self._host.note_end()
         now, meters = perf_counter(), self._meters
         for kind, name, shard in self._counted:
             if kind is ReadStats:
@@ -141,7 +141,7 @@ class MetricsReporter:
         """Send what is new; return whether anything was. Thread-safe. `shard`: of whose worker; None: of all."""
         meters = self._meters
         with self._lock:
-            stages = [(key, (meter.counted(), meter.ongoing)) for key, meter in _of(shard, meters.stages, meters)]
+            stages = [(key, (meter.totals(), meter.ongoing)) for key, meter in _of(shard, meters.stages, meters)]
             channels = [(key, channel.copy()) for key, channel in _of(shard, meters.channels, meters)]
             traffics = [(name, ReadStats(**vars(traffic))) for (name, _), traffic in list(meters.traffics.items())]
             spans, self._spans = self._spans, []

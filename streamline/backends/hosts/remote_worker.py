@@ -194,14 +194,14 @@ class RemoteWorker(Feeder, Generic[T]):
         if tasks.session.meters.on:
             channel.meter = tasks.session.meters.channel(filled_by + FROM_HOST, self.site.shard, channel.capacity.items)
         self._start = start
-        tasks.own(channel.abandon)
+        tasks.add_cleanup(channel.abandon)
         return channel.inbox
 
     def start(self) -> None:
         self._start()
 
     def on_closed(self) -> None:
-        self.site.tasks.disown(self.channel.abandon)
+        self.site.tasks.remove_cleanup(self.channel.abandon)
         if self.connection is not None:
             self.connection.forget(self)
 

@@ -39,7 +39,7 @@ from streamline.backends.network.connections import Introduction, Listener, Unre
 from streamline.backends.network.handshake import PeerHello
 from streamline.core.cleanup import Cleanup
 from streamline.core.counters import HostKind, host_label
-from streamline.core.forks import ForkSafeLock, disowned_in_copies
+from streamline.core.forks import ForkSafeLock, disown_in_copies
 from streamline.core.threads import resolve, start_thread, wait_future
 from streamline.errors import ClosedError, HostError
 
@@ -133,7 +133,7 @@ class HostOwner:
         self._closed = False
         self._listener = Listener(os.fspath(job.socket), job.new_key(), self._on_guest)
         self._cleanup = Cleanup(self, _remove, job, os.getpid())  # a guest may leave as this process exits
-        disowned_in_copies(self)
+        disown_in_copies(self)
 
     @property
     def gone(self) -> bool:
@@ -237,7 +237,7 @@ class _GuestSession:
         self._name = f"streamline guest {hello.pid}"
         self._places: dict[int, _ReachedHost] = {}
         self._replies: dict[int, Callable[[bytes], object]] = {}  # by the link that the question came from
-        disowned_in_copies(self)
+        disown_in_copies(self)
 
     def disown(self) -> None:
         """Close the connection in a fork of this process: its end must have one holder."""
@@ -305,7 +305,7 @@ class HostGuest:
         self._requested: dict[int, Future[Any]] = {}
         self._answers: dict[int, Answer | None] = {}
         self._thread = threading.Thread(target=self._listen, name="streamline guest", daemon=True)
-        disowned_in_copies(self)
+        disown_in_copies(self)
         start_thread(self._thread)
 
     def disown(self) -> None:

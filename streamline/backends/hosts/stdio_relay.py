@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from streamline.backends.ipc.control_connection import ControlConnection
-from streamline.core.forks import disowned_in_copies
+from streamline.core.forks import disown_in_copies
 
 Answer: TypeAlias = Callable[[Any], Any]
 """Answers a run's questions, in the thread of its process; what it raises is raised at the question."""
@@ -55,7 +55,7 @@ class ChildStdio:
         self._handler = _Handler(self, number)
         sys.stdout, sys.stderr = _text(self, STDOUT), _text(self, STDERR)
         logging.root.handlers[:] = [self._handler]
-        disowned_in_copies(self)
+        disown_in_copies(self)
 
     def bind_task(self, link: int) -> None:
         """Let `asker()` in the calling task, and those that it starts, ask the run of this link."""

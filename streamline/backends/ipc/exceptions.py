@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from streamline.core.error_policy import Failure
 from streamline.core.replay import CALL_ATTRIBUTE, FailedCall
-from streamline.core.text import REPR_BYTES, cut, said
-from streamline.core.tracebacks import ELSEWHERE, trace_of
+from streamline.core.text import REPR_BYTES, cut, safe_text
+from streamline.core.tracebacks import TRACEBACK_NOTE, trace_of
 from streamline.errors import StageError, WorkerDied
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _built_in(cls: type[BaseException]) -> Any:
 
 def _message(error: BaseException) -> str:
     try:
-        return said(error, str)
+        return safe_text(error, str)
     except BaseException as problem:  # it may even say KeyboardInterrupt
         return f"<{type(error).__name__} whose str raised {type(problem).__name__}>"
 
@@ -256,7 +256,7 @@ def _traceback(error: BaseException, where: str) -> str:
     text = "".join(trace.format()).rstrip("\n")
     if len(text) > MOST_TEXT:
         text = "…" + text[-MOST_TEXT:]
-    return f"{ELSEWHERE}{where}:\n{text}"
+    return f"{TRACEBACK_NOTE}{where}:\n{text}"
 
 
 # Unpickling -----------------------------------------------------------------------------------------------------------
@@ -375,6 +375,6 @@ def _shown(item: Any) -> str:
     if isinstance(item, bytes | bytearray | str) and len(item) > REPR_BYTES:
         item = item[: REPR_BYTES + 1]
     try:
-        return cut(said(item, repr))
+        return cut(safe_text(item, repr))
     except BaseException as problem:  # methods of the user's
         return f"<{type(item).__name__} whose repr raised {type(problem).__name__}>"

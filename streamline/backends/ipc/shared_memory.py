@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-from streamline.core.forks import disowned_in_copies
+from streamline.core.forks import disown_in_copies
 from streamline.core.lazy_numpy import np
 from streamline.core.place import Bytes, Mapped, Memory
 
@@ -270,7 +270,7 @@ class SlabPool:
         self._out: dict[int, deque[Slab]] = {}
         self._lent: list[Slab] = []
         self._dropped: list[int] = []
-        disowned_in_copies(self)
+        disown_in_copies(self)
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from streamline.core.forks import disowned_in_copies
+from streamline.core.forks import disown_in_copies
 from streamline.errors import HostError
 
 SOCKET_BYTES = 1 << 20
@@ -53,7 +53,7 @@ class SharedSocket:
         self._users = 0
         self._closed = False
         self._least = 1
-        disowned_in_copies(self)
+        disown_in_copies(self)
 
     @property
     def closed(self) -> bool:

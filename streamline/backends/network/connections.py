@@ -33,7 +33,7 @@ from streamline.backends.network.handshake import (
     listener_steps,
 )
 from streamline.backends.network.tls import Certificates, TlsSocket, wait_ready
-from streamline.core.forks import disowned_in_copies
+from streamline.core.forks import disown_in_copies
 from streamline.core.options import listening_socket
 from streamline.core.threads import start_thread
 from streamline.errors import HostError, printable
@@ -187,7 +187,7 @@ class Listener:
             raise HostError(f"an event loop can't be made: {error.strerror} (`ulimit -n`)") from error
         self.port: int = 0 if isinstance(address, str) else self._server.getsockname()[1]
         self._thread = threading.Thread(target=self._run, name="streamline listener", daemon=True)
-        disowned_in_copies(self)
+        disown_in_copies(self)
         try:
             start_thread(self._thread)
         except BaseException:

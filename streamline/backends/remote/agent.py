@@ -35,7 +35,7 @@ from streamline.backends.network.handshake import PeerHello
 from streamline.backends.network.tls import Certificates
 from streamline.backends.remote.control import DYING_S, AgentCalls, TrainerCalls, call, take
 from streamline.backends.remote.network_link import LOST_AFTER_S, watch_peer
-from streamline.core.text import counted
+from streamline.core.text import quantity
 from streamline.core.threads import start_thread
 from streamline.errors import HostError
 
@@ -287,7 +287,7 @@ def run_agent(
                 raise
             return lost
         attached = True
-        logger.info("attached to the trainer at %s:%d, for up to %s", *address, counted(hosts, "host"))
+        logger.info("attached to the trainer at %s:%d, for up to %s", *address, quantity(hosts, "host"))
         again = _where_connected(trainer, sock)
         agent = Agent(sock, trainer, hosts)
         with _on_sigterm(agent):

@@ -36,8 +36,8 @@ from streamline.backends.network.handshake import PeerHello
 from streamline.backends.network.tls import Certificates
 from streamline.backends.remote.control import AgentCalls, TrainerCalls, call, take
 from streamline.backends.remote.network_link import watch_peer
-from streamline.core.forks import ForkSafeLock, disowned_in_copies
-from streamline.core.text import counted
+from streamline.core.forks import ForkSafeLock, disown_in_copies
+from streamline.core.text import quantity
 from streamline.core.threads import resolve, start_thread, wait_future
 from streamline.errors import HostError
 
@@ -204,7 +204,7 @@ class AttachedAgent(TrainerCalls):
         self._unsent: SimpleQueue[Any] = SimpleQueue()
         self._sending = threading.Lock()
         self._sent_all = False
-        disowned_in_copies(self)
+        disown_in_copies(self)
 
     def __repr__(self) -> str:
         return f"<agent on {self.node}: {len(self.hosts)} of {self.offer} hosts>"
@@ -345,7 +345,7 @@ class Agents:
         self._links: dict[str, Future[socket.socket]] = {}
         self._closed = False
         self._listener = Listener(address, key, self._peer, tls)
-        disowned_in_copies(self)
+        disown_in_copies(self)
 
     @property
     def port(self) -> int:
@@ -395,7 +395,7 @@ class Agents:
         if closed:  # while it attached: it may serve the next run
             agent.detach()
             return
-        logger.info("agent on %s attached, for up to %s", agent.node, counted(agent.offer, "host"))
+        logger.info("agent on %s attached, for up to %s", agent.node, quantity(agent.offer, "host"))
         self._fill()
 
     def freed(self, process: RemoteProcess, how: HostExit) -> None:
@@ -421,7 +421,9 @@ class Agents:
             hosts, expected = list(agent.hosts.values()), self._closed or agent.dismissed
             agent.hosts.clear()
         if not expected:
-            logger.warning("the agent on %s is lost (%s), and %s with it", agent.node, why, counted(len(hosts), "host"))
+            logger.warning(
+                "the agent on %s is lost (%s), and %s with it", agent.node, why, quantity(len(hosts), "host")
+            )
         for process in hosts:
             process.ended(HostExit(f"the loss of its machine, {agent.node} ({why})", counts=False))
 

@@ -27,7 +27,7 @@ from streamline.backends.remote.agents import Agents, CarriedPlan, HostGone, Rem
 from streamline.backends.remote.network_link import LOST_AFTER_S, NetworkLink, watch_peer
 from streamline.core.counters import HostKind, host_label
 from streamline.core.knobs import Knob
-from streamline.core.options import check_int, given, parse_address
+from streamline.core.options import check_int, parse_address, type_and_repr
 from streamline.core.tasks import Session
 from streamline.core.threads import wait_future
 from streamline.errors import ClosedError, HostError, PlanError, PlanTypeError
@@ -170,7 +170,7 @@ class Remote(AgentsBackend):
 def checked_hosts(option: str, hosts: int | tuple[int, int]) -> None:
     """Refuse what is neither a number of hosts nor (fewest, most)."""
     if isinstance(hosts, str | list | float) or (isinstance(hosts, tuple) and len(hosts) != 2):
-        raise PlanTypeError(f"{option} is an integer, or two in a tuple, (fewest, most), got {given(hosts)}")
+        raise PlanTypeError(f"{option} is an integer, or two in a tuple, (fewest, most), got {type_and_repr(hosts)}")
     fewest, most = hosts if isinstance(hosts, tuple) else (hosts, hosts)
     check_int(option, fewest, 1)
     if check_int(option, most, 1) < fewest:

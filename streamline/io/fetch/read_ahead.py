@@ -279,7 +279,7 @@ class ReadAhead:
     def _admitted(self, count: int, awaited: bool) -> bool:
         if self.account.take(count, awaited):
             return True
-        self._pool.budget.when_freed(self._pool.poke)
+        self._pool.budget.call_when_freed(self._pool.poke)
         return False
 
     def _take(self, reading: ObjectReader, request: Request) -> None:

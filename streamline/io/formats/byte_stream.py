@@ -229,7 +229,7 @@ class CutFormat(Format[T]):
                 more = True
                 while more:
                     with HoldTimer(meter):
-                        found = cutter.cut(context.want)
+                        found = cutter.cut(context.max_items)
                     for chunk in chunks.of(found):
                         yield chunk
                     if cutter.over:

@@ -134,7 +134,7 @@ def check_schema(path: str, schema: Any, context: StageContext) -> None:
     """Check that a file has the columns of the first file that this flow has read."""
     from streamline.io.formats.columnar_selection import schema_difference  # imports pyarrow
 
-    first_path, first = context.kept.setdefault("schema", (path, schema))
+    first_path, first = context.between_files.setdefault("schema", (path, schema))
     difference = schema_difference(first, schema)
     if difference is not None:
         raise DataError(

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import msgspec
 
-from streamline.core.item_codec import described, dtype_of
+from streamline.core.item_codec import dtype_of, dtype_to_json
 from streamline.core.lazy_numpy import has_more, loaded_np, np
-from streamline.core.options import given
+from streamline.core.options import type_and_repr
 from streamline.core.state import Json
-from streamline.core.text import said
+from streamline.core.text import safe_text
 from streamline.core.tree import nbytes, parts_of
 from streamline.errors import PlanError, PlanTypeError, ReadError
 from streamline.io.formats.compression import WRITABLE, Compressor
@@ -109,7 +109,9 @@ class OutputFormat(ABC):
             raise PlanError(f"{option}: {self.kind} files are mapped into memory as they are: leave it out")
         if compression not in self.compressions:
             wrong, shown = (
-                (PlanError, repr(compression)) if isinstance(compression, str) else (PlanTypeError, given(compression))
+                (PlanError, repr(compression))
+                if isinstance(compression, str)
+                else (PlanTypeError, type_and_repr(compression))
             )
             raise wrong(f"{option} is None or one of {', '.join(map(repr, self.compressions))}, got {shown}")
         return replace(self, compression=compression)
@@ -343,7 +345,7 @@ class _NpyRows(Encoder):
         if not isinstance(item, loaded_np.ndarray | loaded_np.generic | bool | int | float | complex):
             raise UnwritableItemError("expected a NumPy array or a number: .map it to one")
         row = np.asanyarray(item)
-        if (descr := described(row)) is None:
+        if (descr := dtype_to_json(row)) is None:
             raise UnwritableItemError(
                 "it is of Python objects, masked or of another class, or of fields that overlap or aren't in order, "
                 "which npy files can't hold: .map it to numbers, .filled(…), or np.lib.recfunctions.repack_fields(…)"
@@ -408,7 +410,7 @@ class ParquetOutput(OutputFormat):
         import pyarrow as pa
 
         if self.schema is not None and not isinstance(self.schema, pa.Schema):
-            raise PlanTypeError(f"write_parquet(schema=) is a pyarrow.Schema, got {given(self.schema)}")
+            raise PlanTypeError(f"write_parquet(schema=) is a pyarrow.Schema, got {type_and_repr(self.schema)}")
 
     def compressed(self, compression: object) -> Self:
         import pyarrow as pa
@@ -516,8 +518,8 @@ class _ParquetRows(Encoder):
                 pa.RecordBatch.from_pylist(some, schema=self._schema)
             except Exception as own:
                 hint = "" if self._schema is None else ": give schema= where the first rows don't show all"
-                return UnwritableItemError(f"{said(own, str)}{hint}", len(rows) - 1 - at)
-        return UnwritableItemError(said(error, str))
+                return UnwritableItemError(f"{safe_text(own, str)}{hint}", len(rows) - 1 - at)
+        return UnwritableItemError(safe_text(error, str))
 
     def _take(self, batch: pa.RecordBatch) -> None:
         import pyarrow.parquet as pq
@@ -556,7 +558,7 @@ def _check_schema(schema: pa.Schema) -> None:
         pq.write_table(schema.empty_table(), made)
         pq.read_schema(pa.BufferReader(made.getvalue()))
     except (pa.ArrowException, OSError) as error:
-        raise UnwritableItemError(said(error, str)) from error
+        raise UnwritableItemError(safe_text(error, str)) from error
 
 
 def _columns(schema: Any) -> str:

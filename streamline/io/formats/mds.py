@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from streamline.core.item_codec import decoded
+from streamline.core.item_codec import decode_json
 from streamline.core.lazy_numpy import np
 from streamline.errors import DataError
 from streamline.io.fetch.file import File
@@ -108,7 +108,7 @@ class MdsFormat(RowFormat):
         if (np.diff(starts) < 0).any():
             raise DataError("it is no MDS shard, or is damaged: the bytes at which its samples begin can't be")
         text = await read(begin, int(starts[0]))
-        named = decoded(text, _columns, lambda why: DataError(f"what it says of its columns can't be read: {why}"))
+        named = decode_json(text, _columns, lambda why: DataError(f"what it says of its columns can't be read: {why}"))
         good = int(np.searchsorted(starts[1:], size, side="right"))
         sizes = struct.Struct(f"<{sum(not fixed for _, _, fixed in named)}I")
         rows = len(starts) - 1

@@ -57,7 +57,7 @@ class WholeFormat(Format[WholeFile]):
         async with fetcher:
             while index < len(parts):
                 with Working(context.meter):
-                    found = await fetcher.wholes(index, context.want)
+                    found = await fetcher.wholes(index, context.max_items)
                 items = [WholeFile(paths[at], data) for at, data in found if not isinstance(data, ReadError)]
                 if items:
                     begin, index = index, index + len(items)

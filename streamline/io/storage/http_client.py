@@ -82,7 +82,7 @@ class HttpClient:
         for _ in range(MAX_REDIRECTS + 1):
             sent = {**self._sent, **headers} if self._sent and _same_host(first, target) else headers
             asking = session.get(target, headers=sent, proxy=proxy, allow_redirects=False, auto_decompress=unpack)
-            with self._traffic.asking():
+            with self._traffic.count_request():
                 response = await self._in_time(asking, target, ends)
             if response.status not in (301, 302, 303, 307, 308):
                 return response

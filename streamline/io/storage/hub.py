@@ -122,7 +122,7 @@ class HubStorage(Storage):
     async def _try(self, path: str, ask: Callable[[], R], attempts: Attempts | None = None, position: int = 0) -> R:
         attempts = attempts or self._attempts(path)
         while True:
-            with self._traffic.asking():
+            with self._traffic.count_request():
                 result, error = await self._threads.run(partial(_outcome, ask))
             if error is None:
                 return result  # type: ignore[return-value]

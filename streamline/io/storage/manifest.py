@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from streamline.core.item_codec import decoded
+from streamline.core.item_codec import decode_json
 from streamline.core.state import digest
 from streamline.core.state_types import Count, Size
 from streamline.errors import ReadError
@@ -87,7 +87,7 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
         return msgspec.convert(body, Manifest)
 
     what = f"{path} is no manifest of written shards, or is damaged"
-    return decoded(content, read, lambda why: ReadError(f"{what}: {why}; write the folder anew"))
+    return decode_json(content, read, lambda why: ReadError(f"{what}: {why}; write the folder anew"))
 
 
 def may_be_manifest(path: str) -> bool:

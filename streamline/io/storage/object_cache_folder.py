@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from streamline.core.atomic_file import UnsafeFileError, is_open_as, is_own, open_own, removed_if_abandoned, try_lock
+from streamline.core.atomic_file import UnsafeFileError, is_open_as, is_own, open_own, remove_if_abandoned, try_lock
 from streamline.errors import PlanError, ReadError, printable
 
 logger = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ class CacheFolder:
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             except FileExistsError:
-                if removed_if_abandoned(path) or not os.path.lexists(path):
+                if remove_if_abandoned(path) or not os.path.lexists(path):
                     continue
                 return None
             except OSError as error:
@@ -206,7 +206,7 @@ class CacheFolder:
                 if entry.name.endswith(".object"):
                     used += status.st_size
                     objects.append((status.st_mtime_ns, status.st_size, entry.path))
-                elif not removed_if_abandoned(Path(entry.path)):
+                elif not remove_if_abandoned(Path(entry.path)):
                     used += min(status.st_size, status.st_blocks * 512)  # it may have holes
             if self.max_bytes is None:
                 return

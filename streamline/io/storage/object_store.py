@@ -260,7 +260,7 @@ class ObjectStorage(Storage):
             return None
 
     async def _asked(self, attempts: Attempts, ask: Callable[[], Awaitable[R]]) -> R:
-        with self._traffic.asking(), anyio.fail_after(attempts.left_s):
+        with self._traffic.count_request(), anyio.fail_after(attempts.left_s):
             return await ask()
 
     def _attempts(self, path: str, mib: int = 1) -> Attempts:

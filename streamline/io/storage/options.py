@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
-from streamline.core.options import check_flag, check_int, check_seconds, given
+from streamline.core.options import check_flag, check_int, check_seconds, type_and_repr
 from streamline.errors import PlanError, PlanTypeError, install, printable
 from streamline.io.storage.base import ADDED, Storage
 
@@ -61,7 +61,7 @@ class Access:
 
     def __post_init__(self) -> None:
         if self.http is not None and not isinstance(self.http, HttpOptions):
-            raise PlanTypeError(f"expected http as HttpOptions, got {given(self.http)}")
+            raise PlanTypeError(f"expected http as HttpOptions, got {type_and_repr(self.http)}")
         check_int("concurrency", self.concurrency, 1)
         _check_cache(self.cache_dir, self.cache_max_bytes)
         if self.storage_options is not None:
@@ -78,7 +78,7 @@ def _check_cache(cache_dir: object, max_bytes: object) -> None:
     if cache_dir is not None and (
         not isinstance(cache_dir, (str, os.PathLike)) or not isinstance(os.fspath(cache_dir), str)
     ):
-        raise PlanTypeError(f"expected cache_dir as str or os.PathLike, got {given(cache_dir)}")
+        raise PlanTypeError(f"expected cache_dir as str or os.PathLike, got {type_and_repr(cache_dir)}")
     if cache_dir is not None and (not os.fspath(cache_dir) or "://" in str(cache_dir) or "\0" in str(cache_dir)):
         raise PlanError(f"expected cache_dir as a folder on local disk, got {str(cache_dir)!r}")
     if max_bytes is not None:

@@ -131,7 +131,9 @@ def recoveries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[fl
     lost, items = RemoteWorker.on_host_lost, RemoteWorker.items
 
     def losing(self: RemoteWorker[object]) -> None:
-        if self.channel.capacity.held < self.channel.capacity.items // 2:  # else it may well give nothing, undisturbed
+        if (
+            self.channel.capacity.held < self.channel.capacity.items // 2
+        ):  # else it may well give nothing, run_uninterrupted
             lost_at[id(self), self.number] = time.perf_counter()
         lost(self)
 

@@ -14,7 +14,7 @@ import pytest
 import streamline as sl
 from streamline.backends.base import Backend
 from streamline.backends.hosts import pool as hosted
-from streamline.plan.describe import at_the_border
+from streamline.plan.describe import in_bridge
 from tests.copying_backend import Copying
 from tests.kit import Pipe, later, stage
 from tests.laws.profile import in_turn
@@ -113,7 +113,7 @@ def test_a_consumer_that_stops_stops_the_sources(shape: str, hosts: Backend, ask
                 consumed += 1
                 if consumed in STOPS:
                     items, _ = await source.settled()
-                    assert items - consumed <= pipe.max_in_flight - at_the_border(pipe.plan), f"after {consumed} items"
+                    assert items - consumed <= pipe.max_in_flight - in_bridge(pipe.plan), f"after {consumed} items"
                     if consumed == STOPS[-1]:
                         break
 

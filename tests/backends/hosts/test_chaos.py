@@ -1,4 +1,4 @@
-"""Processes that are killed, stopped, and end themselves at random moments: the stream is the undisturbed one.
+"""Processes that are killed, stopped, and end themselves at random moments: the stream is the run_uninterrupted one.
 
 `STREAMLINE_CHAOS_S` is how long it goes on for each pipeline; the figures are printed (`pytest -s`).
 """

@@ -229,7 +229,7 @@ def test_a_host_that_is_gone_is_at_nothing_and_what_it_did_stays() -> None:
     meter = session.meters.stage("decode", "map", 3)
     channel = session.meters.channel("decode", 3, 8)
     meter.count([1, 2])
-    meter.worked(1.0, 3.0)
+    meter.count_work(1.0, 3.0)
     meter.begun = time.perf_counter()
     channel.items, channel.depth, channel.peak = 7, 5, 6
     reporter.report()
@@ -318,7 +318,7 @@ def test_times_of_another_machine_are_shown_by_this_ones_clock(monkeypatch: pyte
             patch.setattr("streamline.backends.hosts.remote_metrics.perf_counter", lambda: here() + ahead)
             before, meter.begun = here(), here() + ahead
             meter.count([1])
-            meter.worked(meter.begun, meter.begun + 0.5)
+            meter.count_work(meter.begun, meter.begun + 0.5)
             reporter.report()
         mirror.show(link.sent[-1])
         shown = meters.stages["decode", 3].since
@@ -463,7 +463,7 @@ def test_hosts_hold_no_event_loop_that_anybody_minds(caplog: pytest.LogCaptureFi
 
 def test_the_edge_of_a_worker_costs_the_same_however_many_workers_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     link, session = Wires(), Session()
-    reporter, counted = MetricsReporter(link, session), StageMeter.counted
+    reporter, counted = MetricsReporter(link, session), StageMeter.totals
     for shard in range(500):
         for name in ("items", "decode"):
             session.meters.stage(name, "map", shard).count([shard])
@@ -474,7 +474,7 @@ def test_the_edge_of_a_worker_costs_the_same_however_many_workers_there_are(monk
         looked_at.append(meter.figures.shard)
         return counted(meter)
 
-    monkeypatch.setattr(StageMeter, "counted", noted)
+    monkeypatch.setattr(StageMeter, "totals", noted)
     assert reporter.report(7)
     assert looked_at == [7, 7]
     (update,) = link.sent

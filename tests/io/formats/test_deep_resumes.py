@@ -148,7 +148,7 @@ async def first_at(source: Any, place: dict[str, Any]) -> Any:
         flow = source.open(Site(tasks), Part(mode="file"), {source.name: place})
         async with aclosing(flow):
             item = await anext(flow)
-        tasks.finished()
+        tasks.clean_up()
         group.cancel_scope.cancel()
     return item
 
