@@ -228,15 +228,17 @@ class ThreadPool:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.library_calls: set[_ThreadCall[Any]] = set()  # that a close waits for
 
-    async def run(self, fn: Callable[[], R], what: str = "") -> R:
+    async def run(self, fn: Callable[[], R], what: str = "", on_end: Callable[[bool], None] | None = None) -> R:
         """Return `fn()`, called in one of the threads. Raises what it raises.
 
         Args:
           what: a library is at work on, for milliseconds: a caller that is cancelled waits for it, but no longer than
             `CALL_S`. When Python ends, an abandoned thread in pyarrow would be killed there, and one in h5py would keep
             its lock, for which Python's end waits. "": the caller doesn't wait.
+          on_end: called in the event loop once `fn` has ended, or won't be called, with whether it was; also after a
+            cancellation.
         """
-        call = _ThreadCall(fn, what)
+        call = _ThreadCall(fn, what, on_end)
         if self._pending >= len(self._threads) < self._max_threads:
             self._grow()
         self._pending += 1
@@ -284,9 +286,10 @@ class _ThreadCall(Generic[R]):
       wake: runs a sync function in that loop.
     """
 
-    def __init__(self, fn: Callable[[], R], what: str = "") -> None:
+    def __init__(self, fn: Callable[[], R], what: str = "", on_end: Callable[[bool], None] | None = None) -> None:
         self._fn: Callable[[], R] | None = fn
         self.what = what
+        self._on_end = on_end
         self._begun = False  # set before the function is looked at
         self._done = anyio.Event()
         self.wake = threadsafe_call()
@@ -325,7 +328,9 @@ class _ThreadCall(Generic[R]):
                 self._failure = failure
             self._fn = None
             _library_calls.discard(self)
-            del fn  # a cycle may hang on it, and the waiter makes the next one at once
+        if self._on_end is not None:
+            self.wake(partial(self._on_end, fn is not None))
+        del fn  # a cycle may hang on it, and the waiter makes the next one at once
         self.wake(self._done.set)
 
 

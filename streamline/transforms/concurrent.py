@@ -24,7 +24,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -480,44 +480,16 @@ class LimitedThreads(TaskPool[In, Out]):
         return partial(self._in_thread, fn)
 
     async def _in_thread(self, fn: Callable[[In], Out], item: In) -> Out:
-        assert self._permits is not None
-        call = _HoldingCall(fn, item, self._permits)
-        try:
-            results, error = await self._site.tasks.threads.run(call)
-        finally:
-            call.drop()
+        results, error = await self._site.tasks.threads.run(partial(call_all, fn, [item]), on_end=self._give_back)
         if error is not None:
             raise error
         check_awaited(self._calls.stage, results, NOT_AWAITED)
         return results[0]
 
-
-class _HoldingCall(Generic[In, Out]):
-    """A call in a thread that has a permit until it is over, also where its result isn't waited for any more."""
-
-    def __init__(self, fn: Callable[[In], Out], item: In, permits: StagePermits) -> None:
-        self._fn = fn
-        self._item = item
-        self._permits = permits
-        self._wake = threadsafe_call()
-        self._begin = [True]  # taken by the thread, or by who drops the call before
-
-    def __call__(self) -> tuple[list[Out], BaseException | None]:
-        try:
-            self._begin.pop()
-        except IndexError:
-            return [], None
-        try:
-            return call_all(self._fn, [self._item])
-        finally:
-            self._wake(self._permits.release)
-
-    def drop(self) -> None:
-        """Give the permit back if the call hasn't begun, and won't."""
-        if self._begin:
-            with suppress(IndexError):  # the thread was quicker
-                self._begin.pop()
-                self._permits.release(unused=True)
+    def _give_back(self, called: bool) -> None:
+        """Give a permit back once its call is over, also where its result isn't waited for any more."""
+        assert self._permits is not None
+        self._permits.release(unused=not called)
 
 
 class ThreadedPool(CallPool[In, Out]):
