@@ -282,8 +282,12 @@ def _closed_unless_begun(work: Any) -> Iterator[Any]:
 class _CallingThread(ThreadPool):
     """Calls functions where it is asked to, instead of in threads."""
 
-    async def run(self, fn: Callable[[], R], what: str = "") -> R:
-        return fn()
+    async def run(self, fn: Callable[[], R], what: str = "", on_end: Callable[[bool], None] | None = None) -> R:
+        try:
+            return fn()
+        finally:
+            if on_end is not None:
+                on_end(True)
 
 
 class _OuterLoop:

@@ -48,7 +48,7 @@ NAMED: Mapping[str, Callable[[list[Any]], Any]] = {"stack": stack, "torch": stac
 """The names that `collate=` takes."""
 
 
-class Sizes(msgspec.Struct, frozen=True):
+class BatchPart(msgspec.Struct, frozen=True):
     """The stage's part of a saved state: the sizes of the batches to repeat."""
 
     replay: list[Size]
@@ -71,7 +71,7 @@ class Batch(Stage[In, Out]):
         "removed": "the items from here on come one by one",
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
-    state_type: ClassVar[Any] = Sizes | None
+    state_type: ClassVar[Any] = BatchPart | None
     uncounted_options: ClassVar[Collection[str]] = ("max_wait_s", "counts")
     depth_change: ClassVar[int] = 1
 
@@ -134,7 +134,7 @@ class Batch(Stage[In, Out]):
         return max(2, self.size)
 
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
-        own: Sizes | None = self.part_of(state)
+        own: BatchPart | None = self.part_of(state)
         flow, site = upstream(state), upstream.site
         batches: Batches[In, Out]
         if self.max_wait_s is None and (own is None or not own.replay):
@@ -209,7 +209,7 @@ class BatchState(Over):
         if later._sizes is not None and stop > max(self._number, planned) and self._log.leads_to(later._log):
             full, last = later._sizes
             replay += [full] * (stop - 1 - max(self._number, planned)) + [last]
-        tree[self.name] = part_json(Sizes(replay))
+        tree[self.name] = part_json(BatchPart(replay))
         return tree
 
     def forks(self) -> Iterator[Branch]:
@@ -225,7 +225,7 @@ class Batches(Generic[In, Out]):
       own: the stage's part of the state that it is opened at; None: it has no sizes to repeat.
     """
 
-    def __init__(self, stage: Batch[In, Out], begin: State, own: Sizes | None) -> None:
+    def __init__(self, stage: Batch[In, Out], begin: State, own: BatchPart | None) -> None:
         sizes = own.replay if own is not None else []
         self._stage = stage
         self._replay = deque(sizes)
@@ -314,7 +314,7 @@ class WaitingBatches(Batches[In, Out]):
       inbox: the input; cancelling a pull of it loses nothing.
     """
 
-    def __init__(self, stage: Batch[In, Out], inbox: Inbox[In], own: Sizes | None) -> None:
+    def __init__(self, stage: Batch[In, Out], inbox: Inbox[In], own: BatchPart | None) -> None:
         super().__init__(stage, inbox.state, own)
         self._inbox = inbox
         self._after: State | None = None  # progress after the last item

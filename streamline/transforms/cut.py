@@ -22,7 +22,7 @@ from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
 from streamline.core.state import Reference, State, Tree
 from streamline.errors import DataError, PlanError, PlanTypeError
-from streamline.transforms.batch import TOGETHER_ITEMS, Batch, Batches, Sizes
+from streamline.transforms.batch import TOGETHER_ITEMS, Batch, Batches, BatchPart
 from streamline.transforms.collate import as_list
 
 In = TypeVar("In")
@@ -33,7 +33,8 @@ Out = TypeVar("Out")
 class Cut(Batch[In, Out]):
     """Makes lists of at most `size` items, which end by what is in them.
 
-    What a subclass says of a list, it says of its *sum*: what `measured` returns of its first item, and `joined` then.
+    What a subclass says of a list, it says of its *sum*: what `check_measure` returns for its first item, and
+    `add_measure` for each further one.
     """
 
     def recorded(self) -> Cut[In, Out]:
@@ -55,7 +56,7 @@ class Cut(Batch[In, Out]):
     def measure(self) -> Callable[[In], Any]:
         """The user's function."""
 
-    def measured(self, item: In) -> Any:
+    def check_measure(self, item: In) -> Any:
         """Return the measure of an item, checked."""
         return self.measure(item)
 
@@ -76,7 +77,7 @@ class Cut(Batch[In, Out]):
         return self.collate
 
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
-        own: Sizes | None = self.part_of(state)
+        own: BatchPart | None = self.part_of(state)
         flow, site = upstream(state), upstream.site
         run, cutting = self.run_over(flow, site, state, own), _Cutting(self, flow.state, own)
         return ListsFlow(cutting.state_after(flow.state), cutting.lists(run), run, flow)
@@ -85,7 +86,7 @@ class Cut(Batch[In, Out]):
 class _Cutting(Batches[In, Out]):
     _stage: Cut[In, Out]
 
-    def __init__(self, stage: Cut[In, Out], begin: State, own: Sizes | None) -> None:
+    def __init__(self, stage: Cut[In, Out], begin: State, own: BatchPart | None) -> None:
         super().__init__(stage, begin, own)
         self._total: Any = None
 
@@ -129,7 +130,7 @@ class _Cutting(Batches[In, Out]):
         stage, held = self._stage, self._held
         for at in range(start, len(items)):
             try:
-                measured = stage.measured(items[at])
+                measured = stage.check_measure(items[at])
                 if held and not self._replay and stage.ends_before(self._total, len(held), measured):
                     return at, True, None
             except BaseException as error:
@@ -221,7 +222,7 @@ class CostBatch(Cut[In, Out]):
     def measure(self) -> Callable[[In], float]:
         return self.cost
 
-    def measured(self, item: In) -> float:
+    def check_measure(self, item: In) -> float:
         cost = self.cost(item)
         if isinstance(cost, bool) or not isinstance(cost, SupportsFloat | SupportsIndex):
             raise PlanTypeError(f"expected a cost from .batch(cost=), a number, got {given(cost)}")
