@@ -230,6 +230,7 @@ class Batches(Generic[In, Out]):
         self._stage = stage
         self._replay = deque(sizes)
         self._log = Log(0, sizes, len(sizes), stage.name)
+        self._logs, self._logs_sizes = stage.logs or bool(sizes), stage.logs_sizes
         self._made = 0
         self._size = stage.size  # of the last batch
         self._held: list[In] = []
@@ -249,7 +250,7 @@ class Batches(Generic[In, Out]):
         made = make_batch(self._stage, self._collate, held, run, last)
         if self._replay:
             self._replay.popleft()
-        elif self._stage.logs_sizes:
+        elif self._logs_sizes:
             self._log.later = self._log = Log(self._made, [len(held)], self._log.planned, self._stage.name)
         self._made += 1
         self._size = len(held)
@@ -269,9 +270,9 @@ class Batches(Generic[In, Out]):
 
     def state_after(self, upstream: State) -> State:
         """Return the state after the last batch, over the upstream's."""
-        if not (self._stage.logs or self._log.planned):
+        if not self._logs:
             return upstream
-        sizes = None if self._stage.logs_sizes else (self._stage.size, self._size)
+        sizes = None if self._logs_sizes else (self._stage.size, self._size)
         return BatchState(self._stage.name, upstream, self._log, self._made - self._log.start, sizes)
 
 

@@ -19,7 +19,7 @@ from streamline.sources.base import Source
 from streamline.transforms.base import Stage
 from streamline.transforms.cache_disk import DiskPass
 from streamline.transforms.cache_files import CacheFiles
-from streamline.transforms.cache_pass import CachePart, CachePass, MemoryDrawing, MemoryPass, PassHistory, PassPlace
+from streamline.transforms.cache_pass import CachePass, MemoryDrawing, MemoryPass, PassHistory, PassPart, PassPlace
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Cache(Stage[T, T]):
         "added": "the items from here on are kept, and come again in the passes after this one",
         "removed": "the items from here on are read anew in each pass",
     }
-    state_type: ClassVar[Any] = CachePart
+    state_type: ClassVar[Any] = PassPart
     uncounted_options = ("max_bytes", "path", "upstream_digest", "chosen")
     one_to_one = True
     rewinds = True
@@ -57,19 +57,19 @@ class Cache(Stage[T, T]):
         return replace(self, path=None)
 
     @classmethod
-    def replay_cost(cls, own: CachePart) -> str | None:
+    def replay_cost(cls, own: PassPart) -> str | None:
         again = own.served - (own.kept or 0)
         return f"draws the {again:,} items of its pass again that were delivered, to keep them" if again > 0 else None
 
     @classmethod
-    def held_items(cls, own: CachePart) -> str | None:
+    def held_items(cls, own: PassPart) -> str | None:
         if own.served and own.kept:
             return f"has served {own.served:,} items of a pass that is in its files"
         return cls.replay_cost(own)
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
         site = upstream.site
-        own: CachePart | None = self.part_of(state)
+        own: PassPart | None = self.part_of(state)
         history = PassHistory.of(self.name, site, own)
         run_over = partial(self.run_over, site=site, state=state, own=own)
         serving: CachePass[T]
@@ -86,7 +86,7 @@ class Cache(Stage[T, T]):
         return ListsFlow(serving.state(), serving.lists(), serving.run, serving.flow)
 
     def _drawing(
-        self, upstream: Opener[T], state: Tree | None, own: CachePart | None, history: PassHistory
+        self, upstream: Opener[T], state: Tree | None, own: PassPart | None, history: PassHistory
     ) -> MemoryDrawing[T]:
         """Return the drawing that a pass in memory serves: that of the pass before, or a new one."""
         if own is not None and own.kept:

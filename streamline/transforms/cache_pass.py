@@ -209,7 +209,7 @@ MAKE_ROOM = "Raise it, put .cache before what makes items large, or leave it out
 # States ---------------------------------------------------------------------------------------------------------------
 
 
-class CachePart(msgspec.Struct, frozen=True, omit_defaults=True):
+class PassPart(msgspec.Struct, frozen=True, omit_defaults=True):
     """The stage's part of a saved state, as `PassPlace` has it: from `tip` on, of a cache on disk."""
 
     served: Count
@@ -266,7 +266,7 @@ class CacheState(Over):
         reached = max(last._served, end.reached)
         if place.files is None or end.number != self._place.number or reached <= self._served:
             reached = 0
-        own = CachePart(self._served, list(place.epoch), drawing, tip, kept, following, reached, place.chosen)
+        own = PassPart(self._served, list(place.epoch), drawing, tip, kept, following, reached, place.chosen)
         tree[self.name] = part_json(own)
         return tree
 
@@ -296,7 +296,7 @@ class PassHistory:
     kept: Any = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, name: str, site: Site, own: CachePart | None) -> PassHistory:
+    def of(cls, name: str, site: Site, own: PassPart | None) -> PassHistory:
         """Return the history in this run; where a state is given, as it was there."""
         key, shares = (name, site.shard), site.tasks.session.services.get(_PassHistories)
         first = key not in shares

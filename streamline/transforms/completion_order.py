@@ -149,13 +149,13 @@ class InOrder(Delivery[In, Out]):
         results, stop, end, after = part.results, start, len(part.results), None
         while stop < end and results[stop] is not PENDING:
             stop += 1
+        if start == stop < end:
+            return None
         due, skipped = self._next_due(results[start:stop])
         self._next = stop = start + len(due) + skipped
         if stop == end:
             self._parts.popleft()
             self._next, after = 0, part.after
-        elif stop == start:
-            return None
         if skipped and after is None:
             after = part.states[start]
         return Chunk(due, Shifted(part.states, start), after)
