@@ -223,15 +223,17 @@ class ThreadPool:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.library_calls: set[_ThreadCall[Any]] = set()  # that a close waits for
 
-    async def run(self, fn: Callable[[], R], what: str = "") -> R:
+    async def run(self, fn: Callable[[], R], what: str = "", on_end: Callable[[bool], None] | None = None) -> R:
         """Return `fn()`, called in one of the threads. Raises what it raises.
 
         Args:
           what: what a library's call works on, for messages: a cancelled caller waits up to `CALL_S` for it. At exit,
             Python would kill an abandoned thread in pyarrow, and wait for ever for the lock of one in h5py. "": the
             caller doesn't wait.
+          on_end: called in the event loop once `fn` has ended, or won't be called, with whether it was; also after a
+            cancellation.
         """
-        call = _ThreadCall(fn, what)
+        call = _ThreadCall(fn, what, on_end)
         if self._pending >= len(self._threads) < self._max_threads:
             self._grow()
         self._pending += 1
@@ -274,9 +276,10 @@ class ThreadPool:
 class _ThreadCall(Generic[R]):
     """One call on its way to a thread and back; `wake` calls into the loop; `what`: as in `run`, while one waits."""
 
-    def __init__(self, fn: Callable[[], R], what: str = "") -> None:
+    def __init__(self, fn: Callable[[], R], what: str = "", on_end: Callable[[bool], None] | None = None) -> None:
         self._fn: Callable[[], R] | None = fn
         self.what = what
+        self._on_end = on_end
         self._begun = False  # set before the function is looked at
         self._done = anyio.Event()
         self.wake = threadsafe_call()
@@ -315,7 +318,9 @@ class _ThreadCall(Generic[R]):
                 self._failure = failure
             self._fn = None
             _library_calls.discard(self)
-            del fn  # a cycle may hang on it, and the waiter makes the next one at once
+        if self._on_end is not None:
+            self.wake(partial(self._on_end, fn is not None))
+        del fn  # a cycle may hang on it, and the waiter makes the next one at once
         self.wake(self._done.set)
 
 

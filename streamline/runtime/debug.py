@@ -262,8 +262,12 @@ def _closed_unless_begun(work: Any) -> Iterator[Any]:
 class _CallingThread(ThreadPool):
     """Calls functions in the thread that asks for it."""
 
-    async def run(self, fn: Callable[[], R], what: str = "") -> R:
-        return fn()
+    async def run(self, fn: Callable[[], R], what: str = "", on_end: Callable[[bool], None] | None = None) -> R:
+        try:
+            return fn()
+        finally:
+            if on_end is not None:
+                on_end(True)
 
 
 class _OuterLoop:

@@ -162,7 +162,11 @@ def with_cache_keys(plan: Plan, listing: Json = None) -> Plan:
         found: list[AnyStage] = []
         for stage in section:
             cache = caches.get(stage.name)
-            found.append(stage if cache is None else replace(cache, of=_digest(entries, stage.name, of), chosen=chosen))
+            found.append(
+                stage
+                if cache is None
+                else replace(cache, upstream_digest=_digest(entries, stage.name, of), chosen=chosen)
+            )
             chosen = chosen or stage.chooses
         chosen = chosen or plan.merge.chooses
         sections.append(tuple(found))

@@ -593,7 +593,7 @@ def reset_caches(run: ResolvedRun) -> None:
         merged = cache in plan.after
         of = rank.world_size if merged else plan.shard.num_shards
         for shard in [rank.rank] if merged else rank.shards(of):
-            CacheFiles(cache.path, str(cache), cache.name, cache.of, shard, of).reset()
+            CacheFiles(cache.path, str(cache), cache.name, cache.upstream_digest, shard, of).reset()
 
 
 RESET_WITHIN = (

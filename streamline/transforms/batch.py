@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,7 +48,7 @@ NAMED: Mapping[str, Callable[[list[Any]], Any]] = {"stack": stack, "torch": stac
 """The names that `collate=` takes."""
 
 
-class Sizes(msgspec.Struct, frozen=True):
+class BatchPart(msgspec.Struct, frozen=True):
     """The stage's part of a saved state: the sizes of the batches to repeat."""
 
     replay: list[Size]
@@ -70,7 +71,7 @@ class Batch(Stage[In, Out]):
         "removed": "the items from here on come one by one",
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset({"drop_remainder", "collate"})
-    state_type: ClassVar[Any] = Sizes | None
+    state_type: ClassVar[Any] = BatchPart | None
     uncounted_options: ClassVar[Collection[str]] = ("max_wait_s", "counts")
     depth_change: ClassVar[int] = 1
 
@@ -133,55 +134,18 @@ class Batch(Stage[In, Out]):
         return max(2, self.size)
 
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
-        own: Sizes | None = self.part_of(state)
+        own: BatchPart | None = self.part_of(state)
         flow, site = upstream(state), upstream.site
+        batches: Batches[In, Out]
         if self.max_wait_s is None and (own is None or not own.replay):
-            run, counter = self.run_over(flow, site, state, own), BatchCounter(self)
-            return ListsFlow(counter.state_after(flow.state), self.lists(run, counter), run, flow)
-        inbox = flow if isinstance(flow, Inbox) else behind_channel(flow, site, f"input of {self}", self._capacity)
-        run, waiting = self.run_over(inbox, site, state, own), WaitingBatch(self, inbox, own)
+            batches = FullBatches(self, flow.state, None)
+        else:
+            if not isinstance(flow, Inbox):
+                flow = behind_channel(flow, site, f"input of {self}", self._capacity)
+            batches = WaitingBatches(self, flow, own)
+        run = self.run_over(flow, site, state, own)
         # not kept by it: the first state would keep the log of every choice made since
-        return ListsFlow(waiting.state_after(inbox.state), waiting.lists(run), run, inbox)
-
-    async def lists(self, run: StageRun[In], counter: BatchCounter | None = None) -> Lists[Out]:
-        counter = counter or BatchCounter(self)
-        held: list[In] = []
-        last = Reference.to(run.upstream.state)
-        together = self.size * max(1, TOGETHER_ITEMS // self.size)
-        pace = Pace()
-        while (
-            chunk := await run.pull(min(together, self.size * run.max_items) - len(held), self.size - len(held))
-        ) is not None:
-            items, states, after, start = chunk.items, chunk.states, chunk.progress, 0
-            del chunk  # the items of a batch are many and large: none is kept longer than it is needed
-            while len(items) - start >= (missing := self.size - len(held)):
-                held.extend(items[start : start + missing])
-                start += missing
-                batch = self._batch(held, run, states[start - 1], after if start == len(items) else None, counter)
-                held = []
-                if start == len(items):
-                    items, start = (), 0
-                yield batch
-                del batch
-                await pace.maybe_yield()
-            held.extend(items[start:])
-            if start < len(items):
-                last = Reference(states, len(items) - 1)
-            elif not held and after is not None:
-                yield Chunk((), (), counter.state_after(after))
-            del items
-        now = run.upstream.state
-        if held and not self.drop_remainder:
-            yield self._batch(held, run, last.get(), now, counter)
-        elif held:
-            yield Chunk((), (), counter.state_after(now))  # what was skipped among the rest counts
-
-    def _batch(
-        self, held: list[In], run: StageRun[In], last: State, after: State | None, counter: BatchCounter
-    ) -> Chunk[Out]:
-        made = make_batch(self, self.collate, held, run, last)
-        counter.add(len(held))
-        return _chunk(made, last, after, counter.state_after)
+        return ListsFlow(batches.state_after(flow.state), batches.lists(run), run, flow)
 
 
 def make_batch(
@@ -217,13 +181,6 @@ def collate_of(option: str, collate: object) -> Callable[[list[Any]], Any]:
     return found
 
 
-def _chunk(made: list[Out], last: State, after: State | None, state_after: Callable[[State], State]) -> Chunk[Out]:
-    """Return a batch, or the progress over one that was skipped."""
-    if not made:
-        return Chunk((), (), state_after(last if after is None else after))
-    return Chunk(made, [state_after(last)], None if after is None else state_after(after))
-
-
 LATE: Chunk[Any] = Chunk((), ())
 """Returned in place of a list when the batch has waited long enough."""
 
@@ -252,7 +209,7 @@ class BatchState(Over):
         if later._sizes is not None and stop > max(self._number, planned) and self._log.leads_to(later._log):
             full, last = later._sizes
             replay += [full] * (stop - 1 - max(self._number, planned)) + [last]
-        tree[self.name] = part_json(Sizes(replay))
+        tree[self.name] = part_json(BatchPart(replay))
         return tree
 
     def forks(self) -> Iterator[Branch]:
@@ -260,74 +217,107 @@ class BatchState(Over):
         yield from self.upstream.forks()
 
 
-class BatchCounter:
-    """Counts the batches of a stage without `max_wait_s`, if a stage downstream may read them again."""
-
-    def __init__(self, stage: Batch[Any, Any]) -> None:
-        self._name, self._log = stage.name, Log(0, [], 0, stage.name)
-        self._counts = stage.counts
-        self._size = self._last = stage.size
-        self._made = 0
-
-    def add(self, size: int) -> None:
-        self._made += 1
-        self._last = size
-
-    def state_after(self, upstream: State) -> State:
-        """Return the state after the last batch, over the upstream's."""
-        if not self._counts:
-            return upstream
-        return BatchState(self._name, upstream, self._log, self._made, (self._size, self._last))
-
-
-class LoggedBatches(Generic[In, Out]):
-    """One run of a batching stage whose sizes aren't known in advance, or that has sizes to repeat.
+class Batches(Generic[In, Out]):
+    """One run of a batching stage: the items of its current batch, and how many batches were made.
 
     Args:
       begin: the upstream's state.
-      own: the stage's part of the state that it is opened at.
+      own: the stage's part of the state that it is opened at; None: it has no sizes to repeat.
     """
 
-    def __init__(self, stage: Batch[In, Out], begin: State, own: Sizes | None) -> None:
+    def __init__(self, stage: Batch[In, Out], begin: State, own: BatchPart | None) -> None:
         sizes = own.replay if own is not None else []
         self._stage = stage
         self._replay = deque(sizes)
         self._log = Log(0, sizes, len(sizes), stage.name)
+        self._logs, self._logs_sizes = stage.logs or bool(sizes), stage.logs_sizes
         self._made = 0
         self._size = stage.size  # of the last batch
-        self._last = Reference.to(begin)
+        self._held: list[In] = []
+        self._last = Reference.to(begin)  # the upstream's state after them
 
-    def _chunk(self, made: list[Out], size: int, after: State | None) -> Chunk[Out]:
-        """Return what was made of `size` items, the last ones read, and log their number."""
+    @abstractmethod
+    def lists(self, run: StageRun[In]) -> Lists[Out]:
+        """Yield the batches."""
+
+    @property
+    def _collate(self) -> Callable[[list[In]], Out]:
+        return self._stage.collate
+
+    def _batch(self, run: StageRun[In], after: State | None) -> Chunk[Out]:
+        """Return the current batch, or the progress over one that was skipped, and log how many items it has."""
+        held, self._held, last = self._held, [], self._last.get()
+        made = make_batch(self._stage, self._collate, held, run, last)
         if self._replay:
             self._replay.popleft()
-        elif self._stage.logs_sizes:
-            self._log.later = self._log = Log(self._made, [size], self._log.planned, self._stage.name)
+        elif self._logs_sizes:
+            self._log.later = self._log = Log(self._made, [len(held)], self._log.planned, self._stage.name)
         self._made += 1
-        self._size = size
-        return _chunk(made, self._last.get(), after, self.state_after)
+        self._size = len(held)
+        if not made:
+            return Chunk((), (), self.state_after(last if after is None else after))
+        return Chunk(made, [self.state_after(last)], None if after is None else self.state_after(after))
 
-    def _check_replayed(self) -> None:
-        """Check, at the end, that all sizes were repeated."""
+    def _rest(self, run: StageRun[In]) -> list[Chunk[Out]]:
+        """Return the last batch, if there is one that isn't full; a ResumeError if sizes are left to repeat."""
         if self._replay:
             raise ResumeError(f"{self._stage}: fewer items came than when the snapshot was taken")
+        if not self._held:
+            return []
+        if self._stage.drop_remainder:
+            return [Chunk((), (), self.state_after(run.upstream.state))]  # what was skipped among the rest counts
+        return [self._batch(run, run.upstream.state)]
 
     def state_after(self, upstream: State) -> State:
-        sizes = None if self._stage.logs_sizes else (self._stage.size, self._size)
+        """Return the state after the last batch, over the upstream's."""
+        if not self._logs:
+            return upstream
+        sizes = None if self._logs_sizes else (self._stage.size, self._size)
         return BatchState(self._stage.name, upstream, self._log, self._made - self._log.start, sizes)
 
 
-class WaitingBatch(LoggedBatches[In, Out]):
+class FullBatches(Batches[In, Out]):
+    """One run of a stage without `max_wait_s`, and without sizes to repeat."""
+
+    async def lists(self, run: StageRun[In]) -> Lists[Out]:
+        size, pace = self._stage.size, Pace()
+        together = size * max(1, TOGETHER_ITEMS // size)
+        while (
+            chunk := await run.pull(min(together, size * run.max_items) - len(self._held), size - len(self._held))
+        ) is not None:
+            items, states, after, start = chunk.items, chunk.states, chunk.progress, 0
+            del chunk  # the items of a batch are many and large: none is kept longer than it is needed
+            while len(items) - start >= (missing := size - len(self._held)):
+                self._held.extend(items[start : start + missing])
+                start += missing
+                self._last = Reference.to(states[start - 1])
+                batch = self._batch(run, after if start == len(items) else None)
+                if start == len(items):
+                    items, start = (), 0
+                yield batch
+                del batch
+                await pace.maybe_yield()
+            self._held.extend(items[start:])
+            if start < len(items):
+                self._last = Reference(states, len(items) - 1)
+            elif not self._held and after is not None:
+                yield Chunk((), (), self.state_after(after))
+            del items
+        rest = self._rest(run)
+        while rest:
+            yield rest.pop()  # held by nothing here
+
+
+class WaitingBatches(Batches[In, Out]):
     """One run of a stage with `max_wait_s`, or with sizes to repeat.
 
     Args:
       inbox: the input; cancelling a pull of it loses nothing.
     """
 
-    def __init__(self, stage: Batch[In, Out], inbox: Inbox[In], own: Sizes | None) -> None:
+    def __init__(self, stage: Batch[In, Out], inbox: Inbox[In], own: BatchPart | None) -> None:
         super().__init__(stage, inbox.state, own)
         self._inbox = inbox
-        self._held: list[In] = []
         self._after: State | None = None  # progress after the last item
         self._deadline: float | None = None
 
@@ -337,16 +327,15 @@ class WaitingBatch(LoggedBatches[In, Out]):
         while (chunk := await self._pull()) is not None:
             self._take(chunk)
             if not self._missing or (chunk is LATE):
+                self._deadline = None
                 yield self._batch(run, self._after)
             elif not self._held and chunk.progress is not None:
                 yield Chunk((), (), self.state_after(chunk.progress))
             del chunk
             await pace.maybe_yield()
-        self._check_replayed()
-        if self._held and not self._stage.drop_remainder:
-            yield self._batch(run, self._inbox.state)
-        elif self._held:
-            yield Chunk((), (), self.state_after(self._inbox.state))  # what was skipped among the rest counts
+        rest = self._rest(run)
+        while rest:
+            yield rest.pop()  # held by nothing here
 
     @property
     def _missing(self) -> int:
@@ -373,8 +362,3 @@ class WaitingBatch(LoggedBatches[In, Out]):
             self._deadline = anyio.current_time() + max_wait_s
         self._held.extend(chunk.items)
         self._last = Reference(chunk.states, len(chunk.items) - 1)
-
-    def _batch(self, run: StageRun[In], after: State | None) -> Chunk[Out]:
-        held, self._held, self._deadline = self._held, [], None
-        made = make_batch(self._stage, self._stage.collate, held, run, self._last.get())
-        return self._chunk(made, len(held), after)

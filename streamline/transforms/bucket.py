@@ -106,7 +106,7 @@ class BucketByLength(Stage[In, Out]):
         return max(self.batch_size)
 
     async def lists(self, run: StageRun[In]) -> Lists[Out]:
-        held = Buckets(self.name, self.boundaries, self.batch_size, self.measured, run.own, run.upstream.state)
+        held = Buckets(self.name, self.boundaries, self.batch_size, self.check_length, run.own, run.upstream.state)
         pace = Pace()
         while (chunk := await run.upstream.pull(held.room)) is not None:
             held.arrive(chunk)
@@ -117,7 +117,7 @@ class BucketByLength(Stage[In, Out]):
                 if error is not None:
                     item, now = chunk.items[start - 1], chunk.states[start - 1]
                     run.skip_or_raise(
-                        blame(error, str(self), run.site, now, FailedCall(self.measured, item)), item, now
+                        blame(error, str(self), run.site, now, FailedCall(self.check_length, item)), item, now
                     )
                     yield Chunk((), (), held.states(Reference.to(now))[0])
                 elif full is not None:
@@ -137,7 +137,7 @@ class BucketByLength(Stage[In, Out]):
         for bucket in held.rests:
             yield self._batch(held, bucket, run, Reference.to(end))
 
-    def measured(self, item: In) -> int:
+    def check_length(self, item: In) -> int:
         found: Any = self.length(item)
         if type(found) is int and found >= 0:
             return found
@@ -256,11 +256,11 @@ class Buckets(Generic[In]):
         name: str,
         boundaries: Sequence[int],
         sizes: Sequence[int],
-        measured: Callable[[In], int],
+        check_length: Callable[[In], int],
         own: BucketPart,
         begin: State,
     ) -> None:
-        self._name, self._boundaries, self._sizes, self._measured = name, boundaries, sizes, measured
+        self._name, self._boundaries, self._sizes, self._check_length = name, boundaries, sizes, check_length
         self._buckets = [_Bucket[In]() for _ in sizes]
         self._next = 0  # the number of the next item
         self._replay_end = own.read  # items before this one are read again
@@ -291,14 +291,14 @@ class Buckets(Generic[In]):
         Returns:
           Where to go on; the number of the full bucket, if any; the error of the last item taken, if any.
         """
-        boundaries, sizes, measured = self._boundaries, self._sizes, self._measured
+        boundaries, sizes, check_length = self._boundaries, self._sizes, self._check_length
         for at in range(start, len(items)):
             position = self._next
             self._next += 1
             if position < self._replay_end and position not in self._waiting:
                 continue
             try:
-                number = bisect_left(boundaries, measured(items[at]))
+                number = bisect_left(boundaries, check_length(items[at]))
             except BaseException as error:
                 return at + 1, None, error
             bucket = self._buckets[number]

@@ -19,7 +19,7 @@ from streamline.sources.base import Source
 from streamline.transforms.base import Stage
 from streamline.transforms.cache_disk import DiskPass
 from streamline.transforms.cache_files import CacheFiles
-from streamline.transforms.cache_pass import CachePass, MemoryDrawing, MemoryPass, PassHistory, Passing, PassPlace
+from streamline.transforms.cache_pass import CachePass, MemoryDrawing, MemoryPass, PassHistory, PassPart, PassPlace
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Cache(Stage[T, T]):
     Attributes:
       max_bytes: kept in each worker; None: no bound.
       path: of the folder to keep it in; None: in memory.
-      of: digest of the stages upstream, to which files belong; set when the plan is opened.
+      upstream_digest: of the stages upstream, to which files belong; set when the plan is opened.
       chosen: whether a stage upstream chooses an order that another run would choose differently; likewise.
     """
 
@@ -40,14 +40,14 @@ class Cache(Stage[T, T]):
         "added": "the items from here on are kept, and come again in the passes after this one",
         "removed": "the items from here on are read anew in each pass",
     }
-    state_type: ClassVar[Any] = Passing
-    uncounted_options = ("max_bytes", "path", "of", "chosen")
+    state_type: ClassVar[Any] = PassPart
+    uncounted_options = ("max_bytes", "path", "upstream_digest", "chosen")
     one_to_one = True
     rewinds = True
 
     max_bytes: int | None = None
     path: str | None = None
-    of: str = "0" * 16
+    upstream_digest: str = "0" * 16
     chosen: bool = False
 
     def check_live(self, source: Source[Any]) -> None:
@@ -57,24 +57,25 @@ class Cache(Stage[T, T]):
         return replace(self, path=None)
 
     @classmethod
-    def replay_cost(cls, own: Passing) -> str | None:
+    def replay_cost(cls, own: PassPart) -> str | None:
         again = own.served - (own.kept or 0)
         return f"draws the {again:,} items of its pass again that were delivered, to keep them" if again > 0 else None
 
     @classmethod
-    def held_items(cls, own: Passing) -> str | None:
+    def held_items(cls, own: PassPart) -> str | None:
         if own.served and own.kept:
             return f"has served {own.served:,} items of a pass that is in its files"
         return cls.replay_cost(own)
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
         site = upstream.site
-        own: Passing | None = self.part_of(state)
+        own: PassPart | None = self.part_of(state)
         history = PassHistory.of(self.name, site, own)
         run_over = partial(self.run_over, site=site, state=state, own=own)
         serving: CachePass[T]
         if self.path is not None:
-            files = CacheFiles(self.path, str(self), self.name, self.of, site.shard, site.num_shards, self.max_bytes)
+            shard = site.shard, site.num_shards
+            files = CacheFiles(self.path, str(self), self.name, self.upstream_digest, *shard, self.max_bytes)
             serving = DiskPass(self.name, files, history, run_over, upstream, state, own, self.chosen)
         else:
             drawing = self._drawing(upstream, state, own, history)
@@ -85,7 +86,7 @@ class Cache(Stage[T, T]):
         return ListsFlow(serving.state(), serving.lists(), serving.run, serving.flow)
 
     def _drawing(
-        self, upstream: Opener[T], state: Tree | None, own: Passing | None, history: PassHistory
+        self, upstream: Opener[T], state: Tree | None, own: PassPart | None, history: PassHistory
     ) -> MemoryDrawing[T]:
         """Return the drawing that a pass in memory serves: that of the pass before, or a new one."""
         if own is not None and own.kept:

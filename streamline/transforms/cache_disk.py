@@ -25,7 +25,7 @@ from streamline.core.state import Tally, Tree, counts_to_replay, skips_in, with_
 from streamline.core.tree import nbytes
 from streamline.errors import ResumeError, printable
 from streamline.transforms.cache_files import ROOT, BlockInfo, CacheBlock, CacheFiles, FoundBlocks, new_id, whole
-from streamline.transforms.cache_pass import CachePass, PassHistory, Passing, PassPlace
+from streamline.transforms.cache_pass import CachePass, PassHistory, PassPart, PassPlace
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class DiskPass(CachePass[T]):
         run_over: Callable[[Flow[T]], StageRun[T]],
         upstream: Opener[T],
         state: Tree | None,
-        own: Passing | None,
+        own: PassPart | None,
         chosen: bool,
     ) -> None:
         site = upstream.site

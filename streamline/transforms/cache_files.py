@@ -121,15 +121,22 @@ class CacheFiles:
 
     Args:
       stage: as messages call it.
-      of: digest of the stages upstream.
+      upstream_digest: of the stages upstream.
     """
 
     def __init__(
-        self, folder: str, stage: str, name: str, of: str, shard: int, num_shards: int, max_bytes: int | None = None
+        self,
+        folder: str,
+        stage: str,
+        name: str,
+        upstream_digest: str,
+        shard: int,
+        num_shards: int,
+        max_bytes: int | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.stage = stage
-        self._whose = f"{whose(name, shard, num_shards)}.{of}"
+        self._whose = f"{whose(name, shard, num_shards)}.{upstream_digest}"
         self._shard = shard
         self.max_bytes = max_bytes
 

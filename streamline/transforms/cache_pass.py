@@ -18,11 +18,11 @@ import msgspec
 from streamline.core.flow import Chunk, Flow, Lists, Opener, Site, StageRun
 from streamline.core.pace import Pace
 from streamline.core.state import (
+    MadeStates,
     Over,
     Since,
     SkipCounts,
     State,
-    States,
     Tree,
     consumed_count,
     counts_to_replay,
@@ -91,7 +91,8 @@ class CachePass(ABC, Generic[T]):
                     at, first = len(items) - (stop - self.served), self.served
                     part = items[at : at + run.max_items]
                     self.served += len(part)
-                    yield Chunk(part, ServedStates(self.place, first, Since(self.mark, self.flow.state)))
+                    now = Since(self.mark, self.flow.state)
+                    yield Chunk(part, MadeStates(_kept_state, self.place.name, self.place, now, first=first + 1))
                     await pace.maybe_yield()
                 del items, part
             if self.complete:
@@ -104,10 +105,10 @@ class CachePass(ABC, Generic[T]):
             while (chunk := await self.draw(run.max_items)) is not None:
                 first = self.served
                 self.served += len(chunk.items)
-                after = None
-                if chunk.progress is not None:
-                    after = CacheState(self.place, self.served, Since(self.mark, chunk.progress))
-                yield Chunk(chunk.items, ServedStates(self.place, first, self.mark, chunk.states), after)
+                shared = self.place.name, self.place, self.mark
+                states = MadeStates(_drawn_state, *shared, first=first + 1, states=chunk.states)
+                after = None if chunk.progress is None else _drawn_state(*shared, self.served, chunk.progress)
+                yield Chunk(chunk.items, states, after)
                 del chunk
                 await self.write()
                 await pace.maybe_yield()
@@ -208,7 +209,7 @@ MAKE_ROOM = "Raise it, put .cache before what makes items large, or leave it out
 # States ---------------------------------------------------------------------------------------------------------------
 
 
-class Passing(msgspec.Struct, frozen=True, omit_defaults=True):
+class PassPart(msgspec.Struct, frozen=True, omit_defaults=True):
     """The stage's part of a saved state, as `PassPlace` has it: from `tip` on, of a cache on disk."""
 
     served: Count
@@ -265,22 +266,19 @@ class CacheState(Over):
         reached = max(last._served, end.reached)
         if place.files is None or end.number != self._place.number or reached <= self._served:
             reached = 0
-        own = Passing(self._served, list(place.epoch), drawing, tip, kept, following, reached, place.chosen)
+        own = PassPart(self._served, list(place.epoch), drawing, tip, kept, following, reached, place.chosen)
         tree[self.name] = part_json(own)
         return tree
 
 
-class ServedStates:
-    """The states of a list: of items that were kept before, all over `now`; of items just drawn, over a mark."""
+def _kept_state(name: str, place: PassPlace, now: State, served: int) -> State:
+    """Return the state after an item that was kept before."""
+    return CacheState(place, served, now)
 
-    __slots__ = ("_first", "_now", "_place", "_states")
 
-    def __init__(self, place: PassPlace, first: int, now: State, states: States | None = None) -> None:
-        self._place, self._first, self._now, self._states = place, first, now, states
-
-    def __getitem__(self, index: int, /) -> State:
-        now = self._now if self._states is None else Since(self._now, self._states[index])
-        return CacheState(self._place, self._first + index + 1, now)
+def _drawn_state(name: str, place: PassPlace, mark: State, served: int, now: State) -> State:
+    """Return the state after an item that was drawn just now."""
+    return CacheState(place, served, Since(mark, now))
 
 
 @dataclass
@@ -298,7 +296,7 @@ class PassHistory:
     kept: Any = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, name: str, site: Site, own: Passing | None) -> PassHistory:
+    def of(cls, name: str, site: Site, own: PassPart | None) -> PassHistory:
         """Return the history in this run; where a state is given, as it was there."""
         key, shares = (name, site.shard), site.tasks.session.services.get(_PassHistories)
         first = key not in shares

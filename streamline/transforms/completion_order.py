@@ -73,24 +73,23 @@ class Delivery(ABC, Generic[In, Out]):
     Attributes:
       max_ahead: inputs that may be admitted beyond the oldest one that isn't done, where that is bounded.
       num_skipped: skipped items among the results put and not taken yet.
-      on_skip: called when one of them would have been taken, before the state after it is.
+      on_skip: called when one of them would have been taken.
     """
 
     max_ahead = 0
     num_skipped = 0
     on_skip: Callable[[Failure], None]
 
-    def _first_skipped(self, results: list[Any], start: int, stop: int) -> int:
-        """Return the index of the first skipped item in `results[start:stop]`; `stop` if there is none."""
-        if self.num_skipped:
-            for at in range(start, stop):
-                if isinstance(results[at], SkippedResult):
-                    return at
-        return stop
-
-    def _skip_result(self, result: SkippedResult) -> None:
-        self.num_skipped -= 1
-        self.on_skip(result.failure)
+    def _next_due(self, results: list[Any]) -> tuple[list[Any], bool]:
+        """Return the results before the first skipped item; where that comes first, count it, and return True."""
+        if not self.num_skipped:
+            return results, False
+        at = next((at for at, result in enumerate(results) if isinstance(result, SkippedResult)), len(results))
+        skipped = not at and bool(results)
+        if skipped:
+            self.num_skipped -= 1
+            self.on_skip(results[0].failure)
+        return results[:at], skipped
 
     @property
     def ready(self) -> int:
@@ -122,9 +121,9 @@ class Delivery(ABC, Generic[In, Out]):
     def take(self) -> Chunk[Out] | None:
         """Return what is due; None: nothing."""
 
-    @abstractmethod
     def due(self, position: int) -> bool:
         """Return whether a failure of the input at `position` may be reported although others still run."""
+        return False
 
 
 class InOrder(Delivery[In, Out]):
@@ -147,30 +146,19 @@ class InOrder(Delivery[In, Out]):
         if not self._parts:
             return None
         part, start = self._parts[0], self._next
-        results, stop, end = part.results, start, len(part.results)
+        results, stop, end, after = part.results, start, len(part.results), None
         while stop < end and results[stop] is not PENDING:
             stop += 1
-        if start < stop != (found := self._first_skipped(results, start, stop)):
-            stop = found
-            if start == stop:
-                self._skip_result(results[start])
-                return self._pass_over(part, start)
-        self._next = stop
+        if start == stop < end:
+            return None
+        due, skipped = self._next_due(results[start:stop])
+        self._next = stop = start + len(due) + skipped
         if stop == end:
             self._parts.popleft()
-            self._next = 0
-        elif stop == start:
-            return None
-        return Chunk(results[start:stop], Shifted(part.states, start), part.after if stop == end else None)
-
-    def _pass_over(self, part: AdmittedInputs[In], index: int) -> Chunk[Out]:
-        self._next = index + 1
-        if self._next == len(part.results):
-            self._parts.popleft()
-            self._next = 0
-            if part.after is not None:
-                return Chunk((), (), part.after)
-        return Chunk((), (), part.states[index])
+            self._next, after = 0, part.after
+        if skipped and after is None:
+            after = part.states[start]
+        return Chunk(due, Shifted(part.states, start), after)
 
     def due(self, position: int) -> bool:
         return bool(self._parts) and position == self._parts[0].first + self._next
@@ -197,26 +185,15 @@ class CompletionPart(msgspec.Struct, frozen=True):
             raise ValueError("Expected inputs in `replay` that are not done")
 
 
-class _LowWaterMark:
-    """Every input before `low` is done, and of the others those in `done`."""
+def raise_low_water(low: int, done: set[int], arrived: int) -> int:
+    """Return the low-water mark, which was at `low`, and remove the inputs before it from `done`.
 
-    __slots__ = ("done", "low")
-
-    def __init__(self, low: int, done: Iterable[int]) -> None:
-        self.low = low
-        self.done = set(done)
-
-    def rise(self, positions: Iterable[int], arrived: int) -> None:
-        """Note that these are done too, of `arrived` inputs so far.
-
-        The mark doesn't pass `arrived`: at a resume, inputs may be known as done whose states are still to arrive.
-        """
-        done, low = self.done, self.low
-        done.update(positions)
-        while low in done and low < arrived:
-            done.discard(low)
-            low += 1
-        self.low = low
+    It doesn't pass `arrived`: at a resume, inputs may be known as done whose states are still to arrive.
+    """
+    while low in done and low < arrived:
+        done.discard(low)
+        low += 1
+    return low
 
 
 class InputList(NamedTuple):
@@ -266,11 +243,10 @@ class DeliverySegment(LogSegment):
     def arrived(self) -> int:
         return self.inputs[-1].stop if self.inputs else self.low
 
-    def low_water(self, count: int, seen: int) -> _LowWaterMark:
-        """Return the low-water mark after `count` deliveries and `seen` lists of inputs."""
-        mark = _LowWaterMark(self.low, self.done)
-        mark.rise(self.positions[:count], self.inputs[seen - 1].stop if seen else self.low)
-        return mark
+    def low_water(self, count: int, seen: int) -> tuple[int, set[int]]:
+        """Return the low-water mark after `count` deliveries and `seen` lists of inputs, and what is done beyond it."""
+        done = {*self.done, *self.positions[:count]}
+        return raise_low_water(self.low, done, self.inputs[seen - 1].stop if seen else self.low), done
 
     def news(self, sent: tuple[int, int] | None) -> tuple[Any, Any]:
         positions, inputs = sent or (0, 0)
@@ -310,24 +286,30 @@ class UnorderedState(State):
 
     def json(self, until: State | None = None) -> Tree:
         later = self if until is None else cast(UnorderedState, until.latest)
-        reached = self._segment.low_water(self._count, self._seen)
-        low, done = reached.low, reached.done
-        replay = self._delivered_until(later) + later._outstanding()
-        mark = self._segment.state_after(low - 1, self._seen)
-        tree = mark.json(later._segment.state_after(max([low - 1, *done, *replay]), later._seen))
+        low, done = self._low_water
+        replay = self._delivered_until(later) + later._segment.planned[later._segment.start + later._count :]
+        tree = self._mark.json(later._segment.state_after(max([low - 1, *done, *replay]), later._seen))
         tree[self._name] = part_json(CompletionPart(ranges(done, low), [position - low for position in replay]))
         return tree
 
+    @property
+    def _low_water(self) -> tuple[int, set[int]]:
+        return self._segment.low_water(self._count, self._seen)
+
+    @property
+    def _mark(self) -> State:
+        """The upstream's state at the low-water mark."""
+        return self._segment.state_after(self._low_water[0] - 1, self._seen)
+
     def tally(self, found: Tally) -> None:
-        self._segment.state_after(self._segment.low_water(self._count, self._seen).low - 1, self._seen).tally(found)
+        self._mark.tally(found)
 
     def where(self) -> str:
-        return self._segment.state_after(self._segment.low_water(self._count, self._seen).low, self._seen).where()
+        return self._segment.state_after(self._low_water[0], self._seen).where()
 
     def forks(self) -> Iterator[Branch]:
-        low = self._segment.low_water(self._count, self._seen).low
-        yield Branch(self._name, self._segment, self._count, low)
-        yield from self._segment.state_after(low - 1, self._seen).forks()
+        yield Branch(self._name, self._segment, self._count, self._low_water[0])
+        yield from self._mark.forks()
 
     def _delivered_until(self, later: UnorderedState) -> list[int]:
         found: list[int] = []
@@ -337,9 +319,6 @@ class UnorderedState(State):
             found += segment.positions[start:stop]
             segment, start = cast(DeliverySegment, onward), 0
         return found + segment.positions[start : later._count]
-
-    def _outstanding(self) -> list[int]:
-        return self._segment.planned[self._segment.start + self._count :]
 
 
 def ranges(positions: Iterable[int], low: int) -> list[Range]:
@@ -412,7 +391,7 @@ class AsCompleted(Delivery[In, Out]):
         self._name = name
         self.max_ahead = max_ahead
         self._resume = resume = _Resume[In, Out](own)
-        self._low_water = _LowWaterMark(0, resume.done)  # after what was taken
+        self._low, self._done = 0, set(resume.done)  # the low-water mark after what was taken, and what is done beyond
         self._segment = DeliverySegment(name, 0, 0, frozenset(resume.done), begin, list(resume.outstanding))
         self._most_inputs = SEGMENT_ITEMS
         self._positions: list[int] = []
@@ -430,8 +409,8 @@ class AsCompleted(Delivery[In, Out]):
         return UnorderedState(self._name, self._segment, 0, 0)
 
     def room(self, position: int) -> int:
-        self._low_water.rise((), self._segment.arrived)
-        limit = self._low_water.low + self.max_ahead
+        self._low = raise_low_water(self._low, self._done, self._segment.arrived)
+        limit = self._low + self.max_ahead
         if self._resume.outstanding:  # they were within the bound of the run that chose them
             limit = max(limit, max(self._resume.outstanding) + 1)
         return max(0, limit - position)
@@ -479,22 +458,16 @@ class AsCompleted(Delivery[In, Out]):
             self._progress = False
             segment.handed_out = seen
             return Chunk((), (), UnorderedState(self._name, segment, seen, count))
-        ready = self._first_skipped(self._results, 0, len(self._results))
-        results, rest = self._results, self._results[max(1, ready) :]
-        positions, later = self._positions, self._positions[max(1, ready) :]
-        if rest:
-            del results[max(1, ready) :], positions[max(1, ready) :]
-        self._results, self._positions = rest, later
+        due, skipped = self._next_due(self._results)
+        taken = len(due) + skipped
+        positions = self._positions[:taken]
+        self._results, self._positions = self._results[taken:], self._positions[taken:]
         segment.handed_out = seen
         segment.positions += positions
-        self._low_water.rise(positions, segment.arrived)
-        if not ready:
-            self._skip_result(cast(SkippedResult, results[0]))
-            return Chunk((), (), UnorderedState(self._name, segment, seen, count + 1))
-        return Chunk(results, MadeStates(UnorderedState, self._name, segment, seen, first=count + 1))
-
-    def due(self, position: int) -> bool:
-        return False  # what runs is finished and delivered first
+        self._done.update(positions)
+        self._low = raise_low_water(self._low, self._done, segment.arrived)
+        after = UnorderedState(self._name, segment, seen, count + 1) if skipped else None
+        return Chunk(due, MadeStates(UnorderedState, self._name, segment, seen, first=count + 1), after)
 
     @property
     def stranded(self) -> bool:
@@ -502,11 +475,9 @@ class AsCompleted(Delivery[In, Out]):
 
     def _next_segment(self) -> DeliverySegment:
         """Begin a new segment, which keeps no inputs before the low-water mark."""
-        old = self._segment
-        count, seen = len(old.positions), len(old.inputs)
-        low = self._low_water.low
-        done, state = frozenset(self._low_water.done), old.state_after(low - 1, seen)
-        new = DeliverySegment(self._name, old.start + count, low, done, state, old.planned)
+        old, low = self._segment, self._low
+        start, state = old.start + len(old.positions), old.state_after(low - 1, len(old.inputs))
+        new = DeliverySegment(self._name, start, low, frozenset(self._done), state, old.planned)
         new.inputs = [arrival for arrival in old.inputs if arrival.stop > low]
         self._most_inputs = max(SEGMENT_ITEMS, 2 * len(new.inputs))
         old.later = self._segment = new

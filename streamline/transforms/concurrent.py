@@ -24,7 +24,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -154,7 +154,7 @@ class Admission(Generic[In]):
         count = sum(len(part.items) for part in lists)
         self._channel.reserve(count)
         self._lists.extend(part for part in lists if part.items)
-        self._wake(count)
+        self.wake(count)
         return count
 
     def claim(self, most: int = 1) -> Claim[In] | None:
@@ -198,20 +198,18 @@ class Admission(Generic[In]):
 
     def release(self) -> None:
         self.held = False
-        self.wake_all()
+        self.wake()
 
     def stop(self) -> None:
         """Admit nothing more, and drop what wasn't claimed."""
         self.ended = True
         self._lists = deque()  # another one: a thread may be about to claim
-        self.wake_all()
+        self.wake()
         self._tell()
 
-    def wake_all(self) -> None:
-        self._wake(len(self._waiting))
-
-    def _wake(self, workers: int) -> None:
-        for _ in range(min(workers, len(self._waiting))):
+    def wake(self, most: int | None = None) -> None:
+        """Let workers look again, at most so many; None: all that wait."""
+        for _ in range(len(self._waiting) if most is None else min(most, len(self._waiting))):
             self._waiting.pop().set()
 
 
@@ -335,7 +333,7 @@ class CallPool(ABC, Generic[In, Out]):
             )
             self._meter.details_from(self._permits.details)
         if calls.retry is not None:
-            self._retried = RetriedCalls(calls.fn, calls.retry, tasks.gate, self._permits, self._calling)
+            self._retried = RetriedCalls(calls.fn, calls.retry, tasks.gate, self._permits, self._wrap)
             self._meter.details_from(self._retried.details)
 
     async def run(self, upstream: Flow[In]) -> None:
@@ -394,7 +392,7 @@ class CallPool(ABC, Generic[In, Out]):
         self._calls.on_resize(at_once)
         if self._start is not None:
             self._start()
-            self._admission.wake_all()  # those that are too many end
+            self._admission.wake()  # those that are too many end
             self._admission.look_again()
 
     @property
@@ -410,7 +408,7 @@ class CallPool(ABC, Generic[In, Out]):
         finally:
             self._meter.wait_ends(slot)
 
-    def _calling(self, fn: Callable[[In], Any]) -> Callable[[In], Any]:
+    def _wrap(self, fn: Callable[[In], Any]) -> Callable[[In], Any]:
         """Return what calls `fn` and, if calls need permits, gives one back."""
         return fn
 
@@ -422,20 +420,12 @@ class CallPool(ABC, Generic[In, Out]):
 class TaskPool(CallPool[In, Out]):
     """Calls of an async function, each in the task of a worker."""
 
-    def _calling(self, fn: Callable[[In], Any]) -> Callable[[In], Any]:
-        return fn if self._permits is None else partial(_holding, self._permits, fn)
-
-    async def _permitted(self, permits: StagePermits, part: AdmittedInputs[In], index: int) -> bool:
-        """Wait for a permit; False: an item before this one has failed meanwhile, so that its call isn't made."""
-        await permits.wait()
-        if self._results.is_late(part, index):
-            permits.release(unused=True)
-            return False
-        return True
+    def _wrap(self, fn: Callable[[In], Any]) -> Callable[[In], Any]:
+        return fn if self._permits is None else partial(_call_and_release, self._permits, fn)
 
     async def _work(self, slot: int) -> None:
         fn: Callable[[In], Awaitable[Out]]
-        fn = self._calling(self._calls.fn) if self._retried is None else self._retried.acall
+        fn = self._wrap(self._calls.fn) if self._retried is None else self._retried.acall
         admission, put, permits = self._admission, self._results.put, self._permits
         slots, worked, pace, calls = self._meter.slots, self._meter.count_work, Pace(), 0
         while admission.workers <= self._at_once:  # `_too_many`, in fewer steps
@@ -443,8 +433,11 @@ class TaskPool(CallPool[In, Out]):
                 await self._wait(slot)
                 continue
             part, index, _ = claim
-            if permits is not None and not (permits.acquire_nowait() or await self._permitted(permits, part, index)):
-                continue
+            if permits is not None and not permits.acquire_nowait():
+                await permits.wait()
+                if self._results.is_late(part, index):
+                    permits.release(unused=True)
+                    continue
             call_began = slots[slot] = perf_counter()
             try:
                 result = await fn(part.items[index])
@@ -465,7 +458,7 @@ class TaskPool(CallPool[In, Out]):
                 await pace.maybe_yield()  # an async function need not ever wait
 
 
-async def _holding(permits: StagePermits, fn: Callable[[In], Awaitable[Out]], item: In) -> Out:
+async def _call_and_release(permits: StagePermits, fn: Callable[[In], Awaitable[Out]], item: In) -> Out:
     """Await a call that has a permit, and give it back."""
     try:
         return await fn(item)
@@ -476,48 +469,20 @@ async def _holding(permits: StagePermits, fn: Callable[[In], Awaitable[Out]], it
 class LimitedThreads(TaskPool[In, Out]):
     """Calls of a sync function in threads, one item a call. No thread waits for a permit, or for another try."""
 
-    def _calling(self, fn: Callable[[In], Any]) -> Callable[[In], Any]:
+    def _wrap(self, fn: Callable[[In], Any]) -> Callable[[In], Any]:
         return partial(self._in_thread, fn)
 
     async def _in_thread(self, fn: Callable[[In], Out], item: In) -> Out:
-        assert self._permits is not None
-        call = _HoldingCall(fn, item, self._permits)
-        try:
-            results, error = await self._site.tasks.threads.run(call)
-        finally:
-            call.drop()
+        results, error = await self._site.tasks.threads.run(partial(call_all, fn, [item]), on_end=self._give_back)
         if error is not None:
             raise error
         check_no_coroutines(self._calls.stage, results, NOT_AWAITED)
         return results[0]
 
-
-class _HoldingCall(Generic[In, Out]):
-    """A call in a thread that has a permit until it is over, also where its result isn't waited for any more."""
-
-    def __init__(self, fn: Callable[[In], Out], item: In, permits: StagePermits) -> None:
-        self._fn = fn
-        self._item = item
-        self._permits = permits
-        self._wake = threadsafe_call()
-        self._begin = [True]  # taken by the thread, or by who drops the call before
-
-    def __call__(self) -> tuple[list[Out], BaseException | None]:
-        try:
-            self._begin.pop()
-        except IndexError:
-            return [], None
-        try:
-            return call_all(self._fn, [self._item])
-        finally:
-            self._wake(self._permits.release)
-
-    def drop(self) -> None:
-        """Give the permit back if the call hasn't begun, and won't."""
-        if self._begin:
-            with suppress(IndexError):  # the thread was quicker
-                self._begin.pop()
-                self._permits.release(unused=True)
+    def _give_back(self, called: bool) -> None:
+        """Give a permit back once its call is over, also where its result isn't waited for any more."""
+        assert self._permits is not None
+        self._permits.release(unused=not called)
 
 
 class ThreadedPool(CallPool[In, Out]):

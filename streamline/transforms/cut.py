@@ -22,7 +22,7 @@ from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
 from streamline.core.state import Reference, State, Tree
 from streamline.errors import DataError, PlanError, PlanTypeError
-from streamline.transforms.batch import TOGETHER_ITEMS, Batch, LoggedBatches, Sizes, make_batch
+from streamline.transforms.batch import TOGETHER_ITEMS, Batch, Batches, BatchPart
 from streamline.transforms.collate import as_list
 
 In = TypeVar("In")
@@ -33,7 +33,8 @@ Out = TypeVar("Out")
 class Cut(Batch[In, Out]):
     """Makes lists of at most `size` items, which end by what is in them.
 
-    What a subclass says of a list, it says of its *sum*: what `measured` returns of its first item, and `joined` then.
+    What a subclass says of a list, it says of its *sum*: what `check_measure` returns for its first item, and
+    `add_measure` for each further one.
     """
 
     def recorded(self) -> Cut[In, Out]:
@@ -55,7 +56,7 @@ class Cut(Batch[In, Out]):
     def measure(self) -> Callable[[In], Any]:
         """The user's function."""
 
-    def measured(self, item: In) -> Any:
+    def check_measure(self, item: In) -> Any:
         """Return the measure of an item, checked."""
         return self.measure(item)
 
@@ -76,22 +77,22 @@ class Cut(Batch[In, Out]):
         return self.collate
 
     def open(self, upstream: Opener[In], state: Tree | None = None) -> Flow[Out]:
-        own: Sizes | None = self.part_of(state)
+        own: BatchPart | None = self.part_of(state)
         flow, site = upstream(state), upstream.site
         run, cutting = self.run_over(flow, site, state, own), _Cutting(self, flow.state, own)
         return ListsFlow(cutting.state_after(flow.state), cutting.lists(run), run, flow)
 
 
-class _Cutting(LoggedBatches[In, Out]):
+class _Cutting(Batches[In, Out]):
     _stage: Cut[In, Out]
 
-    def __init__(self, stage: Cut[In, Out], begin: State, own: Sizes | None) -> None:
+    def __init__(self, stage: Cut[In, Out], begin: State, own: BatchPart | None) -> None:
         super().__init__(stage, begin, own)
-        self._held: list[In] = []
         self._total: Any = None
 
-    def state_after(self, upstream: State) -> State:
-        return super().state_after(upstream) if self._stage.counts or self._log.planned else upstream
+    @property
+    def _collate(self) -> Callable[[list[In]], Out]:
+        return self._stage.output_function(self._total)
 
     async def lists(self, run: StageRun[In]) -> Lists[Out]:
         pace, size = Pace(), self._stage.size
@@ -110,17 +111,15 @@ class _Cutting(LoggedBatches[In, Out]):
                     stop += 1
                 at = stop
                 if complete:
-                    yield self._list(run, chunk.progress if at == len(chunk.items) else None)
+                    yield self._batch(run, chunk.progress if at == len(chunk.items) else None)
                 await pace.maybe_yield()
             if not self._held and (skipped or chunk.progress is not None):
                 yield Chunk((), (), self.state_after(chunk.end))
             self._last = chunk.end_reference
             del chunk  # release the items while the next are made
-        self._check_replayed()
-        if self._held and not self._stage.drop_remainder:
-            yield self._list(run, run.upstream.state)
-        elif self._held:
-            yield Chunk((), (), self.state_after(run.upstream.state))  # what was skipped among the rest counts
+        rest = self._rest(run)
+        while rest:
+            yield rest.pop()  # held by nothing here
 
     def _fill(self, items: Sequence[In], start: int) -> tuple[int, bool, BaseException | None]:
         """Add items from `start` on to the current list, until it is complete.
@@ -131,7 +130,7 @@ class _Cutting(LoggedBatches[In, Out]):
         stage, held = self._stage, self._held
         for at in range(start, len(items)):
             try:
-                measured = stage.measured(items[at])
+                measured = stage.check_measure(items[at])
                 if held and not self._replay and stage.ends_before(self._total, len(held), measured):
                     return at, True, None
             except BaseException as error:
@@ -142,11 +141,6 @@ class _Cutting(LoggedBatches[In, Out]):
             if count == self._replay[0] if self._replay else stage.full(self._total, count):
                 return at + 1, True, None
         return len(items), False, None
-
-    def _list(self, run: StageRun[In], after: State | None) -> Chunk[Out]:
-        held, self._held = self._held, []
-        made = make_batch(self._stage, self._stage.output_function(self._total), held, run, self._last.get())
-        return self._chunk(made, len(held), after)
 
 
 GROUP_ITEMS = 32
@@ -228,7 +222,7 @@ class CostBatch(Cut[In, Out]):
     def measure(self) -> Callable[[In], float]:
         return self.cost
 
-    def measured(self, item: In) -> float:
+    def check_measure(self, item: In) -> float:
         cost = self.cost(item)
         if isinstance(cost, bool) or not isinstance(cost, SupportsFloat | SupportsIndex):
             raise PlanTypeError(f"expected a cost from .batch(cost=), a number, got {type_and_repr(cost)}")

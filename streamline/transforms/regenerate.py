@@ -21,8 +21,8 @@ from streamline.errors import ResumeError
 from streamline.transforms.base import Stage, StageLayout
 from streamline.transforms.regenerate_cycle import (
     Cycle,
-    Cycled,
     CycleFileState,
+    CyclePart,
     CyclePlace,
     Held,
     RowStore,
@@ -154,7 +154,7 @@ class CycleFlow(Flow[Cycle]):
     """
 
     def __init__(
-        self, stage: Regenerate[Any], own: Cycled, spill: Spill | None, upstream: Flow[Any], site: Site
+        self, stage: Regenerate[Any], own: CyclePart, spill: Spill | None, upstream: Flow[Any], site: Site
     ) -> None:
         super().__init__(upstream.state)
         self._stage, self._spill, self._site = stage, spill, site
@@ -188,7 +188,7 @@ class CycleFlow(Flow[Cycle]):
     def end_state(self) -> State:
         """The stage's state at the end, once the upstream has ended."""
         if self._spill is None:
-            return Over(self._stage.name, Cycled.before(self._number), self._drawing.upstream.state)
+            return Over(self._stage.name, CyclePart.before(self._number), self._drawing.upstream.state)
         return CycleFileState(self._stage.name, self._place(self._number - 1), 0)
 
     def recycle(self, cycle: Cycle) -> None:
@@ -293,8 +293,8 @@ class Regenerate(Stage[T, T]):
         "added": "the items from here on come in cycles, beginning with cycle 0",
         "removed": "the items from here on come in their order, once",
     }
-    state_type: ClassVar[Any] = Cycled
-    initial_state = Cycled.before(0)
+    state_type: ClassVar[Any] = CyclePart
+    initial_state = CyclePart.before(0)
     uncounted_options = ("overlap", "spill")
 
     size: int
@@ -317,7 +317,7 @@ class Regenerate(Stage[T, T]):
         return items * self.reuse if self.block is None else None
 
     @classmethod
-    def replay_cost(cls, own: Cycled) -> str | None:
+    def replay_cost(cls, own: CyclePart) -> str | None:
         if own.files is not None:
             return None
         if not own.served:
@@ -328,7 +328,7 @@ class Regenerate(Stage[T, T]):
         )
 
     @classmethod
-    def held_items(cls, own: Cycled) -> str | None:
+    def held_items(cls, own: CyclePart) -> str | None:
         if own.files:
             return f"has served {own.served:,} outputs of cycle {own.cycle:,}, and the rest is in its file alone"
         return cls.replay_cost(own)
@@ -354,7 +354,7 @@ class Regenerate(Stage[T, T]):
         return 1 if self.block is None else max(1, self.block // ROWS_AN_ITEM)
 
     def open(self, upstream: Opener[T], state: Tree | None = None) -> Flow[T]:
-        own: Cycled = self.part_of(state)
+        own: CyclePart = self.part_of(state)
         site = upstream.site
         spill = None if self.spill is None else Spill(self.spill, self.name, site)
         drawing = CycleFlow(self, own, spill, upstream(state), site)

@@ -79,7 +79,7 @@ class CycleFileNames:
         return f"{self.whose}.cycle-{cycle}.{self.token}.cycle"
 
 
-class Cycled(msgspec.Struct, frozen=True, omit_defaults=True):
+class CyclePart(msgspec.Struct, frozen=True, omit_defaults=True):
     """The stage's part of a saved state: outputs served of a cycle that is drawn again, or that is in files."""
 
     cycle: Count
@@ -92,7 +92,7 @@ class Cycled(msgspec.Struct, frozen=True, omit_defaults=True):
     files: list[FileName] | None = None
 
     @classmethod
-    def before(cls, cycle: int, skip: int = 0) -> Cycled:
+    def before(cls, cycle: int, skip: int = 0) -> CyclePart:
         """Return the part before a cycle is drawn."""
         return cls(cycle, 0, 0, None, 1, skip)
 
@@ -147,8 +147,8 @@ class CyclePlace:
             return CycleFileState(name, self, served)
         if served == self.total:
             end = self.end if not self.used else HeldSince(self.end, self.now)
-            return Over(name, Cycled.before(self.number + 1, self.used), end)
-        own = Cycled(self.number, served, self.of, self.seed, self.reuse, self.skip)
+            return Over(name, CyclePart.before(self.number + 1, self.used), end)
+        own = CyclePart(self.number, served, self.of, self.seed, self.reuse, self.skip)
         return Over(name, own, HeldSince(self.begin, self.now))
 
 
@@ -175,7 +175,7 @@ class CycleFileState(Over):
         between = range(number, max(last.number, last.names.given_to - 1) + 1)
         files = [last.names.of(cycle) or place.names.of(cycle) for cycle in between]
         tree = last.now.json()
-        tree[self.name] = part_json(Cycled(number, served, epoch=list(place.epoch), files=list(filter(None, files))))
+        tree[self.name] = part_json(CyclePart(number, served, epoch=list(place.epoch), files=list(filter(None, files))))
         return tree
 
 

@@ -124,7 +124,7 @@ class Tries:
         self._failed = 0
         self._before = ""
 
-    def failed(self, error: Exception) -> float:
+    def pause_s(self, error: Exception) -> float:
         """Return the seconds to wait before the next try, or raise `error`, with a note if there were several tries."""
         retry = self._retry
         self._failed += 1
@@ -168,7 +168,7 @@ class RetriedCalls(Generic[In, Out]):
 
     Args:
       permits: that calls need; the first call of an item finds its own taken. A pause holds none. None: they need none.
-      calling: makes of the function, and of what calls it once more, what is called here.
+      wrap: makes of the function, and of what calls it once more, what is called here.
     """
 
     def __init__(
@@ -177,10 +177,10 @@ class RetriedCalls(Generic[In, Out]):
         retry: Retry,
         gate: Gate,
         permits: StagePermits | None = None,
-        calling: Callable[[Callable[[In], Any]], Callable[[In], Any]] = lambda fn: fn,
+        wrap: Callable[[Callable[[In], Any]], Callable[[In], Any]] = lambda fn: fn,
     ) -> None:
-        self._fn = calling(fn)
-        self._again = calling(fn.again) if isinstance(fn, Adapter) else self._fn
+        self._fn = wrap(fn)
+        self._again = wrap(fn.again) if isinstance(fn, Adapter) else self._fn
         self._retry = retry
         self._permits = permits
         self._gate = gate
@@ -204,7 +204,7 @@ class RetriedCalls(Generic[In, Out]):
             try:
                 return await _within(call(item), self._retry.timeout_s)
             except Exception as error:
-                pause_s = tries.failed(error)
+                pause_s = tries.pause_s(error)
             call = self._again
             await wait_at_rest(anyio.sleep(pause_s))
             await self._gate.passage()
@@ -219,7 +219,7 @@ class RetriedCalls(Generic[In, Out]):
             try:
                 return call(item)  # type: ignore[no-any-return]
             except Exception as error:
-                pause_s = tries.failed(error)
+                pause_s = tries.pause_s(error)
                 call = self._again
                 if self._stopped.wait(pause_s):
                     raise

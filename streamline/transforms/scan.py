@@ -25,7 +25,7 @@ Out = TypeVar("Out")
 PLAIN = (bool, int, str, type(None))
 
 
-class Carry(msgspec.Struct, frozen=True):
+class ScanPart(msgspec.Struct, frozen=True):
     """The stage's part of a saved state."""
 
     carry: Any
@@ -43,15 +43,15 @@ class Scan(Stage[In, Out]):
         "removed": "the items from here on come as they are",
     }
     order_preserving: ClassVar[frozenset[str]] = frozenset(accepted_changes)
-    state_type: ClassVar[Any] = Carry
+    state_type: ClassVar[Any] = ScanPart
     one_to_one = True
 
     fn: Callable[[Any, In], tuple[Any, Out]]
     init: Json
 
     @property
-    def initial_state(self) -> Carry:
-        return Carry(json_copy(self.init, self._whose))
+    def initial_state(self) -> ScanPart:
+        return ScanPart(json_copy(self.init, self._whose))
 
     async def lists(self, run: StageRun[In]) -> Lists[Out]:
         fold = _Fold(self.fn, json_copy(run.own.carry, self._whose), self._whose)
@@ -59,7 +59,7 @@ class Scan(Stage[In, Out]):
         async with aclosing(map_in_slices(run, fold, str(self), way)) as parts:
             async for chunk, made in parts:
                 carries = [carry for carry, _ in made]
-                after = None if chunk.progress is None else Over(self.name, Carry(fold.saved), chunk.progress)
+                after = None if chunk.progress is None else Over(self.name, ScanPart(fold.saved), chunk.progress)
                 part = [Chunk([out for _, out in made], _CarriedStates(self.name, carries, chunk.states), after)]
                 chunk.items = ()
                 del chunk, made, carries
@@ -104,7 +104,7 @@ class _CarriedStates:
         self._name, self._carries, self._states = name, carries, states
 
     def __getitem__(self, index: int, /) -> State:
-        return Over(self._name, Carry(self._carries[index]), self._states[index])
+        return Over(self._name, ScanPart(self._carries[index]), self._states[index])
 
 
 def check_scan(fn: Callable[..., Any], init: object) -> None:

@@ -151,7 +151,7 @@ def test_pauses_double_up_to_a_minute_and_are_random(monkeypatch: pytest.MonkeyP
     assert in_virtual_time(work) == pytest.approx(sum(longest))
     assert drawn == [(0.0, each) for each in longest]
     chosen = Tries(Retry.of(retries=5000, backoff=0.5))  # type: ignore[arg-type]
-    assert [chosen.failed(BusyError()) for _ in range(3000)][-1] == 60  # 2 ** 3000 is no float
+    assert [chosen.pause_s(BusyError()) for _ in range(3000)][-1] == 60  # 2 ** 3000 is no float
 
 
 class HttpError(Exception):
@@ -196,7 +196,7 @@ def test_what_a_server_asks_for_is_added_to_the_pause(error: Exception, seconds:
 def test_a_server_that_asks_for_too_long_is_not_waited_for() -> None:
     tries = Tries(Retry.of(retries=5))  # type: ignore[arg-type]
     with pytest.raises(HttpError) as failure:
-        tries.failed(HttpError({"Retry-After": "3600"}))
+        tries.pause_s(HttpError({"Retry-After": "3600"}))
     assert failure.value.__notes__ == ["the call is not made again; it asks to wait 3,600 s, which is too long"]
 
 
