@@ -41,6 +41,7 @@ def test_compositions_keep_the_laws_on_hosts_that_copy(composition: Composition,
     check_resume(composition.pipeline, seed=seed, backend=Copying(hosts))
 
 
+@pytest.mark.long
 def test_a_state_of_one_backend_resumes_on_any_other(processes: Backend) -> None:
     anywhere = st.lists(st.sampled_from([*ANY, processes]), min_size=2, max_size=5).map(Changing)
 
@@ -64,6 +65,7 @@ def test_compositions_keep_the_laws_in_processes(processes: Backend) -> None:
     check()
 
 
+@pytest.mark.long
 @examples(25)
 @given(compositions(most=16, stages=3, kinds=["script"]), seeds, st.data())
 def test_compositions_fail_on_hosts_that_copy_behind_what_came_before(

@@ -26,11 +26,13 @@ from tests.laws.profile import GENERATIONS, SEEDS, in_turn, mostly_long
 from tests.laws.stages import REWINDING, best_effort, fan, unordered
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize(("name", "seed"), mostly_long(in_turn(REWINDING, SEEDS), 3))
 def test_behind_an_unordered_map(name: str, seed: int) -> None:
     check_resume(REWINDING[name](unordered(sl.from_items(range(21)))), seed=seed, generations=GENERATIONS)
 
 
+@pytest.mark.one_in(3, 2)
 @pytest.mark.parametrize(("name", "seed"), mostly_long(in_turn(REWINDING, SEEDS), 3))
 def test_behind_a_best_effort_merge(name: str, seed: int) -> None:
     check_resume(REWINDING[name](best_effort(_uneven(seed))), seed=seed, generations=GENERATIONS)
@@ -42,6 +44,7 @@ def test_behind_a_best_effort_merge_batches_into_an_unordered_map(seed: int) -> 
     check_resume(unordered(best_effort(_uneven(seed)).batch(3, collate=None)), seed=seed, generations=GENERATIONS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "loop"), mostly_long(in_turn(range(max(len(LOOPS), len(SEEDS))), LOOPS), 2))
 def test_choices_in_choices(seed: int, loop: str) -> None:
     pipe = unordered(_uneven(seed)).shuffle(window=3).flat_map(fan)
@@ -57,6 +60,7 @@ def test_many_choices_in_a_row_while_segments_turn(seed: int, monkeypatch: pytes
     check_resume(unordered(best_effort(pipe)).shuffle(window=3), seed=seed, generations=GENERATIONS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("concurrency", mostly_long([2, 1, 5, 40], 4))
 def test_an_unordered_map_of_an_unordered_map_with_any_concurrency(concurrency: int) -> None:
     check_resume(unordered(unordered(sl.from_items(range(19)), 3), concurrency))
@@ -82,6 +86,7 @@ def test_what_was_done_before_a_resume_counts_as_passed_once_it_has_arrived() ->
     run(work)
 
 
+@pytest.mark.long
 def test_each_worker_keeps_its_order_behind_a_best_effort_merge() -> None:
     for seed in SEEDS:
         check_resume(best_effort(_uneven(seed)), seed=seed)

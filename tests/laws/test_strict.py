@@ -19,6 +19,7 @@ from tests.laws.profile import GENERATIONS, mostly_long, sampled
 from tests.laws.stages import erratic, fan, noisy, pairs
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("sizes", [(5, 3, 0, 4), (0, 0, 1), (0,), (1, 9), (0, 7, 0), (2,) * 9])
 def test_uneven_shards_come_in_turn_and_resume_exactly(sizes: tuple[int, ...]) -> None:
     check_resume(scripted(*[range(10 * shard, 10 * shard + size) for shard, size in enumerate(sizes)]))
@@ -48,6 +49,7 @@ def test_a_worker_that_ends_exactly_at_the_snapshot_is_not_begun_again() -> None
     check_resume(scripted([0, 1], [10, 11, 12, 13]).repeat(2).take(3))
 
 
+@pytest.mark.long
 def test_each_pass_of_a_repeat_behind_the_merge_is_shuffled_anew() -> None:
     pipe = sl.from_items(range(12)).shard(3).shuffle(window=4).merge().repeat(3)
     check_resume(pipe)

@@ -49,6 +49,7 @@ MAPS: dict[str, Fragment] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "loop"), mostly_long(in_turn(MAPS, LOOPS), 3))
 def test_what_is_turned_keeps_the_laws(name: str, loop: str) -> None:
     check_stage(MAPS[name], range(11 if FACTOR > 1 else 7), generations=GENERATIONS, loop=loop)
@@ -248,6 +249,7 @@ def test_values_hold_for_what_is_opened_later() -> None:
     held(work)
 
 
+@pytest.mark.long
 def test_one_call_at_a_time_is_no_knob() -> None:
     pipe = sl.from_items(range(9)).map(erratic, concurrency=1).map(plus, executor="thread")
     assert [stage.knob for stage in pipe.plan.worker] == [None, None]

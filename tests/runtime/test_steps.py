@@ -341,6 +341,7 @@ def test_what_can_not_be_recorded_is_refused(tmp_path: Path) -> None:
 # What can go wrong ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_file_that_is_cut_anywhere_says_less_and_nothing_wrong(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorder, "CHANGES", 0)  # so that each step has a block
@@ -401,6 +402,7 @@ class _Torn:
         raise self._error
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("written", [0, 0.5, 1])
 @pytest.mark.parametrize("at", [1, 2, 3, 7])
 def test_ctrl_c_while_a_step_is_written_changes_nothing(

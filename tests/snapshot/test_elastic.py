@@ -74,6 +74,7 @@ def test_all_ranks_together_give_each_item_once_whatever_their_number_becomes(
     assert Counter(atoms(found + flat(rest))) == Counter(atoms(flat(expected)))  # some batches end by the clock
 
 
+@pytest.mark.long
 @examples(20)
 @given(
     sharded(merged=False),
@@ -105,6 +106,7 @@ def test_ranks_change_together_with_all_else_that_needs_nothing(
     assert Counter(atoms(found)) == Counter(atoms(flat(expected)))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("to", SIZES)
 @pytest.mark.parametrize("of", SIZES)
 def test_each_rank_gives_what_it_would_have_less_what_was_consumed(of: int, to: int) -> None:

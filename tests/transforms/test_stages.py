@@ -101,6 +101,7 @@ class Pair(NamedTuple):
     y: str
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "items",
     [
@@ -164,6 +165,7 @@ def test_an_endless_repeat_of_something_does_not() -> None:
     assert numbers(3).repeat().first(1000) == [0, 1, 2] * 333 + [0]
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(length=st.integers(0, 60), window=st.integers(1, 70), seed=st.integers(0, 3))
 def test_a_window_shuffle_permutes_each_window(length: int, window: int, seed: int) -> None:
