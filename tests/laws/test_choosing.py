@@ -60,7 +60,6 @@ def test_many_choices_in_a_row_while_segments_turn(seed: int, monkeypatch: pytes
     check_resume(unordered(best_effort(pipe)).shuffle(window=3), seed=seed, generations=GENERATIONS)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("concurrency", mostly_long([2, 1, 5, 40], 4))
 def test_an_unordered_map_of_an_unordered_map_with_any_concurrency(concurrency: int) -> None:
     check_resume(unordered(unordered(sl.from_items(range(19)), 3), concurrency))
@@ -86,7 +85,6 @@ def test_what_was_done_before_a_resume_counts_as_passed_once_it_has_arrived() ->
     run(work)
 
 
-@pytest.mark.long
 def test_each_worker_keeps_its_order_behind_a_best_effort_merge() -> None:
     for seed in SEEDS:
         check_resume(best_effort(_uneven(seed)), seed=seed)

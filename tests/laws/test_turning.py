@@ -249,7 +249,6 @@ def test_values_hold_for_what_is_opened_later() -> None:
     held(work)
 
 
-@pytest.mark.long
 def test_one_call_at_a_time_is_no_knob() -> None:
     pipe = sl.from_items(range(9)).map(erratic, concurrency=1).map(plus, executor="thread")
     assert [stage.knob for stage in pipe.plan.worker] == [None, None]

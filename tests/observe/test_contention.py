@@ -28,7 +28,6 @@ def meter(monkeypatch: pytest.MonkeyPatch) -> Iterator[ContentionMeter]:
     gc.callbacks[:] = before
 
 
-@pytest.mark.long
 def test_collections_are_timed_from_the_first_look_on(meter: ContentionMeter) -> None:
     first = meter.read()
     gc.collect()

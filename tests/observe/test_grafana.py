@@ -144,7 +144,6 @@ def test_it_asks_for_metrics_and_labels_that_there_are() -> None:
         assert all({*re.findall(r"(\w+)=", selected), *by} <= table[name] for name, selected in asked)
 
 
-@pytest.mark.long
 def test_a_panel_is_repeated_for_each_rank() -> None:
     repeated: list[Any] = [panel for panel in DASHBOARD["panels"] if panel.get("repeat") == "rank"]
     assert [panel["title"] for panel in repeated] == ["Rank $rank: exposed wait"]

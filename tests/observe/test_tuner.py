@@ -239,7 +239,6 @@ def any_pipeline(draw: st.DrawFn) -> SimulatedPipeline:
     )
 
 
-@pytest.mark.long
 @examples(120)
 @given(any_pipeline(), st.sampled_from([0.0, 0.2]), st.integers(0, 99))
 def test_budgets_hold_and_one_knob_turns_at_a_time(pipeline: SimulatedPipeline, noise: float, seed: int) -> None:

@@ -62,7 +62,6 @@ SHAPES: dict[str, Callable[[Pipe], Pipe]] = {
 STOPS = (1, 60, 1_500)
 
 
-@pytest.mark.one_in(5, 1)
 @pytest.mark.parametrize(("shape", "run"), in_turn(SHAPES, LOOPS), indirect=["run"])
 def test_an_async_consumer_that_stops_stops_the_source(shape: str, run: Run) -> None:
     source = Counting(1_000_000)
