@@ -79,10 +79,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if (mark := item.get_closest_marker("one_in")) and not item.get_closest_marker("long"):
             test = item.nodeid.partition("[")[0]
-            every, first = (*mark.args, 0)[:2]
-            if seen[test] % every != first:
+            if not _is_nth(seen[test], *mark.args):
                 item.add_marker("long")
             seen[test] += 1
+
+
+def _is_nth(number: int, n: int, first: int = 0) -> bool:
+    return number % n == first
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
