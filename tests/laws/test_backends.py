@@ -65,7 +65,6 @@ def test_compositions_keep_the_laws_in_processes(processes: Backend) -> None:
     check()
 
 
-@pytest.mark.long
 @examples(25)
 @given(compositions(most=16, stages=3, kinds=["script"]), seeds, st.data())
 def test_compositions_fail_on_hosts_that_copy_behind_what_came_before(

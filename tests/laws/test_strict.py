@@ -49,7 +49,6 @@ def test_a_worker_that_ends_exactly_at_the_snapshot_is_not_begun_again() -> None
     check_resume(scripted([0, 1], [10, 11, 12, 13]).repeat(2).take(3))
 
 
-@pytest.mark.long
 def test_each_pass_of_a_repeat_behind_the_merge_is_shuffled_anew() -> None:
     pipe = sl.from_items(range(12)).shard(3).shuffle(window=4).merge().repeat(3)
     check_resume(pipe)

@@ -341,7 +341,6 @@ def test_what_can_not_be_recorded_is_refused(tmp_path: Path) -> None:
 # What can go wrong ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_a_file_that_is_cut_anywhere_says_less_and_nothing_wrong(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorder, "CHANGES", 0)  # so that each step has a block

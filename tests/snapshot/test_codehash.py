@@ -106,7 +106,6 @@ def test_anything_has_a_hash(fn: Any) -> None:
     assert "0x" not in code_hash(fn)
 
 
-@pytest.mark.long
 def test_another_process_has_the_same_hash() -> None:
     """No addresses, no order of a set that depends on the seed of hashes."""
     program = (

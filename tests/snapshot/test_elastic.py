@@ -74,7 +74,6 @@ def test_all_ranks_together_give_each_item_once_whatever_their_number_becomes(
     assert Counter(atoms(found + flat(rest))) == Counter(atoms(flat(expected)))  # some batches end by the clock
 
 
-@pytest.mark.long
 @examples(20)
 @given(
     sharded(merged=False),

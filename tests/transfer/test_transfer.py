@@ -362,7 +362,6 @@ def test_it_is_shown_with_its_channels() -> None:
     assert numbers().transfer("cuda", depth=9).max_in_flight == pipe.max_in_flight + 6 * 4
 
 
-@pytest.mark.long
 def test_a_snapshot_is_of_the_batch_consumed_on_whatever_device(torch: FakeTorch) -> None:
     whole = [batch.tolist() for batch in numbers()]
     pipe = numbers().transfer("cuda")

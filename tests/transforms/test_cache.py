@@ -54,7 +54,6 @@ def test_a_pass_that_was_chosen_is_repeated_as_it_was_chosen() -> None:
             assert whole[:30] == whole[30:60] == whole[60:]
 
 
-@pytest.mark.long
 def test_a_cache_after_the_merge_and_after_a_best_effort_one() -> None:
     check_resume(sl.from_items(range(12)).shard(3).merge().cache().repeat(2))
     check_resume(sl.from_items(range(12)).shard(3).merge("best_effort", max_skips_per_round=2).cache().repeat(2))

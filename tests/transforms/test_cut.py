@@ -64,7 +64,6 @@ def test_batches_cost_at_most_so_much(found: list[int], most: int, size: int) ->
     check_resume(pipe, generations=2)
 
 
-@pytest.mark.long
 @examples(15)
 @given(costs, st.integers(6, 9), st.integers(0, 1000))
 def test_lists_that_are_read_again_end_where_they_did_though_other_items_follow(

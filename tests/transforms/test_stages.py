@@ -165,7 +165,6 @@ def test_an_endless_repeat_of_something_does_not() -> None:
     assert numbers(3).repeat().first(1000) == [0, 1, 2] * 333 + [0]
 
 
-@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(length=st.integers(0, 60), window=st.integers(1, 70), seed=st.integers(0, 3))
 def test_a_window_shuffle_permutes_each_window(length: int, window: int, seed: int) -> None:

@@ -480,7 +480,6 @@ def insist_like(found: BaseException, error: BaseException) -> None:
             insist_like(inner, other)
 
 
-@pytest.mark.long
 @examples(100)
 @given(exceptions())
 def test_any_exception_arrives_with_all_that_can_be_sent(error: BaseException) -> None:

@@ -50,7 +50,6 @@ def read(data: bytes, cuts: list[int]) -> list[Sent]:
     return found
 
 
-@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(sent, st.lists(st.one_of(st.integers(7_000, 2 * BUFFER), st.integers(1000, 9000)), min_size=1, max_size=5))
 def test_frames_are_found_again(frames: list[Sent], cuts: list[int]) -> None:
