@@ -31,7 +31,7 @@ test: export OPENBLAS_NUM_THREADS := 1
 test: $(READY)  ## the tests
 	.ci/servers
 	$(BIN)/python -m pytest -q --numprocesses auto --dist worksteal -m "not long" --ignore tests/trainers --ignore tests/ray
-	@echo "Not run: what takes long: make laws"
+	@echo "Not run: what takes long, most cases of many tests included: make laws"
 	@echo "Not run: tests/trainers, which need torch, JAX and trainers: make test-trainers"
 	@echo "Not run: tests/ray, which need Ray: make test-ray"
 
@@ -61,7 +61,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 laws: export OPENBLAS_NUM_THREADS := 1
-laws: $(READY)  ## what takes long: random pipelines, deaths at every point, whole products of cases
+laws: $(READY)  ## what takes long: random pipelines, deaths at every point, whole products, programs that are started
 	.ci/servers
 	$(BIN)/python -m pytest -q --numprocesses auto --dist worksteal -m long --ignore tests/trainers --ignore tests/ray
 

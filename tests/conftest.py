@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.util import find_spec
@@ -70,6 +70,22 @@ def pytest_xdist_auto_num_workers() -> int:
     """Run three processes on two cores: a third of the time a test waits for processes, servers and clocks."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores + cores // 2
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as long what `one_in(n, first)` leaves: of a test's cases, all but each n-th, from case `first` on."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("one_in")) and not item.get_closest_marker("long"):
+            test = item.nodeid.partition("[")[0]
+            if not _is_nth(seen[test], *mark.args):
+                item.add_marker("long")
+            seen[test] += 1
+
+
+def _is_nth(number: int, n: int, first: int = 0) -> bool:
+    return number % n == first
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

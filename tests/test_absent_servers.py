@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 TESTS = """
@@ -39,6 +41,7 @@ def run(tmp_path: Path, ci: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.long
 def test_tests_without_their_server_are_counted_and_named_at_the_end(tmp_path: Path) -> None:
     code, said = run(tmp_path, "")
     assert code == 0
@@ -52,6 +55,7 @@ def test_tests_without_their_server_are_counted_and_named_at_the_end(tmp_path: P
     assert "1 passed, 4 skipped" in said
 
 
+@pytest.mark.long
 def test_in_ci_they_fail(tmp_path: Path) -> None:
     code, said = run(tmp_path, "true")
     assert code == 1

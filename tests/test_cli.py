@@ -169,6 +169,7 @@ def test_it_runs_as_a_module(command: list[str]) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.long
 def test_a_snapshot_is_inspected_by_a_program_that_has_made_no_pipeline(tmp_path: Path) -> None:
     with sl.from_items(range(20)).shuffle(window=8, seed=1).open() as stream:
         next(stream)
@@ -286,6 +287,7 @@ def test_sizes_have_units(job: Path, text: str, size: int, monkeypatch: pytest.M
     assert found["shard_bytes"] == size
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_a_job_where_resume_goes_on(job: Path) -> None:
     command = [sys.executable, "-m", "streamline", "run", "job.py:interrupted", "--to", "out", "--shard-bytes", "8"]
     stopped = subprocess.run(command, capture_output=True, text=True, timeout=200)

@@ -87,6 +87,7 @@ async def test_a_trainer_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytes
         await demo.train("killed", "http://127.0.0.1:1", tmp_path / "checkpoint.npz", Console(file=io.StringIO()))
 
 
+@pytest.mark.long
 async def test_a_trainer_that_fails_says_why(tmp_path: Path) -> None:
     broken = tmp_path / "broken.npz"
     broken.write_bytes(b"no checkpoint")

@@ -8,6 +8,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from streamline.errors import DISTRIBUTION, install
 
 ROOT = Path(__file__).parent.parent
@@ -49,6 +51,7 @@ def test_no_hint_names_another_project_or_an_extra_that_is_none() -> None:
     assert [one for one in names if one[1] != DISTRIBUTION] == []
 
 
+@pytest.mark.long
 def test_messages_take_the_name_from_one_constant() -> None:
     found = []
     for path in sorted((ROOT / "streamline").rglob("*.py")):

@@ -126,6 +126,7 @@ def check_page(name: str, page: str, capture: pytest.CaptureFixture[str]) -> Non
             printed = None
 
 
+@pytest.mark.one_in(5, 3)
 @pytest.mark.parametrize("path", mostly_long(PAGES, 3), ids=lambda path: path.name)
 def test_a_page_is_true(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -140,6 +141,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for path, anchor in LINK.findall(page.read_text(encoding="utf-8")):

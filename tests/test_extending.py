@@ -97,6 +97,7 @@ def test_it_runs_in_the_calling_thread(pipe: Pipe) -> None:
         assert list(stream) == oracle(pipe)
 
 
+@pytest.mark.one_in(3)
 def test_it_resumes_on_every_backend(pipe: Pipe, backend: Any) -> None:
     whole = oracle(pipe)
     with pipe.open(backend=backend) as stream:
@@ -116,6 +117,7 @@ def test_its_snapshot_is_explained(pipe: Pipe) -> None:
     assert pipe.source.name in report(snapshot)
 
 
+@pytest.mark.one_in(3, 1)
 def test_it_keeps_the_laws(pipe: Pipe) -> None:
     check_resume(pipe, generations=3)
 

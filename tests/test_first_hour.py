@@ -208,6 +208,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("work", "kind", "message"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_told_with_the_line_to_write(work: Callable[[], Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message) as raised:
@@ -220,6 +221,7 @@ def test_what_no_stream_has_is_an_attribute_error_as_anywhere() -> None:
         _ = PIPE.open().batches
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize(("concurrency", "ordered"), [(4, True), (4, False), (None, False)])
 def test_a_lambda_around_an_async_function_is_awaited_where_calls_are_concurrent(
     concurrency: int | None, ordered: bool
@@ -231,6 +233,7 @@ def test_a_lambda_around_an_async_function_is_awaited_where_calls_are_concurrent
     check_resume(pipe, generations=2)
 
 
+@pytest.mark.long
 def test_it_is_awaited_in_any_backend_in_debug_and_with_a_seed_and_is_replayed() -> None:
     pipe = PIPE.shard(2).map(lambda item: fetch(2, item), concurrency=2)
     for backend in (sl.Threads(2), sl.Processes(1)):

@@ -118,6 +118,12 @@ def imports(module: ast.Module, known: Container[str], *, running: bool = False)
                 yield found, node.lineno
 
 
+@cache
+def imported(name: str, *, running: bool = False) -> tuple[tuple[str, int], ...]:
+    """Return what a module of the package imports of it, with the lines, as `imports` finds it."""
+    return tuple(imports(tree(name), modules(), running=running))
+
+
 def _module_of(target: str, known: Container[str]) -> str | None:
     """Return the module that "streamline.flow.Flow" or "streamline.flow" means; None if it isn't the package's."""
     head, _, rest = target.partition(".")
@@ -135,7 +141,7 @@ def place(module: str) -> str:
 
 def wrong_imports(name: str) -> list[str]:
     found, here = [], place(name)
-    for target, line in imports(tree(name), modules()):
+    for target, line in imported(name):
         there = place(target)
         assert here in FLOOR_OF, f"{name}: say in FLOORS on which floor {here} is"
         if here != there and FLOOR_OF[there] >= FLOOR_OF[here]:
@@ -187,9 +193,7 @@ def test_imports_point_down_only() -> None:
 
 
 def test_modules_of_one_folder_do_not_import_each_other_in_a_circle() -> None:
-    edges = {
-        name: {to for to, _ in imports(tree(name), modules()) if place(to) == place(name) != to} for name in modules()
-    }
+    edges = {name: {to for to, _ in imported(name) if place(to) == place(name) != to} for name in modules()}
     while leaves := [name for name, to in edges.items() if not to & set(edges)]:
         for name in leaves:
             del edges[name]
@@ -207,7 +211,7 @@ def test_chains_of_imports_are_short(counted: str) -> None:
 
     @cache
     def longest_from(name: str) -> tuple[str, ...]:
-        found = {to for to, _ in imports(tree(name), modules(), running=counted == "imports that run")}
+        found = {to for to, _ in imported(name, running=counted == "imports that run")}
         return (name, *max((longest_from(to) for to in sorted(found & library - {name})), key=len, default=()))
 
     chain = max((longest_from(name) for name in sorted(library)), key=len)

@@ -127,6 +127,7 @@ async def test_a_resume_inside_a_shuffle_reads_two_windows_at_most() -> None:
         assert source.asked <= 2 * 500
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["strict", "best_effort"])
 async def test_a_live_reader_waits_at_a_full_queue_only_while_no_worker_starves(kind: Any) -> None:
     read = 0

@@ -192,6 +192,7 @@ def parts(order: list[int], num_workers: int, mode: str, drop_remainder: bool) -
     return [order[sum(sizes[:worker]) : sum(sizes[: worker + 1])] for worker in range(num_workers)]
 
 
+@pytest.mark.one_in(5, 4)
 @pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2)], ids=str)
 @pytest.mark.parametrize("drop_remainder", [False, True])
 @pytest.mark.parametrize("mode", ["interleaved", "contiguous"])
@@ -209,6 +210,7 @@ def test_multi_prefetch_resume_smoke(mode: Any, drop_remainder: bool, backend: A
             assert list(stream) == baseline[split:]
 
 
+@pytest.mark.long
 def test_multi_prefetch_resume_smoke_in_processes(processes: Backend) -> None:
     """The same over processes, and across: what stopped in one kind of worker goes on in another."""
     baseline = list(round_robin(parts(list(range(23)), 3, "contiguous", False)))
@@ -387,6 +389,7 @@ def test_by_file(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize("mode", ["interleaved", "contiguous", "file", "replicated"])
 def test_union_is_the_dataset_and_intersection_is_empty(mode: Any, tmp_path: Path) -> None:
     """ "Union of all shards = full dataset (no gaps). Intersection of shards = empty (no overlaps)"."""
@@ -528,6 +531,7 @@ def drawn_position(sample: int, *, rng: np.random.Generator) -> tuple[int, int]:
     return sample, int(rng.integers(1000))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2)], ids=str)
 def test_positions_that_are_drawn_come_from_the_seed(backend: Any) -> None:
     """ "Deterministic Activation Positions" also where they are random: the same in each run, and after a resume."""

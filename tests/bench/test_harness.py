@@ -46,6 +46,7 @@ def suite(*cases: Case, floor: str | None = None) -> Suite:
     return Suite("Which?", "items/s", cases, smoke_items=10, floor=floor, expected=expected)
 
 
+@pytest.mark.long
 def test_every_case_gets_its_row_whatever_became_of_it() -> None:
     cases = (
         Case("right", right, 100),

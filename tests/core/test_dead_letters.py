@@ -80,6 +80,7 @@ def test_a_line_says_what_where_when_and_why(tmp_path: Path) -> None:
     assert "in map(check), shard 1 of 2" in trace
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", PIPES)
 @examples(5)
 @given(stops=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=4))
@@ -103,6 +104,7 @@ def test_a_crash_and_a_resume_leave_no_line_twice_and_none_out(
     assert total == len(all_bad(name))
 
 
+@pytest.mark.long
 def test_a_killed_run_has_written_what_was_consumed(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     program = (

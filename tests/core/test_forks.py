@@ -110,6 +110,7 @@ WAYS: dict[str, Callable[[sl.Pipeline[int]], sl.Pipeline[int]]] = {
 }
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_copy_ends_where_user_code_returns_in_it(way: str, backend: Backend) -> None:
     pipe = WAYS[way](sl.from_items(range(ITEMS)))

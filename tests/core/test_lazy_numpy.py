@@ -88,6 +88,7 @@ def test_and_out_of_a_host_of_another_machine(remote: sl.Remote) -> None:
     check_late_arrays(remote)
 
 
+@pytest.mark.long
 def test_a_consumer_without_numpy_gets_arrays_and_resumes_before_them() -> None:
     lines = printed(
         "import sys\n"

@@ -172,6 +172,7 @@ class Counting:
         return index
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("stages", ["none", "map after the merge", "batch"])
 def test_a_consumer_that_stops_holds_no_more_than_is_declared(

@@ -91,6 +91,7 @@ def test_an_async_function_and_each_backend_too() -> None:
             assert frames(lambda: loop(stream)) == ["<lambda>", "loop", "invert"]
 
 
+@pytest.mark.long
 def test_a_process_tells_the_functions_frames_in_a_note() -> None:
     with NUMBERS.shard(2).map(invert).open(backend=sl.Processes(1)) as stream:
         assert frames(lambda: loop(stream)) == ["<lambda>", "loop"]

@@ -41,6 +41,7 @@ def test_compositions_keep_the_laws_on_hosts_that_copy(composition: Composition,
     check_resume(composition.pipeline, seed=seed, backend=Copying(hosts))
 
 
+@pytest.mark.long
 def test_a_state_of_one_backend_resumes_on_any_other(processes: Backend) -> None:
     anywhere = st.lists(st.sampled_from([*ANY, processes]), min_size=2, max_size=5).map(Changing)
 

@@ -69,6 +69,7 @@ async def reading(tasks: Tasks, subject: PipelineSubject, text: str | None, limi
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", mostly_long(STAGES, 4))
 def test_another_kind_of_merge_at_any_item(name: str) -> None:
     strict, choosing = STAGES[name](uneven().merge()), STAGES[name](best_effort(uneven()))
@@ -112,6 +113,7 @@ def test_a_wait_for_batches_that_comes_and_goes_at_any_item(section: str) -> Non
     insist_any_item(pipe(1e-9), pipe(None), pipe(1e-9))
 
 
+@pytest.mark.long
 def test_fewer_calls_at_once_than_choices_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results that came before their turn filled the channel, and the input whose turn it was found no room."""
     monkeypatch.setattr(streamline.transforms.map, "WAITING_ITEMS", 2)
@@ -130,6 +132,7 @@ def test_changes_of_all_kinds_on_other_backends() -> None:
 # In the calling thread ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("name", mostly_long(STAGES, 7))
 def test_debug_goes_on_at_any_item_of_what_chooses(name: str) -> None:
     """One call at a time waited for a result that was to come first, of an input that had no room."""

@@ -26,11 +26,13 @@ from tests.laws.profile import GENERATIONS, SEEDS, in_turn, mostly_long
 from tests.laws.stages import REWINDING, best_effort, fan, unordered
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize(("name", "seed"), mostly_long(in_turn(REWINDING, SEEDS), 3))
 def test_behind_an_unordered_map(name: str, seed: int) -> None:
     check_resume(REWINDING[name](unordered(sl.from_items(range(21)))), seed=seed, generations=GENERATIONS)
 
 
+@pytest.mark.one_in(3, 2)
 @pytest.mark.parametrize(("name", "seed"), mostly_long(in_turn(REWINDING, SEEDS), 3))
 def test_behind_a_best_effort_merge(name: str, seed: int) -> None:
     check_resume(REWINDING[name](best_effort(_uneven(seed))), seed=seed, generations=GENERATIONS)
@@ -42,6 +44,7 @@ def test_behind_a_best_effort_merge_batches_into_an_unordered_map(seed: int) -> 
     check_resume(unordered(best_effort(_uneven(seed)).batch(3, collate=None)), seed=seed, generations=GENERATIONS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "loop"), mostly_long(in_turn(range(max(len(LOOPS), len(SEEDS))), LOOPS), 2))
 def test_choices_in_choices(seed: int, loop: str) -> None:
     pipe = unordered(_uneven(seed)).shuffle(window=3).flat_map(fan)

@@ -119,6 +119,7 @@ MUTANTS: dict[str, tuple[Any, dict[str, Any], Callable[[pytest.MonkeyPatch], Non
 }
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_place_that_is_wrong_breaks_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
     read, options, mutate = MUTANTS[mutant]

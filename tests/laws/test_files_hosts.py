@@ -38,6 +38,7 @@ def files(kind: str) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.long
 def test_compressed_files_resume_exactly_on_hosts(tmp_path: Path, hosts: Backend) -> None:
     for kind in PACK:
         folder = tmp_path / kind

@@ -56,6 +56,7 @@ READING: dict[str, Callable[[AnyPipeline, Path], AnyPipeline]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("kept", "reading"), mostly_long(in_turn([*product(PLANS, KEEPING)], [*READING]), 5))
 def test_what_is_in_files_is_exact_at_every_item_or_refused(
     kept: tuple[str, str], reading: str, tmp_path: Path

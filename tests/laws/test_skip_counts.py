@@ -97,6 +97,7 @@ def counted(stream: Any, items: int | None = None) -> tuple[list[Any], int]:
     return found, stream.errors.total
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("plan", "stage"), mostly_long(CASES, 4))
 def test_what_was_skipped_is_counted_once_however_often_a_run_is_resumed(plan: str, stage: str, tmp_path: Path) -> None:
     def opened(folder: str, resume: sl.Snapshot | None = None) -> Any:

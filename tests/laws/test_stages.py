@@ -55,6 +55,7 @@ def test_a_stage_that_depends_on_order_keeps_the_laws(name: str, loop: str) -> N
     check_stage(ORDERED[name], ITEMS, behind_choices=False, generations=GENERATIONS, loop=loop)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "loop"), mostly_long(in_turn(THREADS, LOOPS), 2))
 def test_threads_keep_the_laws(name: str, loop: str) -> None:
     check_stage(THREADS[name], range(9), generations=GENERATIONS, loop=loop)
@@ -66,6 +67,7 @@ def test_a_stage_keeps_the_laws_over_few_items(name: str, items: list[int]) -> N
     check_stage(STAGES[name], items, behind_choices=name != "repeat", generations=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", mostly_long(["shuffle", "flat_map", "unordered map", "stateful", "filter"], 5))
 def test_a_stage_keeps_the_laws_while_segments_turn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamline.transforms.completion_order, "SEGMENT_ITEMS", 3)

@@ -54,12 +54,14 @@ def on_hosts(names: Iterable[str]) -> pytest.MarkDecorator:
     )
 
 
+@pytest.mark.one_in(3, 1)
 @on_hosts(name for name in (*STAGES, *ORDERED) if name.startswith(KEEPING) and "again" not in name)
 def test_a_stage_that_keeps_items_resumes_exactly_on_hosts(name: str, hosts: Any) -> None:
     stage = STAGES.get(name) or ORDERED[name]
     check_resume(stage(numbers(ITEMS).shard(2)), backend=hosts, generations=1)
 
 
+@pytest.mark.one_in(3)
 @on_hosts(SOURCES)
 def test_a_source_of_several_parts_resumes_exactly_on_hosts(name: str, hosts: Any) -> None:
     check_resume(SOURCES[name](), backend=hosts, generations=1)

@@ -49,6 +49,7 @@ MAPS: dict[str, Fragment] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "loop"), mostly_long(in_turn(MAPS, LOOPS), 3))
 def test_what_is_turned_keeps_the_laws(name: str, loop: str) -> None:
     check_stage(MAPS[name], range(11 if FACTOR > 1 else 7), generations=GENERATIONS, loop=loop)

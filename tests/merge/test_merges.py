@@ -50,6 +50,7 @@ class Jitters:
         return item
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("skips", "lead"), [(1, 1), (1, 3), (2, 8), (7, 2), (7, 20)])
 def test_no_worker_is_ever_further_ahead_than_max_lead(skips: int, lead: int, seed: int, run: Run) -> None:
@@ -73,6 +74,7 @@ def test_no_worker_is_ever_further_ahead_than_max_lead(skips: int, lead: int, se
     run(test)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("lead", [1, 2, 50])
 def test_no_skips_is_strict_order(lead: int, seed: int, run: Run) -> None:
@@ -89,6 +91,7 @@ def test_no_skips_is_strict_order(lead: int, seed: int, run: Run) -> None:
     run(test)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("stalled", [{0}, {2}, {3}])
 @pytest.mark.parametrize("lead", [1, 5, 40])
 def test_one_stalled_worker_of_four_stops_the_others_only_at_max_lead(stalled: set[int], lead: int, run: Run) -> None:
@@ -165,6 +168,7 @@ def test_no_task_is_busy_while_a_plain_loop_waits(kind: Kind) -> None:
         assert time.process_time() - began < 0.1
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dropped", [20_000])
 def test_a_worker_whose_filter_drops_many_items_in_a_row_stops_no_other_for_ever(
@@ -220,6 +224,7 @@ SELECTIVE: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize("shape", SELECTIVE)
 def test_a_snapshot_while_the_consumer_waits_after_a_selective_filter_rereads_little(shape: str, run: Run) -> None:
     source = Counting(4 * RARE)
@@ -249,6 +254,7 @@ def test_a_snapshot_while_the_consumer_waits_after_a_selective_filter_rereads_li
     run(test)
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize("shape", SELECTIVE)
 def test_a_snapshot_after_an_item_of_a_selective_filter_reads_almost_nothing_again(shape: str) -> None:
     source = Counting(2 * RARE)

@@ -385,6 +385,7 @@ assert reader.get_metrics_data() is None or not any(
 """
 
 
+@pytest.mark.long
 def test_opentelemetry_reads_them_once_the_program_has_set_a_provider() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -219,6 +219,7 @@ def test_warnings_are_events_and_only_while_there_is_a_page() -> None:
     assert not any(isinstance(one, EventLog) for one in logging.getLogger("streamline").handlers)
 
 
+@pytest.mark.long
 def test_a_program_without_logging_still_sees_warnings_on_stderr() -> None:
     program = (
         "import logging, streamline as sl\n"

@@ -128,6 +128,7 @@ STRETCHES = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(STRETCHES)
 def test_spans_of_a_track_never_overlap(stretches: list[tuple[float, float, Doing]]) -> None:

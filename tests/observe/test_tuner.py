@@ -63,6 +63,7 @@ PIPELINES = {
 }
 
 
+@pytest.mark.one_in(7, 5)
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 @pytest.mark.parametrize("name", PIPELINES)
 def test_ten_seconds_bring_nine_tenths_of_the_best(name: str, noise: float) -> None:
@@ -74,6 +75,7 @@ def test_ten_seconds_bring_nine_tenths_of_the_best(name: str, noise: float) -> N
         assert rate >= 0.97 * pipeline.rate(pipeline.written), (seed, done.steps)
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize("buffers", [(), (SimulatedStage(name="ready", kind="prefetch", burst=1),)])
 @pytest.mark.parametrize(("noise", "seconds", "share"), [(0.0, 10, 0.9), (0.2, 20, 0.8)])
 def test_calls_that_cost_the_loop_time_too_become_more_though_no_stage_limits_alone(
@@ -96,6 +98,7 @@ def test_what_comes_from_processes_is_counted_where_it_arrives() -> None:
         assert pipeline.rate(done.tuner.settled) >= 0.9 * pipeline.best, (seed, done.steps)
 
 
+@pytest.mark.one_in(3, 2)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_probing_costs_little_of_a_minute(name: str) -> None:
     pipeline = PIPELINES[name]
@@ -103,6 +106,7 @@ def test_probing_costs_little_of_a_minute(name: str) -> None:
     assert done.given >= 0.97 * 60 * pipeline.rate(pipeline.written), done.steps
 
 
+@pytest.mark.one_in(5, 4)
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -252,6 +256,7 @@ def test_budgets_hold_and_one_knob_turns_at_a_time(pipeline: SimulatedPipeline, 
         before = dict(now)
 
 
+@pytest.mark.long
 @examples(100)
 @given(any_pipeline())
 def test_it_never_ends_below_what_was_written(pipeline: SimulatedPipeline) -> None:

@@ -119,6 +119,7 @@ HOSTS = {
 }
 
 
+@pytest.mark.one_in(3, 2)
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 @pytest.mark.parametrize("name", HOSTS)
 def test_some_passes_bring_nine_tenths_of_the_best(name: str, noise: float) -> None:
@@ -222,6 +223,7 @@ def test_after_costs_have_changed_what_brought_nothing_is_tried_again() -> None:
     assert run.tuner.settled == 8, run.steps
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.builds(

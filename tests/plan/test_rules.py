@@ -112,6 +112,7 @@ STAGES: dict[str, Callable[[Pipeline[Any]], Pipeline[Any]]] = {
 SOURCES: dict[str, Callable[[], Pipeline[Any]]] = {"items": items, "iterable": iterable, "files": files}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("stage", STAGES)
 def test_what_acts_on_items_before_the_shard_is_refused(source: str, stage: str) -> None:
@@ -274,6 +275,7 @@ def test_numbered_generators_before_the_choices_are_fine() -> None:
 # Options
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -83,6 +83,7 @@ def test_an_async_consumer_that_stops_stops_the_source(shape: str, run: Run) -> 
     run(test)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", sampled([*SHAPES], 2))
 def test_a_plain_consumer_that_stops_stops_the_source(shape: str) -> None:
     source = Counting(1_000_000)
@@ -264,6 +265,7 @@ def test_memory_stays_flat_over_a_million_items(python: Callable[..., str]) -> N
     assert grown_mib < 2.5  # ten bytes an item would be 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("pipe", "eighth"),
     [
@@ -295,6 +297,7 @@ async def test_memory_stays_flat_where_choices_and_passes_are_kept(pipe: Pipe, e
     assert kept[1] - kept[0] < 40_000  # a choice would be 28 bytes an item, 280,000; a pass 3 KB, 300,000
 
 
+@pytest.mark.long
 def test_dropped_items_do_not_pile_up_before_a_plain_consumer_that_stops() -> None:
     source = Counting(3_000_000)
     with sl.from_items(source).filter(lambda item: item < 10 or item > 2_999_990).open() as stream:

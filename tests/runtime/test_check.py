@@ -150,6 +150,7 @@ def test_a_stage_that_hangs_is_noted_and_left() -> None:
     assert "weren't through" in "".join(report.notes)
 
 
+@pytest.mark.long
 def test_a_check_beyond_its_deadline_leaves_the_exit_quiet(python: Callable[..., str]) -> None:
     """The function hangs for ever, in a daemon thread: the interpreter ends, and nothing stands on stderr."""
     script = """
@@ -166,6 +167,7 @@ def test_a_device_that_is_not_there_is_said_once(tmp_path: Path) -> None:
     assert whats(report) == ["plan"]
 
 
+@pytest.mark.long
 def test_what_does_not_pickle(tmp_path: Path) -> None:
     sock = socket.socket()
     sock.close()

@@ -314,6 +314,7 @@ async def custom(items):
 """
 
 
+@pytest.mark.long
 def test_pdb_stops_in_user_code_of_every_kind_goes_on_and_quits_without_noise(start_python: StartPython) -> None:
     script = PDB.format(pipes=", ".join([*PLACES.values(), PLACES["async map"]]), more=MORE)
     with start_python(script, stdin=subprocess.PIPE) as process:
@@ -377,6 +378,7 @@ for stuck in [pipe.map(spin), pipe.map(wait), pipe.map(spin, executor="thread", 
 """
 
 
+@pytest.mark.long
 def test_ctrl_c_comes_out_where_the_items_are_asked_for(start_python: StartPython) -> None:
     with start_python(STUCK, "-W", "error") as process:
         assert process.stdout is not None

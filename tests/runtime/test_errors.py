@@ -169,6 +169,7 @@ ON_UVLOOP = ["map", "async map", "unordered map", "flat_map", "best effort"]
 bad_items = st.frozensets(st.integers(0, LENGTH - 1), min_size=1, max_size=LENGTH)
 
 
+@pytest.mark.one_in(5, 3)
 @pytest.mark.parametrize("stage", STAGES)
 @examples(5)
 @given(bad=bad_items, seed=st.integers(0, 2**16))
@@ -179,6 +180,7 @@ def test_resuming_is_exact_at_every_state_of_a_stage_that_skips(stage: str, bad:
     run(partial(resume_law, subject=Skipping(pipe), truth=truth, generations=3, dice=Random(seed)))
 
 
+@pytest.mark.one_in(3, 2)
 @pytest.mark.parametrize("behind", BEHIND)
 @examples(5)
 @given(bad=bad_items, stage=st.sampled_from(sorted(STAGES)), seed=st.integers(0, 2**16))
@@ -196,6 +198,7 @@ def test_it_is_exact_behind_stages_that_read_again(behind: str, bad: frozenset[i
     )
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("stage", long_but(ON_UVLOOP[2:], ON_UVLOOP))
 @examples(2)
 @given(bad=st.frozensets(st.integers(0, LENGTH - 1), min_size=2, max_size=9))

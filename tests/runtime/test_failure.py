@@ -174,6 +174,7 @@ SOME = [
 """Every place and every error, each place with two or three of them."""
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.filterwarnings("ignore:a resume will run:UserWarning")
 @pytest.mark.parametrize(("place", "kind"), SOME)
 def test_a_failure_comes_behind_every_item_before_it_and_again_for_ever(place: str, kind: str) -> None:

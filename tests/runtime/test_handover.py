@@ -206,6 +206,7 @@ def test_a_consumer_that_waits_is_let_take_a_slow_list_and_no_other_is_waited_fo
     assert took.is_set()
 
 
+@pytest.mark.long
 def test_items_before_a_source_that_stops_reach_a_quick_loop() -> None:
     """Those before a wait that never ends: none stays behind in a pile."""
     stops = threading.Event()

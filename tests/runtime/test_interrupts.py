@@ -252,6 +252,7 @@ def test_an_epoch_of_a_loader_that_is_gone_on_with(steps: int | None, opcodes: b
         assert strikes.struck >= {"_fetch_part", "_over", "_end"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", [None, pytest.param(5, marks=LONG)])
 def test_a_loader_whose_state_is_loaded_into_another_one(steps: int | None) -> None:
     """The interrupt leaves the iteration: what it has given, and what the state says, go together."""
@@ -443,6 +444,7 @@ def strike_debug(pipe: sl.Pipeline[Any], whole: list[Any], strikes: Strikes) -> 
     assert got == whole
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # Ctrl-C came between its making and its run
 def test_a_debug_stream_whose_machinery_is_struck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its event loop is in this thread, so the strikes are in tasks, in what ends them, and in a close."""
@@ -560,6 +562,7 @@ def stopped_twice() -> None:
         stream.close()
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize(
     ("act", "functions"),
     [(opened_stream, OPENING), (dropped_stream, CLOSING)]
@@ -606,6 +609,7 @@ def closed_pool() -> None:
         next(stream)
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("act", [paged_stream, paged_loader, closed_pool])
 @pytest.mark.parametrize("after", [None, *(pytest.param(lines, marks=LONG) for lines in (0, 3, 10, 30))])
 def test_a_second_interrupt_in_the_clean_up_leaves_nothing_either(
@@ -750,6 +754,7 @@ def test_a_thread_that_an_interrupt_strikes_right_after_its_start_ends(
     assert struck == [name]
 
 
+@pytest.mark.long
 def test_an_iteration_that_is_dropped_has_ended_whatever_strikes_its_finalizer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -823,6 +828,7 @@ def shown_stream() -> None:
         next(stream)
 
 
+@pytest.mark.long
 def test_a_display_that_is_begun_leaves_the_screen_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(file=io.StringIO(), force_terminal=True)
     monkeypatch.setattr("streamline.observe.progress.console_of", lambda _: console)
@@ -931,5 +937,6 @@ print(strikes)
 """
 
 
+@pytest.mark.long
 def test_real_signals_at_any_time(python: Callable[..., str]) -> None:
     assert int(python(SIGNALS)) > 50

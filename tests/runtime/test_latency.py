@@ -43,6 +43,7 @@ SHAPES: dict[str, Callable[[Pipe], Pipe]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_item_of_a_burst_arrives_though_no_other_follows(shape: str, run: Run) -> None:
     async def test() -> None:
@@ -146,6 +147,7 @@ def test_the_first_item_of_a_slow_function_arrives_after_few_calls_in_a_plain_lo
         assert slow.in_time, "75 calls were made, and their items waited for more of them"
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("shape", [shape for shape in SLOW if shape != "threads"])
 def test_a_chain_of_slow_sync_functions_lets_other_tasks_have_turns(shape: str, run: Run) -> None:
     async def test() -> None:
@@ -214,6 +216,7 @@ def test_a_loop_over_ready_items_lets_other_tasks_have_turns(run: Run) -> None:
     run(test)
 
 
+@pytest.mark.one_in(3, 2)
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_window_shuffle_draws_its_next_window_item_by_item_while_it_serves_one(behind: bool, run: Run) -> None:
     window = 16_384
@@ -235,6 +238,7 @@ def test_a_window_shuffle_draws_its_next_window_item_by_item_while_it_serves_one
     run(test)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("step_s", "calls", "longest"), [(0.0, 64, 2), (SLICE_S, 64, 1), (0.0, 8, 1)])
 def test_results_of_calls_wait_for_those_of_further_turns_where_many_come_quickly(
     step_s: float, calls: int, longest: int, run: Run, monkeypatch: pytest.MonkeyPatch

@@ -244,6 +244,7 @@ WAYS: list[Way] = [
 ]
 
 
+@pytest.mark.one_in(7, 2)
 @pytest.mark.parametrize(
     ("way", "run"), in_turn(WAYS, LOOPS), indirect=["run"], ids=lambda one: getattr(one, "__name__", None)
 )
@@ -258,6 +259,7 @@ def test_leaving_an_async_loop_leaves_nothing(way: Way, run: Run, capfd: pytest.
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", ["source", "four workers", "behind the merge", "prefetch"])
 def test_a_task_that_is_cancelled_at_any_of_its_steps_and_awaited_leaves_no_task(shape: str, run: Run) -> None:
     async def consume() -> None:
@@ -279,6 +281,7 @@ def test_a_task_that_is_cancelled_at_any_of_its_steps_and_awaited_leaves_no_task
     run(test)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", ALL)
 def test_closing_from_another_task_while_a_pull_waits_is_an_error_for_it_not_an_end(shape: str, run: Run) -> None:
     seen: list[BaseException] = []
@@ -361,6 +364,7 @@ FINITE: dict[str, Callable[[], Pipe]] = {
 }
 
 
+@pytest.mark.one_in(7, 4)
 @pytest.mark.parametrize("cancel", ["task.cancel", "cancel scope", "asyncio.timeout", "move_on_after", "wait_for"])
 @pytest.mark.parametrize(("shape", "run"), in_turn(FINITE, LOOPS), indirect=["run"])
 def test_a_timeout_around_one_anext_loses_and_doubles_nothing(shape: str, cancel: str, run: Run) -> None:
@@ -620,6 +624,7 @@ PLAIN_WAYS = [
 ]
 
 
+@pytest.mark.one_in(5, 4)
 @pytest.mark.parametrize("way", PLAIN_WAYS, ids=lambda way: way.__name__)
 def test_leaving_a_plain_loop_leaves_nothing(way: Callable[[Pipe], None], capfd: pytest.CaptureFixture[str]) -> None:
     def test(shape: str, pipe: Callable[[], Pipe]) -> None:
@@ -658,11 +663,13 @@ def test_a_plain_loop_works_inside_a_running_event_loop(run: Run) -> None:
     run(test)
 
 
+@pytest.mark.long
 def test_streams_can_be_opened_one_after_the_other_without_anything_adding_up() -> None:
     for _ in range(60):
         assert sl.from_items(range(10)).shard(2).map(abs, executor="thread").merge().first(3) == [0, 1, 2]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_an_event_loop_that_ends_under_an_unfinished_stream_ends_it(
     loop: str, capfd: pytest.CaptureFixture[str]

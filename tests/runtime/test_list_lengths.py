@@ -72,6 +72,7 @@ def merged(lengths: list[int]) -> list[tuple[int, int]]:
     return sorted(((w, at) for w, length in enumerate(lengths) for at in range(length)), key=lambda p: (p[1], p[0]))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", [1, 2, 5, 32])
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 40])
 def test_flush_points_are_the_last_items_of_a_worker_in_each_batch(size: int, step: int) -> None:
@@ -344,6 +345,7 @@ def test_the_batches_before_a_call_that_blocks_arrive_after_another_worker_has_e
         told.set()
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_a_resume_is_exact_where_each_call_is_a_slice(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamline.core.pace, "SLICE_S", -1.0)

@@ -55,6 +55,7 @@ async def test_the_first_item_waits_for_the_first_workers_alone() -> None:
     assert backend.started == backend.opened
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("merge", [{}, {"kind": "best_effort"}])
 def test_all_workers_are_opened_and_started_once_in_turn(merge: dict[str, Any]) -> None:
     backend = Counting()
@@ -83,6 +84,7 @@ def test_a_merge_that_waits_starts_the_others() -> None:
         assert list(stream) == list(range(300))
 
 
+@pytest.mark.long
 def test_a_snapshot_has_workers_that_are_not_open_yet() -> None:
     pipe = sl.from_items(range(2 * MANY)).shard(MANY).map(lambda item: item)
     with pipe.open(backend=Counting()) as stream:

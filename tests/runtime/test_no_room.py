@@ -43,6 +43,7 @@ PIPES: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", PIPES)
 def test_whichever_thread_is_the_first_that_cannot_be_started_nothing_hangs(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

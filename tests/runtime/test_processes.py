@@ -133,6 +133,7 @@ for number, shape in enumerate({shapes}):
         check_each_is_interrupted(process, shapes)
 
 
+@pytest.mark.long
 def test_a_plain_loop_goes_on_where_ctrl_c_was_caught(start_python: Start) -> None:
     script = (
         PRELUDE % "threads"
@@ -154,6 +155,7 @@ print(got)
     assert (output, errors) == ("interrupted\n[0, 1, 2, 3, 4, 5, 6, 7, 8]\n", "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("shapes", "loop"), [pytest.param(TURNS[0], "asyncio", marks=pytest.mark.long), (TURNS[1], "uvloop")]
 )
@@ -179,6 +181,7 @@ for shape in {shapes}:
         check_each_is_interrupted(process, shapes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("loop", "options"), list(zip(LOOPS, [(), ("-X", "dev")], strict=True)))
 def test_an_interpreter_that_exits_under_unfinished_loops_of_all_kinds_says_nothing(
     loop: str, options: tuple[str, ...], python: Python
@@ -231,6 +234,7 @@ for item in PIPES["running"]:
     assert python(script, *options, code=3) == "0\nleaving\n"
 
 
+@pytest.mark.long
 def test_a_plain_loop_in_a_thread_ends_with_the_interpreter(python: Python) -> None:
     script = (
         PRELUDE % "stuck"
@@ -249,6 +253,7 @@ print("leaving")
     assert python(script) == "leaving\n"
 
 
+@pytest.mark.long
 def test_an_interpreter_whose_plain_loop_is_stuck_in_user_code_exits_all_the_same(python: Python) -> None:
     script = (
         PRELUDE % "running"
@@ -294,6 +299,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_streams_run_where_stdin_stdout_or_stderr_are_closed(python: Callable[..., str]) -> None:
     """▲ uvloop aborts the process when it closes one of these descriptors."""
     assert python(CLOSED) == ""

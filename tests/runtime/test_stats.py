@@ -75,6 +75,7 @@ EVERYTHING = (
 )
 
 
+@pytest.mark.one_in(2)
 def test_items_are_those_that_came_out_of_each_stage(run: Run) -> None:
     found = [after(EVERYTHING)]
 
@@ -281,6 +282,7 @@ def test_a_plain_stream_that_was_left_keeps_its_figures() -> None:
     assert stream.stats().elapsed_s == stats.elapsed_s
 
 
+@pytest.mark.one_in(2, 1)
 def test_a_custom_stage_may_read_ahead_in_a_task_of_its_own(run: Run) -> None:
     """It waits for inputs and for room at the same time then."""
 
@@ -329,6 +331,7 @@ def test_a_window_of_a_running_stream() -> None:
     assert 0 < window.elapsed_s < stream.stats().elapsed_s
 
 
+@pytest.mark.long
 def test_stats_may_be_read_from_another_thread_while_the_stream_runs() -> None:
     """The consumer's thread reads while the loop's thread writes, all the time."""
 

@@ -401,6 +401,7 @@ class _Torn:
         raise self._error
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("written", [0, 0.5, 1])
 @pytest.mark.parametrize("at", [1, 2, 3, 7])
 def test_ctrl_c_while_a_step_is_written_changes_nothing(

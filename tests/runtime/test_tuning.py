@@ -95,6 +95,7 @@ def untuned(**options: Any) -> Iterator[tuple[Any, str]]:
 
 
 # What it gives --------------------------------------------------------------------------------------------------------
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2)], ids=str)
 def test_items_order_and_states_are_the_same_whatever_is_turned(backend: Any) -> None:
@@ -260,6 +261,7 @@ def test_a_pipeline_without_knobs_says_so() -> None:
 
 
 # Passes and hosts -----------------------------------------------------------------------------------------------------
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2)], ids=str)
 def test_a_loader_goes_on_with_what_earlier_passes_have_found(backend: Any) -> None:
@@ -282,6 +284,7 @@ def test_a_loader_goes_on_with_what_earlier_passes_have_found(backend: Any) -> N
         assert left == loader.tuning.values
 
 
+@pytest.mark.long
 def test_hosts_are_told_of_turns_and_later_ones_of_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     class OneStep(RestlessTuner):
         def look(self, look: Measurement) -> TuningStep:

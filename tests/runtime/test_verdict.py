@@ -254,6 +254,7 @@ def _what_else_the_machine_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contention, "threads", tuple)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", mostly_long(KNOWN, 4))
 def test_the_limit_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known, slow_s = KNOWN[name], SLOW_S
@@ -302,6 +303,7 @@ def test_files_that_arrive_slowly_are_the_limit(tmp_path: Path, monkeypatch: pyt
     at_last(check)
 
 
+@pytest.mark.long
 def test_nothing_is_said_where_nothing_limits() -> None:
     def check(times: int) -> None:
         items = sl.from_items(range(600_000 * times))

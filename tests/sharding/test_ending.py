@@ -158,6 +158,7 @@ def test_a_rank_that_has_many_lists_more_is_padded_up_to_its_end() -> None:
     assert (mine, others) == (few, many[: len(few)])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", ["drop", "pad"])
 @pytest.mark.parametrize(
     ("stop", "passes", "pipe"),

@@ -41,6 +41,7 @@ def exactly(tree: Any) -> str:
     return repr(tree)
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(st.dictionaries(TEXT, TREES, max_size=5))
 def test_any_tree_comes_back_as_it_was(body: Tree) -> None:

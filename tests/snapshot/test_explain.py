@@ -65,6 +65,7 @@ def resumed(pipe: Pipeline[Any], snapshot: sl.Snapshot) -> list[Any]:
         return list(stream)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("take", range(31))
 def test_a_window_shuffle_computes_again_what_it_says(take: int) -> None:
     pipe = sl.from_items(range(30)).map(seen).shuffle(window=8)
@@ -92,6 +93,7 @@ def test_a_flat_map_unfolds_one_input_again_where_it_says_so(take: int) -> None:
     assert bool(number(r"passes over the (\d+) outputs", text)) == again
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("take", range(0, 41, 3))
 def test_a_custom_stage_takes_again_what_it_says(take: int) -> None:
     pipe = sl.from_items(range(20)).map(seen).through(counted)

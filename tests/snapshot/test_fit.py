@@ -98,6 +98,7 @@ def test_accept_is_a_list_of_strings(accept: Any) -> None:
 # Window shuffles
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(
     st.integers(0, 40),
@@ -186,6 +187,7 @@ def test_a_stage_of_another_kind_and_the_same_name_begins_anew() -> None:
     assert tail == [5, 6, 7, 8]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "add",
     [
@@ -328,6 +330,7 @@ def lines_of(path: Path) -> list[str]:
 CHANGES = st.lists(st.tuples(st.sampled_from("nrga"), st.integers(0, 9), st.integers(0, 9)), max_size=5)
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(1, 5), st.integers(1, 3), st.booleans(), CHANGES,

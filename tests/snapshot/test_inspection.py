@@ -235,6 +235,7 @@ def test_a_terminal_gets_the_same_words() -> None:
     assert "data/a.jsonl, line 1,817, byte 120,400" in capture.get()
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(st.text(), TREES, max_size=3),

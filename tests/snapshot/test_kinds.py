@@ -294,6 +294,7 @@ def test_no_kind_of_source_or_stage_is_missing_here(folder: Path) -> None:
     assert not undeclared, f"say what their states are: {undeclared}"
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.filterwarnings("ignore::streamline.errors.CodeChangedWarning")
 @pytest.mark.parametrize("name", mostly_long(SOURCES, 4))
 def test_a_snapshot_of_any_source_resumed_here_is_exact_or_says_what_it_is_of(
@@ -317,6 +318,7 @@ def test_a_snapshot_of_any_source_resumed_here_is_exact_or_says_what_it_is_of(
             assert str(refused.value).splitlines() == str(pipe.explain(snapshot)).splitlines()[1:]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("section", ["before", "workers", "after"])
 def test_a_snapshot_resumed_by_any_other_stages_is_exact_or_refused_with_a_way_out(section: str) -> None:
     pipes, found = staged(section), set[str]()

@@ -48,6 +48,7 @@ def test_a_resume_may_have_more_pipelines_after_those_that_it_had() -> None:
         assert list(stream) == ["d", "e", "f"]
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize("into", [sl.concat, sl.zip, lambda *pipes: sl.mix([*pipes], seed=3)])
 def test_what_is_nested_five_deep_is_one_pipeline(into: Any) -> None:
     pipe, count = sl.from_items(range(2)), 2
@@ -60,6 +61,7 @@ def test_what_is_nested_five_deep_is_one_pipeline(into: Any) -> None:
     check_resume(pipe)
 
 
+@pytest.mark.one_in(3, 2)
 @pytest.mark.parametrize("into", [sl.concat, sl.zip, lambda *pipes: sl.mix([*pipes])])
 def test_opening_many_takes_calls_in_proportion_to_them(into: Any) -> None:
     def calls(parts: int) -> int:

@@ -62,6 +62,7 @@ SOURCES: dict[str, Callable[[], sl.Pipeline[Any]]] = {
 }
 
 
+@pytest.mark.one_in(7, 3)
 @pytest.mark.parametrize("name", SOURCES)
 def test_it_resumes_exactly(name: str) -> None:
     check_resume(SOURCES[name](), loop=LOOPS[len(name) % len(LOOPS)])

@@ -62,6 +62,7 @@ def read(pipe: sl.Pipeline[Any], **options: Any) -> tuple[list[Any], list[str]]:
 # A source that splits itself ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_a_source_whose_shards_are_all_the_same_warns_wherever_it_runs(backend: Backend, is_async: bool) -> None:
     """Also behind a shuffle, by which the workers' items are not the same any more."""
@@ -104,6 +105,7 @@ def test_it_warns_if_and_only_if_two_shards_begin_alike(data: list[Any], n: int,
     assert len(warned) == alarms(shares, n)
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("values", [4, 10, 1000])
 def test_random_data_with_repetitions_do_not_warn(values: int) -> None:
     drawn = random.Random(values)
@@ -167,6 +169,7 @@ def test_a_resume_does_not_warn_where_shards_come_alike_later_on(backend: Backen
     assert (len(rest), warned) == (120, [])
 
 
+@pytest.mark.long
 def test_a_source_with_the_mistake_resumes_exactly_and_silently() -> None:
     """It looks, and changes nothing: the laws hold, and behind a resume nothing begins."""
     check_resume(everything(12).shard(2))

@@ -64,16 +64,19 @@ JSONL = [
 ]
 
 
+@pytest.mark.one_in(5, 4)
 async def test_lines_resume_anywhere(put: Any, read: Read, slices: None) -> None:
     paths = [put(name, data) for name, data in CONTENTS.items()]
     await check_every_resume(read, named(read_lines(paths)).resolved(), LINES)
 
 
+@pytest.mark.one_in(3)
 async def test_json_resumes_anywhere(put: Any, read: Read, slices: None) -> None:
     paths = [put(f"part-{number}", data) for number, data in enumerate(JSONL)]
     await check_every_resume(read, named(read_jsonl(paths)).resolved(), RECORDS)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shards", [1, 3, 30])
 async def test_a_mark_at_the_beginning_of_a_file_is_no_text_wherever_it_is_split(
     tmp_path: Path, read: Read, slices: None, shards: int
@@ -167,6 +170,7 @@ async def test_one_huge_line_over_several_blocks(put: Any, read: Read) -> None:
     assert len(whole.states) == 3
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("line", sampled(range(6), 5))
 async def test_a_line_that_is_not_utf8_fails_after_those_before(put: Any, read: Read, slices: None, line: int) -> None:
     texts = [b"eins", "zwö".encode(), b"", b"vier", b"f\xc3\xbcnf", b"sechs"]
@@ -180,6 +184,7 @@ async def test_a_line_that_is_not_utf8_fails_after_those_before(put: Any, read: 
     assert whole.end["read_lines"] == {"file": path, "line": line, "byte": byte}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("line", sampled(range(6), 5))
 async def test_a_malformed_record_fails_after_those_before_and_a_fix_lets_a_resume_go_on(
     put: Any, read: Read, slices: None, line: int
@@ -242,6 +247,7 @@ async def test_a_server_that_gives_up_fails_after_what_has_come(server: Any, rea
     assert (await read(source, whole.end)).items == ["three"]
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("num_shards", range(1, 10))
 @pytest.mark.parametrize("http", [False, True])
 async def test_contiguous_shards_split_a_file_unread(
@@ -298,6 +304,7 @@ async def test_contiguous_over_http_needs_a_size(server: Any, read: Read) -> Non
     assert "doesn't tell its size" in str(whole.failure)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 7])
 async def test_whole_files_go_to_shards_in_turn(tmp_path: Path, read: Read, num_shards: int) -> None:
     for number in range(5):

@@ -58,6 +58,7 @@ def test_a_map_style_dataset_is_read_by_index() -> None:
     check_resume(pipe, expected=sl.from_items(ROWS).shuffle(seed=2).shard(3))
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize(("kind", "shards"), [(Splitting, 5), (StatefulNumbers, 1), (StatefulNumbers, 2)])
 def test_each_shard_is_a_worker_to_the_dataset(kind: Any, shards: int, torch: Any) -> None:
     pipe = sl.from_torch(kind(7)).shard(shards)
@@ -113,6 +114,7 @@ def test_from_torch_refuses_other_things(given: Any, words: str) -> None:
 # Hugging Face ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("shards", [1, 3, 8])
 def test_an_iterable_dataset_of_hugging_face_is_split_and_resumed_by_its_state(
     shards: int, split_by_node: None, torch: Any
@@ -183,6 +185,7 @@ def test_each_constructor_names_the_right_one() -> None:
 # Arrow ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("data", [TABLE, pa.concat_tables([TABLE[:5], TABLE[5:]]), TABLE.to_batches()[0]], ids=type)
 def test_items_of_arrow_are_rows(data: Any) -> None:
     assert list(sl.from_arrow(data)) == ROWS
@@ -195,6 +198,7 @@ def test_of_an_arrow_array_items_are_its_values() -> None:
     assert list(sl.from_arrow(pa.array([1, None]))) == [1, None]
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_a_dataset_of_files_is_read_as_its_files_are(suffix: str, tmp_path: Any) -> None:
     for at in range(3):

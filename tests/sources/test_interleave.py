@@ -86,6 +86,7 @@ def test_many_items_come_in_long_lists(files: Any) -> None:
 # Where it stands ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".tar"])
 async def test_resumes_at_every_item(files: Any, read: Any, suffix: str) -> None:
     paths = files(SIZES, suffix)
@@ -123,6 +124,7 @@ async def test_a_finished_shard_opens_nothing(files: Any, read: Any, monkeypatch
     assert (await read(source, end, mode="file", interleave=3)).items == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", [sl.Inline(), sl.Threads(2)], ids=str)
 def test_laws(files: Any, backend: Any) -> None:
     pipe = sl.read_jsonl(files([3, 0, 2, 1, 2])).shuffle_files(seed=1).shard(2, interleave=2)

@@ -175,6 +175,7 @@ def pipeline(kind: Callable[[int], Any], length: int = 70) -> Pipeline[int]:
     return sl.from_iterable(lambda: kind(length))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "length"),
     [(name, length) for at, name in enumerate(KINDS) for length in ([17] if at else [0, 1, 16, 17, 33])],
@@ -191,6 +192,7 @@ COMPOSITIONS: dict[str, Callable[[Pipeline[int]], Pipeline[Any]]] = {
 }
 
 
+@pytest.mark.one_in(3, 2)
 @pytest.mark.parametrize(("name", "composition"), in_turn(KINDS, [*COMPOSITIONS]))
 def test_it_resumes_exactly_in_compositions(name: str, composition: str) -> None:
     compose = COMPOSITIONS[composition]
@@ -278,6 +280,7 @@ def test_half_a_protocol_is_none() -> None:
 # Failure ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("at", [0, 1, 16, 17, 30, 40])
 def test_it_fails_as_others_and_is_resumed_after_a_fix(at: int) -> None:
     error = ValueError("scripted")

@@ -380,6 +380,7 @@ async def test_a_flipped_bit_anywhere_is_an_error_that_names_the_file_and_a_byte
         await rest(pipe_over(Tape(0), tmp_path), None)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize(
     ("damage", "words"),

@@ -105,6 +105,7 @@ def test_interrupted_up_to_five_times_nothing_is_lost_or_doubled(
     anyio.run(main, backend_options={"use_uvloop": uvloop})
 
 
+@pytest.mark.one_in(3, 2)
 @pytest.mark.parametrize("names", [[], ["map"], ["filter"], ["map", "prefetch"]])
 async def test_interrupted_at_every_point_a_strict_merge_goes_on_in_the_order_of_the_feed(names: list[str]) -> None:
     for shards in (1, 3):
@@ -256,6 +257,7 @@ async def test_a_reader_whose_consumer_stops_stops_too() -> None:
 # Starvation -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("kind", ["strict", "best_effort"])
 @pytest.mark.parametrize("dropped", [1_500])
 async def test_a_worker_that_drops_many_in_a_row_holds_no_other_up(kind: Any, dropped: int) -> None:
@@ -287,6 +289,7 @@ async def test_the_reader_waits_at_a_full_queue_while_no_worker_starves() -> Non
         assert [await anext(stream) for _ in range(10)] == list(range(10))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", [{"max_ahead": 50}, {"max_ahead_bytes": 50 * 16}])
 async def test_beyond_max_ahead_the_worker_that_starves_is_named_and_nothing_is_lost(options: dict[str, Any]) -> None:
     def drop_even(x: int) -> bool:
@@ -327,6 +330,7 @@ def journal_lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return lengths
 
 
+@pytest.mark.long
 async def test_a_filter_that_passes_hardly_anything_keeps_the_journal_small(journal_lengths: list[int]) -> None:
     length = 15_000
     pipe = sl.from_stream(Tape(length, pause=100)).shard(2).filter(lambda x: x == length - 2).merge()
@@ -334,6 +338,7 @@ async def test_a_filter_that_passes_hardly_anything_keeps_the_journal_small(jour
     assert max(journal_lengths) <= 2 * (512 + 512 + 256) * 4 + LEAST_ITEMS
 
 
+@pytest.mark.long
 async def test_without_a_snapshot_the_journal_stays_as_short_as_what_is_in_flight(journal_lengths: list[int]) -> None:
     count = 0
     async for _ in sl.from_stream(Tape(12_000)).shard(2).merge():

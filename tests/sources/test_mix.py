@@ -172,6 +172,7 @@ def test_weights_seed_and_stop_change_at_a_resume_and_nothing_is_lost(served: in
     assert Counter(map(where, rest[:15]))["b"] >= 14
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("served", sampled(range(8), 3))
 def test_other_weights_leave_what_a_later_stage_reads_again_as_it_was(served: int) -> None:
     """Five times in a row, each time with other weights; the shuffle is in the middle of a window nearly always."""
@@ -221,6 +222,7 @@ def test_another_plan_or_other_data_of_a_component_are_refused_with_the_way_out(
     assert len(list(longer.open(resume=snapshot, accept=["mix.b.length"]).sync_stream())) == 44
 
 
+@pytest.mark.long
 def test_files_are_bound_by_component(tmp_path: Path) -> None:
     for name in ("one", "two"):
         for part in range(2):
@@ -260,6 +262,7 @@ def test_skipped_items_of_components_are_counted_by_stage_also_over_a_resume() -
             assert dict(stream.errors.stages) == {"a/picky": 4, "b/picky": 4}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("options", "mapped"), [({}, False), ({"bytes": 1000}, True)], ids=["items", "bytes"])
 def test_several_components_may_wait_for_room_at_once(options: dict[str, int], mapped: bool) -> None:
     """Their strides have one meter, whose waits are told apart by the channels that they wait for."""

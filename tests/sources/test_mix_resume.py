@@ -45,6 +45,7 @@ def by_length(pipe: Pipeline[int]) -> Pipeline[int]:
 REWINDING = [once, twice, by_length]
 
 
+@pytest.mark.one_in(3, 2)
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("stop", ["all", "first"])
 def test_a_component_that_had_ended_goes_on_where_it_has_more_now(shards: int, stop: Any) -> None:
@@ -107,6 +108,7 @@ def one_zipped(pipe: Pipeline[Any]) -> Pipeline[Any]:
     return sl.zip(pipe)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("later", REWINDING)
 @pytest.mark.parametrize("seed", range(2))
 def test_stop_first_after_all_ends_after_what_is_read_again(later: Any, seed: int) -> None:
@@ -131,6 +133,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(5, 3)
 @pytest.mark.parametrize("later", REWINDING)
 @pytest.mark.parametrize(("seed", "what"), list(enumerate(CHANGES)))
 def test_an_end_that_a_later_stage_has_reached_is_the_end(later: Any, what: str, seed: int) -> None:
@@ -169,6 +172,7 @@ def test_a_component_that_comes_when_a_later_stage_has_read_to_the_end_is_refuse
     assert sorted(more) == [2000, 2001, 2002]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("changed", [{"weights": {"a": 1, "b": 9}}, {"seed": 4}])
 def test_passes_that_a_later_stage_goes_back_over_are_drawn_as_they_were(shards: int, changed: dict[str, Any]) -> None:

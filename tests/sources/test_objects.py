@@ -29,6 +29,7 @@ def pipe(bucket: Bucket, pattern: str = "d/p-*") -> Any:
     return sl.read_jsonl(f"{bucket.url}/{pattern}", storage_options=bucket.options).shard(2)
 
 
+@pytest.mark.one_in(2)
 def test_the_same_rows_come_wherever_workers_run(rows: Bucket, backend: Backend) -> None:
     with pipe(rows).open(backend=backend) as stream:
         got = list(stream)
@@ -37,6 +38,7 @@ def test_the_same_rows_come_wherever_workers_run(rows: Bucket, backend: Backend)
     assert sorted(row["id"] for row in got) == list(range(24))
 
 
+@pytest.mark.long
 def test_a_resume_is_exact_at_every_row(bucket: Bucket) -> None:
     bucket.put_all({"d/p-0": b'{"a":1}\n\n2\n', "d/p-1": b"", "d/p-2": gzip.compress(b"3\n4\n"), "d/p-3": b"5\n6"})
     check_resume(pipe(bucket), generations=2)

@@ -288,6 +288,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 """The last two don't tell how long the object is: its end does."""
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("kind", "answers", "replaced"),
     [

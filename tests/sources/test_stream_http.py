@@ -103,6 +103,7 @@ def stream(server: Server, framing: Any = "sse", **options: Any) -> Pipeline[Any
     return sl.stream_http(server.url("feed"), framing=framing, **options)
 
 
+@pytest.mark.long
 async def test_cut_at_every_byte_events_come_exactly_once(server: Server) -> None:
     body = sse(0, 6)
     always(server, served(6))
@@ -318,6 +319,7 @@ async def test_a_journal_whose_files_are_all_trimmed_still_knows_the_last_event(
     assert numbers(seen + await rest(stream(server, journal=tmp_path / "journal"), snapshot)) == list(range(8))
 
 
+@pytest.mark.one_in(2, 1)
 async def test_the_same_on_every_backend(server: Server, backend: Backend) -> None:
     always(server, served(40, at_most=9))
     pipe = stream(server).shard(4).map(lambda event: int(event.data)).merge()

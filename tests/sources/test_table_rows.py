@@ -88,6 +88,7 @@ def test_items_are_rows(table: Any) -> None:
     assert list(pipe) == list(sl.from_items(ROWS).shuffle(seed=1).shard(4))
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize("table", TABLES, ids=IDS)
 def test_rows_resume_exactly_and_come_by_position_in_every_split(table: Any) -> None:
     check_resume(sl.from_items(table).shuffle(seed=3).shard(3).batch(5), generations=1)

@@ -166,6 +166,7 @@ def test_where_the_order_is_open_interrupted_epochs_are_the_same_multisets(
     assert {epoch: Counter(items) for epoch, items in seen.items()} == dict(enumerate(map(Counter, whole)))
 
 
+@pytest.mark.long
 def test_epochs_in_processes_interrupted_anywhere_are_the_uninterrupted_ones(processes: Backend) -> None:
     whole = dict(enumerate(epochs_of(PIPE.loader(), 3)))
     for halts in ([], [0, 5, 0], [6, 6], [11, 1, 1, 4]):
@@ -396,6 +397,7 @@ def test_a_loader_that_is_dropped_leaves_nothing(steps: int | None) -> None:
     assert not threads()
 
 
+@pytest.mark.long
 def test_processes_stay_between_epochs_and_are_replaced_if_they_die_there() -> None:
     pipe = sl.from_items(range(12)).shard(2).map(lambda item: (item, os.getpid())).merge()
     with pipe.loader(backend=sl.Processes(2)) as loader:
@@ -409,6 +411,7 @@ def test_processes_stay_between_epochs_and_are_replaced_if_they_die_there() -> N
         assert {pid for _, pid in loader}.isdisjoint(pids)
 
 
+@pytest.mark.long
 def test_many_epochs_leave_nothing() -> None:
     whole = flat(epochs_of(PIPE.loader(), 12))
     with PIPE.loader(backend=sl.Threads(2)) as loader:
@@ -426,6 +429,7 @@ raise SystemExit(3)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", long_but(["Threads"], ["Threads", "Processes"]))
 def test_an_interpreter_that_exits_while_an_epoch_is_being_opened_ends(backend: str) -> None:
     program = [sys.executable, "-W", "error", "-c", EXIT.format(backend=backend)]

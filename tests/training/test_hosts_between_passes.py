@@ -90,6 +90,7 @@ def untuned(passes: int) -> list[tuple[Any, Any]]:
 
 
 # Exactness ------------------------------------------------------------------------------------------------------------
+@pytest.mark.long
 @pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("stay", [True, False])
 def test_items_order_and_states_are_those_of_an_untuned_loader(stay: bool) -> None:
@@ -101,6 +102,7 @@ def test_items_order_and_states_are_those_of_an_untuned_loader(stay: bool) -> No
         assert counts == list(COUNTS[:4])
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize("stop", [1, 45, 70])
 def test_a_resume_in_the_middle_goes_on_with_another_number(stop: int) -> None:

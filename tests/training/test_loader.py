@@ -445,6 +445,7 @@ def test_a_state_of_something_else_is_refused() -> None:
         PIPE.skip(1).loader().load_state_dict(loader.state_dict())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -789,6 +790,7 @@ next(kept)
 """
 
 
+@pytest.mark.long
 def test_a_program_that_is_interrupted_and_started_again_uses_each_batch_once(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -826,6 +828,7 @@ def test_a_loader_has_the_figures_and_the_errors_of_its_iteration() -> None:
 # One batch ago --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize(("steps", "looking"), in_turn([None, 3, 12, 17], [False, True]))
 def test_the_state_one_batch_ago_resumes_with_the_last_batch(steps: int | None, looking: bool) -> None:
     def loader() -> sl.Loader[Any]:
@@ -848,6 +851,7 @@ def test_the_state_one_batch_ago_resumes_with_the_last_batch(steps: int | None, 
     ours.close()
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("pipe", CHOOSING)
 def test_one_batch_ago_nothing_is_lost_behind_choices(pipe: Callable[[], sl.Pipeline[Any]]) -> None:
     for stop in range(1, 9):

@@ -49,6 +49,7 @@ def expected(epochs: int) -> Counter[tuple[int, str]]:
     return Counter((epoch, str(item)) for epoch in range(epochs) for item in BAD)
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize("name", PIPES)
 @pytest.mark.parametrize("way", ["inside", "behind"])
 @examples(6)

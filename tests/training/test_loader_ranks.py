@@ -74,6 +74,7 @@ def part(loader: sl.Loader[int], most: int | None = None) -> tuple[list[int], An
         return found, loader.state_dict()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("length", "ends", "saved_anew"), covering([32, 35], ["drop", "pad"], [False, True]))
 def test_ranks_end_together_behind_another_number_of_ranks(length: int, ends: Any, saved_anew: bool) -> None:
     """One of which is alone, and stops where the eight have unequal rests; also if each saves before its first item."""

@@ -239,6 +239,7 @@ def trained(pipes: list[Any], resumes: list[Any], steps: list[int | None]) -> tu
     return found, snapshots
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("steps", "on_disk", "with_state"), covering([(1, 1, 1), (5, 2, 4), (3, 6, 1)], [True, False], [True, False])
 )
@@ -263,6 +264,7 @@ def test_pipelines_of_replicas_resume_each_by_itself(
         assert mine == trained([batches(replicator, r) for r in range(3)], [None] * 3, [None] * 3)[0]
 
 
+@pytest.mark.long
 def test_a_pipeline_of_a_replica_is_opened_again_in_the_same_process() -> None:
     """Also of a source that can't be read again: what was read is in the snapshot, the rest waits in the replica."""
     with sl.StreamReplicator(iter(range(5_000)), 1, capacity=4) as replicator:
@@ -340,6 +342,7 @@ async def test_pipelines_read_in_one_event_loop() -> None:
     assert found == [[4 * x for x in range(r, 500, 2)] for r in range(2)]
 
 
+@pytest.mark.long
 def test_a_pipeline_of_a_replica_runs_in_processes() -> None:
     with sl.StreamReplicator(range(40), 1) as replicator:
         pipe = replicator.pipeline(0).shard(2).map(abs).merge()

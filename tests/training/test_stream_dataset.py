@@ -512,6 +512,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
 # In a pipeline -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("form", ["itself", "returned"])
 @pytest.mark.parametrize(("worker", "of"), [(0, 1), (1, 2)])
 @pytest.mark.parametrize("make", [Source(40), AsyncSource(40), lambda: Placed(40)], ids=["sync", "async", "placed"])

@@ -85,6 +85,7 @@ def figures(stream: Any) -> dict[str, float]:
     return {detail.name: detail.value for detail in stage.details}
 
 
+@pytest.mark.one_in(3, 2)
 @pytest.mark.parametrize("keeps", [False, True], ids=["", "the loop keeps all"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_byte_is_copied_between_collate_and_the_device(
@@ -103,6 +104,7 @@ def parts(number: int) -> Any:
     return {"x": row(number), "y": (row(number).astype(np.int16), number), "name": "a"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_parts_are_where_they_were_written_and_small_ones_staged(
     torch: FakeTorch, on: dict[str, Backend], backend: str
@@ -115,6 +117,7 @@ def test_parts_are_where_they_were_written_and_small_ones_staged(
         assert figures(stream)["staged_bytes"] == SIZE * 8 * BATCHES
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("after_merge", [False, True])
 def test_a_stage_that_keeps_its_batches_keeps_them_as_they_are(
@@ -156,6 +159,7 @@ OTHERS: dict[str, Callable[[], sl.Pipeline[Any]]] = {
 """Stages that write where the copies read, as `.batch` does."""
 
 
+@pytest.mark.one_in(7, 1)
 @pytest.mark.parametrize(("backend", "name", "keeps"), covering(BACKENDS, OTHERS, ["", "the loop keeps all"]))
 def test_no_byte_of_other_stages_is_staged(
     torch: FakeTorch, on: dict[str, Backend], backend: str, name: str, keeps: str
@@ -190,6 +194,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.one_in(5, 1)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("backend", ["inline", "processes"])
 def test_whatever_of_a_batch_is_passed_on_arrives_as_it_was(
@@ -247,6 +252,7 @@ def test_a_gpu_without_memory_fails_at_its_batch_and_goes_on_after_it(torch: Fak
         assert [numbers(batch) for batch in stream] == whole()[3:]
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_loop_may_be_left_and_resumed_at_any_batch(torch: FakeTorch, on: dict[str, Backend], backend: str) -> None:
     pipe = batches(2).transfer("cuda", depth=3)
@@ -260,6 +266,7 @@ def test_a_loop_may_be_left_and_resumed_at_any_batch(torch: FakeTorch, on: dict[
             assert [numbers(batch) for batch in stream] == plain[taken:]
 
 
+@pytest.mark.long
 def test_hosts_may_be_killed_while_their_slabs_are_copied_from(
     torch: FakeTorch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,6 +20,7 @@ def in_place(pipe: Pipeline[Any]) -> Pipeline[Any]:
     return pipe.transfer("host")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("loop", "depth"), in_turn(LOOPS, [1, 5]))
 def test_a_device_that_is_waited_for_keeps_the_laws(loop: str, depth: int) -> None:
     check_stage(
@@ -31,6 +32,7 @@ def test_the_host_keeps_the_laws_pulled_directly() -> None:
     check_stage(Transfer(name="transfer", device="host"), range(7), generations=2)
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize(("moved", "merge"), [(in_place, "best_effort"), (to_elsewhere, "strict")])
 def test_it_resumes_exactly_while_workers_run_in_threads(merge: Any, moved: Any) -> None:
     pipe = moved(sl.from_items(range(8)).shard(3).shuffle(window=4).merge(merge).batch(2, collate=None))

@@ -185,6 +185,7 @@ def test_a_mapping_that_can_not_be_copied_stays_as_it_was_and_arrives_as_a_dict(
         assert (list(got), got["x"].tolist(), got["name"]) == (["x", "name"], [0, 1], "a")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("at", range(len(odd_arrays())))
 def test_arrays_of_any_layout_arrive(torch: FakeTorch, device: str, at: int) -> None:
@@ -278,6 +279,7 @@ def test_a_copy_is_on_its_way_when_the_next_batch_is_staged(torch: FakeTorch) ->
     mover.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("depth", [1, 2, 5])
 @pytest.mark.parametrize("kind", ["for", "async for", "debug"])
 async def test_batches_come_whole_and_in_order(torch: FakeTorch, kind: str, depth: int) -> None:
@@ -373,6 +375,7 @@ def test_a_snapshot_is_of_the_batch_consumed_on_whatever_device(torch: FakeTorch
                 assert [batch.tolist() for batch in stream] == whole[taken:]
 
 
+@pytest.mark.long
 def test_workers_in_processes_know_nothing_of_it(torch: FakeTorch) -> None:
     def sees(item: int) -> Any:
         import os

@@ -258,6 +258,7 @@ def test_what_was_dropped_after_a_late_batch_is_in_its_state() -> None:
     run(work)
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_it_keeps_the_laws_when_it_seldom_waits(loop: str) -> None:
     """No time passes between the items of the kit's script: all batches but the last are full."""
@@ -313,6 +314,7 @@ async def gappy() -> AsyncIterator[int]:
         yield item
 
 
+@pytest.mark.one_in(5, 4)
 @pytest.mark.parametrize("name", DOWNSTREAM)
 def test_a_resume_is_exact_after_batches_that_time_has_made(name: str) -> None:
     pipe = DOWNSTREAM[name](batched(sl.from_iterable(gappy)))
@@ -320,6 +322,7 @@ def test_a_resume_is_exact_after_batches_that_time_has_made(name: str) -> None:
     run(partial(law, truth=ExpectedItems([*range(17)], choosing=True)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["nothing", "flat_map", "many"])
 def test_a_resume_is_exact_after_choices_upon_choices(name: str) -> None:
     pipe = sl.from_iterable(gappy).shard(2).map(late, concurrency=2, ordered=False).merge("best_effort")
@@ -333,6 +336,7 @@ def test_states_stand_still_while_time_passes() -> None:
     run(partial(quiescence_law, subject=PipelineSubject(pipe), dice=Random(3)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_a_wait_that_is_over_at_once_is_exact_too(seed: int) -> None:
     """In real time: a batch leaves whenever nothing is ready, which the script's pace decides."""
@@ -515,6 +519,7 @@ def test_any_number_of_seconds_will_do() -> None:
     assert stage.max_wait_s == 2
 
 
+@pytest.mark.long
 def test_choices_that_are_no_longer_needed_are_released() -> None:
     with sl.from_items(range(3000)).merge().batch(2, collate=None, max_wait_s=60).open() as stream:
         for _ in range(1200):

@@ -42,6 +42,7 @@ WAYS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("count", [0, 1, SIZE - 1, SIZE, SIZE + 1, 5 * SIZE + 3])
 def test_each_item_has_its_result(way: str, count: int) -> None:

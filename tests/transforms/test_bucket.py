@@ -203,6 +203,7 @@ def test_a_batch_that_cannot_be_collated_is_left_out_as_one() -> None:
             assert stream.errors.total == 2
 
 
+@pytest.mark.long
 def test_other_buckets_may_be_accepted_and_lose_nothing() -> None:
     items = list(range(40))
     old = sl.from_items(items).bucket_by_length([4, 6], [3, 7, 9], length=lambda n: n % 9, collate=None)

@@ -95,6 +95,7 @@ def test_a_resume_seeks(tmp_path: Path) -> None:
     assert "computed again" in str(pipe.explain(snapshot))
 
 
+@pytest.mark.one_in(2)
 def test_hosts_serve_the_same_and_resume_it(tmp_path: Path, backend: Any) -> None:
     pipe = sl.from_items(range(25)).shard(2).shuffle(window=9).cache(path=tmp_path).repeat(3).merge()
     with pipe.open(backend=backend) as stream:
@@ -109,6 +110,7 @@ def test_hosts_serve_the_same_and_resume_it(tmp_path: Path, backend: Any) -> Non
 # Laws ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", long_but(["left", "behind the merge"], ["repeat", "left", "nothing", "behind the merge", "window"])
 )
@@ -124,6 +126,7 @@ def test_compositions_keep_the_laws(tmp_path: Path, name: str) -> None:
     assert name == "nothing" or files(tmp_path)
 
 
+@pytest.mark.long
 def test_a_pass_that_was_chosen_is_repeated_as_it_was_chosen(tmp_path: Path) -> None:
     for stop in (0, 3, 5, 8, 12, 19, 23):
         folder = tmp_path / str(stop)
@@ -144,6 +147,7 @@ def test_a_pass_that_was_chosen_is_repeated_as_it_was_chosen(tmp_path: Path) -> 
                 assert Counter(first + list(stream)) == Counter(first + rest)
 
 
+@pytest.mark.long
 def test_every_state_is_exact_with_the_files_of_that_moment_and_without_any(tmp_path: Path) -> None:
     pipe = sl.from_items(range(13)).shuffle(window=6).cache(path=tmp_path / "cache").repeat(2)
     (tmp_path / "cache").mkdir()
@@ -229,6 +233,7 @@ def test_files_of_another_name_are_not_served(tmp_path: Path) -> None:
 # Whole or not at all ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_damage_is_drawn_again(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
@@ -288,6 +293,7 @@ def test_two_runs_that_draw_side_by_side_leave_each_other_alone(tmp_path: Path) 
     assert list(pipe)[:22] in (found[0][:22], found[1][:22])
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize(("window", "lost"), [(1, True), (8, False), (8, True)])
 def test_a_resume_is_of_its_own_run_of_two_that_chose(window: int, lost: bool, tmp_path: Path) -> None:
     """A window goes back to items of which later ones were delivered; lost is the block that was being drawn."""

@@ -31,6 +31,7 @@ def reset(pipe: Pipeline[Any], **options: Any) -> None:
         stream.reset_cache()
 
 
+@pytest.mark.one_in(2, 1)
 def test_a_loader_draws_anew_in_the_epoch_after_a_reset(backend: Any, tmp_path: Path) -> None:
     with shuffled(tmp_path).loader(backend=backend) as loader:
         found = []

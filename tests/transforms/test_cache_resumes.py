@@ -106,6 +106,7 @@ def test_what_a_resume_draws_again_is_told(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path)
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("kind", ["memory", "disk", "gone"])
 def test_a_pass_that_was_left_is_the_same_after_a_resume_at_its_last_item(kind: str, tmp_path: Path) -> None:
     """Nothing more of it is pulled then: the next pass has to know by itself how it was drawn."""
@@ -153,6 +154,7 @@ def test_a_mixture_of_other_parts_is_something_else(tmp_path: Path) -> None:
 # What was left out --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(5, 1)
 @pytest.mark.parametrize(
     ("kind", "bad", "block"), covering(["memory", "disk", "gone"], [(1, 6, 9, 12, 13), (1, 6)], [4, 100])
 )
@@ -200,6 +202,7 @@ class Turns:
 # What others do in the folder ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("window", "gone"), [(1, False), (12, True)])
 def test_a_reset_by_others_changes_no_pass_of_a_run_and_of_its_resumes(window: int, gone: bool, tmp_path: Path) -> None:
     """The window reaches over passes before the reset and after it, and nothing runs ahead of the consumer."""
@@ -411,6 +414,7 @@ def merged(path: Path, kind: Any) -> sl.Pipeline[int]:
     return sl.from_items(range(LENGTH)).shard(3).map(slow_in_shard_0).merge(kind).cache(path=path)
 
 
+@pytest.mark.long
 def test_a_strict_run_does_not_go_on_in_blocks_that_a_best_effort_run_has_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,6 +428,7 @@ def test_a_strict_run_does_not_go_on_in_blocks_that_a_best_effort_run_has_chosen
         assert first + list(stream) == list(range(LENGTH))
 
 
+@pytest.mark.long
 def test_a_strict_run_in_blocks_that_were_chosen_goes_on_in_them_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -370,6 +370,7 @@ def shapes() -> st.SearchStrategy[Callable[[], st.SearchStrategy[Any]]]:
     return st.recursive(leaves(), containers, max_leaves=5)
 
 
+@pytest.mark.long
 @given(data=st.data())
 def test_a_batch_taken_apart_is_the_items_that_it_was_made_of(data: Any) -> None:
     make = data.draw(shapes())
@@ -533,6 +534,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_arrays_are_stacked_as_by_numpy_bit_for_bit(dtype: Any) -> None:
     for shape in SHAPES:

@@ -402,6 +402,7 @@ def test_chunks_around_the_samples_are_no_frames() -> None:
     assert len(sl.decode.audio()(empty).samples) == 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
 def test_an_ogg_that_is_cut_is_an_error_wherever_it_is_cut(subtype: str) -> None:
     data = sound("OGG", subtype)
@@ -426,6 +427,7 @@ def test_an_mp3_that_counts_its_frames_is_compared_with_what_is_there(options: d
         assert found < 32_124
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("options", [{}, {"id3v2_version": "0"}, {"write_id3v1": "1"}], ids=str)
 def test_an_mp3_without_a_count_is_cut_if_its_last_frame_is(options: dict[str, str]) -> None:
     data = mp3(write_xing="0", **options)
@@ -522,6 +524,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize(("codec", "container"), KINDS)
 @pytest.mark.parametrize("times", [[0], [0.024, 0.05, 0.051, 4.44], [1.53], [0.3, 3.99, 3.99, 99], 7])
 def test_frames_are_those_whose_time_is_nearest(codec: str, container: str, times: Any) -> None:
@@ -548,6 +551,7 @@ def test_what_lies_far_before_a_time_is_not_decoded() -> None:
     assert len(asked) < 20
 
 
+@pytest.mark.one_in(5, 3)
 @pytest.mark.parametrize(("codec", "container"), KINDS)
 @pytest.mark.parametrize("rounded", [np.float32, lambda time_s: round(time_s, 6), lambda time_s: round(time_s, 3)])
 def test_times_that_were_rounded_find_their_frames(codec: str, container: str, rounded: Any) -> None:
@@ -558,6 +562,7 @@ def test_times_that_were_rounded_find_their_frames(codec: str, container: str, r
     assert all(np.array_equal(frame, whole[number]) for number, frame in enumerate(found.frames))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("time_s", [0.5, 1.5, 1.9, 99])
 @pytest.mark.parametrize("container", ["mp4", "matroska", "mpegts", "flv"])
 def test_the_only_key_frame_is_found_again(container: str, time_s: float) -> None:
@@ -572,6 +577,7 @@ def test_the_only_key_frame_is_found_again(container: str, time_s: float) -> Non
     assert np.allclose(sl.decode.video([time_s])(file.getvalue()).times, [min(time_s, 39 / FPS)], atol=1e-3)
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize("early", [1e-3, 0.48, 0.52, 1 - 1e-3])
 def test_a_time_between_two_frames_finds_the_nearer_one(early: float) -> None:
     data = video("libx264", "mp4")
@@ -616,6 +622,7 @@ def noisy_video(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return path.read_bytes()
 
 
+@pytest.mark.one_in(7, 4)
 @pytest.mark.parametrize("share", [0.3, 0.9])
 def test_a_video_that_is_cut_has_no_frames_after_the_cut(noisy_video: bytes, share: float) -> None:
     times = [number / FPS for number in range(LENGTH)]

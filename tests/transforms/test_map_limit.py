@@ -76,6 +76,7 @@ class Calls:
         return item
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("backend", "kind", "concurrency"), covering(BACKENDS, ["tasks", "threads", "both"], [1, 7]))
 def test_as_many_calls_as_the_limit_and_no_more(backend: str, kind: str, concurrency: int) -> None:
     """8 shards of two stages, of up to 16 calls each: `full` would never come if fewer ran."""
@@ -97,6 +98,7 @@ def threaded(calls: Calls) -> dict[str, Any]:
     return {"fn": calls.thread, "executor": "thread"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("backend", "ordered", "burst"), covering(BACKENDS, [True, False], [None, 1]))
 def test_threads_that_wait_for_both_permits_and_tokens_get_them(
     backend: str, ordered: bool, burst: int | None, caplog: pytest.LogCaptureFixture

@@ -54,11 +54,13 @@ RUNS: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("run", RUNS)
 def test_each_item_has_its_numbers_whatever_runs_it(run: str) -> None:
     assert sorted(numbers(RUNS[run](source()))) == sorted(numbers(RUNS["inline"](source())))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("run", "at"), in_turn(RUNS, [17, 1, 59, 0, 60]))
 def test_and_after_a_resume(run: str, at: int) -> None:
     pipe = RUNS[run](source())

@@ -77,6 +77,7 @@ async def look_at_each(pipe: Pipeline[Any], bound: int, resume: sl.Snapshot | No
     return stream, snapshots
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("reuse", [1, 3])
 @pytest.mark.parametrize(("overlap", "cycles"), [(False, 1), (True, 2)])
 async def test_one_cycle_is_alive_or_two_whatever_states_are_kept(overlap: bool, cycles: int, reuse: int) -> None:
@@ -264,6 +265,7 @@ BEHIND: dict[str, Callable[[Pipeline[Any]], Pipeline[Any]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("behind", BEHIND)
 async def test_no_stage_keeps_items_that_it_has_handed_on_while_the_next_cycle_is_drawn(
     behind: str, monkeypatch: pytest.MonkeyPatch
@@ -274,6 +276,7 @@ async def test_no_stage_keeps_items_that_it_has_handed_on_while_the_next_cycle_i
     assert stream.count
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", [sl.Inline(), sl.Processes(1)], ids=["inline", "processes"])
 def test_nor_does_a_plain_loop_or_the_process_of_a_worker(backend: Any) -> None:
     with awaited().map(array).regenerate(SIZE).open(backend=backend) as stream:

@@ -159,6 +159,7 @@ def test_the_printed_plan_says_how_many_are_held() -> None:
     assert pipe.regenerate(50, overlap=True).max_in_flight - pipe.max_in_flight == 100
 
 
+@pytest.mark.one_in(2)
 def test_hosts_serve_the_same(tmp_path: Path, backend: Any) -> None:
     pipe = numbers(14).shard(3).regenerate(3, overlap=True).cache().repeat(2).merge().regenerate(4)
     with pipe.open(backend=backend) as stream:
@@ -189,6 +190,7 @@ def test_waiting_for_cycles_is_counted() -> None:
     assert stage.wait_input_s >= 0.04
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kept", [False, True])
 def test_what_was_left_out_is_counted_once(tmp_path: Path, kept: bool) -> None:
     def picky(item: int) -> int:
@@ -254,6 +256,7 @@ def rows(number: int) -> dict[str, Any]:
     return {"id": ids, "parts": (ids.astype(np.float32)[:, None] * np.ones(3, np.float32), ids % 2 == 0)}
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_rows_of_blocks_of_any_size_resume_exactly(overlap: bool) -> None:
     check_resume(numbers(8).shard(2).map(rows).regenerate(6, block=3, overlap=overlap).merge(), generations=2)
@@ -362,6 +365,7 @@ def test_a_stage_that_goes_back_finds_the_files_of_all_that_lies_between(tmp_pat
             assert [next(stream) for _ in range(len(rest))] == rest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("block", long_but([2], [None, 2]))
 def test_spilled_cycles_keep_the_laws(tmp_path: Path, block: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # some thousand files: only a power cut would tell

@@ -43,6 +43,7 @@ def rows(number: int) -> Any:
     return np.full((3, 2), number)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "backend"), WHERE, ids=lambda one: one if isinstance(one, str) else type(one).__name__
 )
@@ -66,6 +67,7 @@ def test_after_the_end_it_is_in_the_last_cycle_wherever_it_ran(kind: str, backen
     assert "regenerate  cycle  served  of  reuse  drawn  generating  waited" in str(stream.stats())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("spilled", [False, True])
 @pytest.mark.parametrize("at", [0, 3, 8, 13, 19])
 def test_after_a_resume_the_cycle_goes_on_and_drawn_are_those_that_were_drawn_again(

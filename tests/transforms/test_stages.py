@@ -101,6 +101,7 @@ class Pair(NamedTuple):
     y: str
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "items",
     [

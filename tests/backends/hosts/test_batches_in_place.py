@@ -115,6 +115,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> list[ReceivedItems]:
     return seen
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize("name", long_but(["batch", "in a thread", "pack", "regenerate, of parts", "empty"], PIPES))
 def test_batches_leave_a_process_without_a_copy(name: str, process: Backend, arrived: list[ReceivedItems]) -> None:
     with PIPES[name]().open(backend=process) as stream:
@@ -128,6 +129,7 @@ def test_batches_leave_a_process_without_a_copy(name: str, process: Backend, arr
     assert host.slabs_made
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("stage", [keep, None], ids=["a stage keeps all", "none does"])
 def test_what_is_held_is_never_overwritten(process: Backend, stage: Callable[[Any], Any] | None) -> None:
     pipe = batches() if stage is None else batches().map(stage)
@@ -183,6 +185,7 @@ HELD = [
 """Each stage without a keeper, and each keeper with one of them; with all, if there is time."""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "keeper"), long_but([("pack", "none"), ("regenerate", "a map")], HELD))
 def test_what_is_held_of_other_stages_is_never_overwritten(process: Backend, name: str, keeper: str) -> None:
     """At either end; the consumer writes to what it gets."""
@@ -200,6 +203,7 @@ def test_what_is_held_of_other_stages_is_never_overwritten(process: Backend, nam
     assert (host.copied_bytes > host.bytes / 2) == (keeper != "none"), "what a stage keeps is copied"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quietly")
 @pytest.mark.parametrize("name", long_but(["batch"], ["batch", *MADE]))
 def test_what_came_from_a_host_that_is_killed_stays_as_it_is(name: str) -> None:
@@ -244,6 +248,7 @@ def test_empty_outside_of_a_process_is_ordinary_memory() -> None:
         assert array.base is None
 
 
+@pytest.mark.long
 def test_where_the_consumer_has_no_memory_left_no_item_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor a host: a batch that can't be taken in would be passed over as one that ends every process."""
     leases: list[SlabLease] = []

@@ -101,6 +101,7 @@ HOSTS = [(kind, shape) for shape, kind in in_turn(SHAPES, ["threads", "processes
 """Each shape in one kind of host; in all, if there is time."""
 
 
+@pytest.mark.one_in(5, 3)
 @pytest.mark.parametrize(("hosts", "shape"), HOSTS, indirect=["hosts"])
 def test_a_consumer_that_stops_stops_the_sources(shape: str, hosts: Backend, asked: Path) -> None:
     source = Asked(asked)
@@ -157,6 +158,7 @@ the shard is up to 8 times as long, and may begin and end with a large one.
 """
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.usefixtures("few_bytes")
 @pytest.mark.parametrize("sizes", SIZES)
 def test_bytes_on_their_way_are_bounded(sizes: str, processes: Backend, asked: Path) -> None:

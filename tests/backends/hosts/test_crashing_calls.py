@@ -91,6 +91,7 @@ def test_a_poison_is_counted_and_passed(
     assert of_workers(found, sort=name == "unordered") == [innocent, poisoned]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_but(["source"], [*STEPS, "map"]))
 def test_a_poison_raises_after_the_items_before_it(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -144,6 +144,7 @@ async def insist_undisturbed(make: Callable[[], Pipe], whole: Run, *cuts: HostDe
     return backend.runs[0].happened
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", long_but(["custom stage", "live, best effort", "skipped items"], PIPES))
 def test_a_host_may_die_at_every_message_and_nothing_is_lost_doubled_or_moved(name: str) -> None:
     make = PIPES[name]

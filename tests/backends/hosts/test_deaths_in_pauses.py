@@ -124,6 +124,7 @@ def test_a_host_may_die_at_any_message_of_a_stream_that_is_paused_after_each_ite
     anyio.run(test)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_but(["best effort"], PIPES))
 def test_a_host_may_die_inside_any_pause(name: str) -> None:
     make = PIPES[name]
@@ -138,6 +139,7 @@ def test_a_host_may_die_inside_any_pause(name: str) -> None:
     anyio.run(test)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dying", [False, True])
 def test_workers_that_are_no_longer_read_are_removed(dying: bool) -> None:
     """Passes of a repeat after the merge bring new ones each time; where hosts die, some of them are over by then."""

@@ -88,6 +88,7 @@ SELECTIVE: dict[str, Callable[[Pipe, Hold], Pipe]] = {
 }
 
 
+@pytest.mark.one_in(4, 1)
 @pytest.mark.parametrize(
     ("hosts", "shape"),
     [(kind, shape) for shape, kind in in_turn(SELECTIVE, ["threads", "copying", "processes"])],
@@ -159,6 +160,7 @@ def test_progress_does_not_pile_up_before_a_running_that_is_busy_elsewhere() -> 
 # Live sources ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3, 1)
 def test_items_of_a_feed_are_kept_until_a_state_covers_them(hosts: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, journal = [0], [0]
     append, trim = MemoryJournal.append, LiveForwarding.on_items
@@ -186,6 +188,7 @@ def test_items_of_a_feed_are_kept_until_a_state_covers_them(hosts: Backend, monk
     assert max(journal) <= 2 * (512 + 512 + 256) * 4 + LEAST_ITEMS
 
 
+@pytest.mark.one_in(6, 2)
 @pytest.mark.parametrize("options", [{"max_ahead": 50}, {"max_ahead_bytes": 50 * 16}])
 def test_a_worker_that_starves_is_named_as_without_hosts(options: dict[str, Any], hosts: Backend) -> None:
     length = 4_100

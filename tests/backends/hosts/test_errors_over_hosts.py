@@ -31,6 +31,7 @@ def invert(item: int) -> int:
 PIPE = sl.from_items([1, 2, 0, 3, 0, 4] * 10).shard(3).map(invert)
 
 
+@pytest.mark.one_in(2, 1)
 def test_a_handler_runs_here_one_call_at_a_time(backend: Backend) -> None:
     """It appends to a list of this process, and needs no lock for what it reads and writes."""
     seen: list[sl.Failure] = []
@@ -63,6 +64,7 @@ def test_what_a_handler_raises_is_the_failure_of_the_stream(backend: Backend) ->
     assert isinstance(found.value.__cause__, ZeroDivisionError)
 
 
+@pytest.mark.one_in(2)
 def test_reports_and_dead_letters_are_those_of_a_stream_without_hosts(backend: Backend, tmp_path: Path) -> None:
     def letters(backend: Backend, path: Path) -> tuple[Any, ...]:
         with PIPE.open(backend=backend, on_error="skip", max_errors=None, dead_letters=path) as stream:

@@ -60,6 +60,7 @@ async def whole(stream: sl.Stream[Any], ask: Callable[[sl.Stream[Any]], Any]) ->
 KINDS_OF_HOSTS = ["copying", "threads", "processes"]
 
 
+@pytest.mark.one_in(3, 2)
 @pytest.mark.parametrize(
     ("shape", "loop", "hosts"),
     [(*pair, kind) for pair, kind in in_turn(in_turn(SHAPES, ["asyncio", "uvloop"]), KINDS_OF_HOSTS)],
@@ -111,6 +112,7 @@ class MineError(Exception):
     """A consumer's own."""
 
 
+@pytest.mark.one_in(5, 1)
 @pytest.mark.parametrize("checkpoints", sampled([0, 1, 2, 3, 5, 8, 13, 21, 50], 3))
 def test_a_stream_may_be_left_at_any_moment_of_its_beginning(checkpoints: int, hosts: Backend) -> None:
     async def test() -> None:
@@ -133,6 +135,7 @@ def test_a_stream_may_be_left_at_any_moment_of_its_beginning(checkpoints: int, h
     anyio.run(test)
 
 
+@pytest.mark.one_in(2, 1)
 def test_two_streams_of_two_tasks_leave_each_other_alone(hosts: Backend) -> None:
     """One is cancelled wherever it may be, again and again; the other one is whole."""
     dice = random.Random(0)
@@ -161,6 +164,7 @@ def test_two_streams_of_two_tasks_leave_each_other_alone(hosts: Backend) -> None
     anyio.run(test)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", long_but(["del"], ["break", "exception", "del"]))
 def test_leaving_a_plain_loop_ends_its_own_processes(way: str) -> None:
     before = children()
@@ -218,6 +222,7 @@ pipe, backend = PIPES[%r], sl.%s(2)
 KINDS = ["Processes", "Threads"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "shapes"),
     [
@@ -264,6 +269,7 @@ for shape in [*{shapes}, "async"]:
     assert (output, errors) == ("".join(f"{shape} True\n" for shape in [*shapes, "async"]), "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "options"), long_but([("Processes", ())], [("Processes", ()), ("Threads", ("-X", "dev"))])
 )
@@ -305,6 +311,7 @@ def alive(pid: str) -> bool:
         return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", long_but(["Threads"], KINDS))
 def test_an_interpreter_exits_under_a_worker_that_is_stuck_in_user_code(kind: str, python: Python) -> None:
     script = PRELUDE % ("slow", kind) + (

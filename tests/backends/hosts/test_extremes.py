@@ -61,6 +61,7 @@ def alternating(item: int) -> np.ndarray[Any, Any]:
     return np.zeros(16 if item < 200 else 4 * MB, np.uint8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fn", [pytest.param(of_size(4 * MB), marks=pytest.mark.long), alternating], ids=["large", "tiny, then large"]
 )

@@ -94,6 +94,7 @@ def test_a_kill_after_every_item_loses_and_repeats_nothing(name: str) -> None:
     assert Counter(leaves(killed_at_each_step(make(), 2))) == Counter(leaves(make().first(100)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", long_but([3], [0, 3, 6]))
 def test_a_snapshot_is_taken_while_a_process_dies(at: int) -> None:
     pipe = items().shuffle(window=4).merge()
@@ -155,6 +156,7 @@ def slow_to_close(item: int) -> int:
     return item
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delay_s", long_but([0.005], [0.0, 0.005, 0.02]))
 def test_processes_are_killed_while_the_stream_is_closed(delay_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (streamline.backends.hosts.remote_worker, streamline.backends.hosts.connection):

@@ -94,6 +94,7 @@ async def test_a_host_that_comes_in_time_is_waited_for() -> None:
         assert await all_of(stream) == list(pipeline())
 
 
+@pytest.mark.long
 async def test_counts_of_a_worker_go_on_wherever_it_runs() -> None:
     pipe = sl.from_items(range(LENGTH)).shard(2).map(slow).merge()
     async with pipe.open(backend=Copying(2, least=1, late=(0, 300))) as stream:
@@ -104,6 +105,7 @@ async def test_counts_of_a_worker_go_on_wherever_it_runs() -> None:
     assert LENGTH <= items <= LENGTH + 10  # what a move repeats counts again
 
 
+@pytest.mark.long
 async def test_what_a_live_source_gave_is_given_on_where_its_worker_goes() -> None:
     async def feed() -> AsyncIterator[int]:
         for item in range(LENGTH):
@@ -114,6 +116,7 @@ async def test_what_a_live_source_gave_is_given_on_where_its_worker_goes() -> No
         assert await all_of(stream) == list(range(1, LENGTH + 1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", sampled(range(6), 2))
 async def test_pauses_at_any_moment_of_a_move_lose_and_repeat_nothing(seed: int) -> None:
     dice = random.Random(seed)
@@ -131,6 +134,7 @@ async def test_pauses_at_any_moment_of_a_move_lose_and_repeat_nothing(seed: int)
     assert got == list(pipe)
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize("after", [0, 1, 700, LENGTH])
 async def test_a_stream_may_end_while_workers_wait_or_move(after: int) -> None:
     backend = Copying(3, OFTEN, least=2, late=(0, 40, 90, 500, 600))
@@ -151,6 +155,7 @@ async def test_call_tracking_and_moves_go_together() -> None:
         assert await all_of(stream) == list(pipeline())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "work"),
     [

@@ -74,6 +74,7 @@ def zoo() -> list[Callable[[int], int]]:
     ]
 
 
+@pytest.mark.long
 def test_functions_that_a_child_can_not_import_go_by_value(new_echo: NewEcho) -> None:
     try:
         functions = zoo()
@@ -96,6 +97,7 @@ async def negated(items: AsyncIterator[int], *, state: dict[str, int]) -> AsyncI
         yield -item
 
 
+@pytest.mark.long
 def test_a_plan_of_custom_stages_goes_by_value(new_echo: NewEcho) -> None:
     plan = rows().through(negated).map(lambda n: n + 1).plan
     costly = ("xml", "urllib.request", "http", "rich", "aiohttp", "aiofiles")
@@ -203,6 +205,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_a_memory_map_travels_as_a_path(tmp_path: Path, mode: Any, view: str) -> None:
@@ -291,6 +294,7 @@ def unsendable_functions() -> dict[str, tuple[Callable[[int], int], str]]:
     }
 
 
+@pytest.mark.one_in(8, 2)
 @pytest.mark.parametrize("kind", list(unsendable_functions()))
 def test_what_can_not_be_sent_is_named(kind: str) -> None:
     function, said = unsendable_functions()[kind]
@@ -330,6 +334,7 @@ OF_THIS_PROCESS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", OF_THIS_PROCESS)
 def test_what_belongs_to_a_process_is_refused_at_open_and_by_check(kind: str) -> None:
     """A copy would be something else: a copied queue has no reader."""
@@ -352,6 +357,7 @@ class Peer:
         peers.append(self)
 
 
+@pytest.mark.long
 def test_in_a_cyclic_graph_the_shortest_path_to_the_culprit_is_found_in_bounded_time() -> None:
     peers: list[Peer] = []
     for _ in range(30):
@@ -365,6 +371,7 @@ def test_in_a_cyclic_graph_the_shortest_path_to_the_culprit_is_found_in_bounded_
         ship(sl.from_items([1]).map(lambda _: peers).plan)
 
 
+@pytest.mark.long
 def test_the_shell_of_a_notebook_is_refused_by_its_name() -> None:
     shell: Any = type("InteractiveShell", (), {"__module__": "IPython.core.interactiveshell", "sent": queue.Queue()})
     derived: Any = type("KernelShell", (shell,), {"get_ipython": lambda self: self})
@@ -375,6 +382,7 @@ def test_the_shell_of_a_notebook_is_refused_by_its_name() -> None:
         ship(sl.from_items([1]).map(lambda _: get_ipython()).plan)
 
 
+@pytest.mark.long
 def test_the_way_out_of_what_can_not_be_sent_works(new_echo: NewEcho) -> None:
     @functools.cache
     def get() -> sqlite3.Connection:

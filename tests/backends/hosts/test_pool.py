@@ -190,6 +190,7 @@ def test_a_pool_that_is_dropped_ends_its_hosts() -> None:
     assert not hosts()
 
 
+@pytest.mark.long
 def test_rounds_over_a_pool_leave_nothing() -> None:
     ends: list[Callable[[sl.SyncStream[Any]], object]] = [list, next, lambda stream: None]
     with sl.Threads(2) as pool:
@@ -241,6 +242,7 @@ def test_without_a_number_there_are_as_many_as_cores_and_workers(monkeypatch: py
     assert repr(pool) == "<pool of Threads(): closed>"
 
 
+@pytest.mark.long
 def test_hosts_that_would_be_idle_are_told_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -103,6 +103,7 @@ def _segfault() -> None:
     vars(faulthandler)["_sigsegv"]()
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize(("die", "end"), [(_exit_3, "exit code 3"), (_segfault, "signal 11 (SIGSEGV)")])
 def test_what_it_said_before_a_crash_arrives(
     new_echo: NewEcho, capsys: pytest.CaptureFixture[str], die: Callable[[], None], end: str
@@ -296,6 +297,7 @@ host.close()
 """
 
 
+@pytest.mark.long
 def test_ctrl_c_never_reaches_a_child() -> None:
     program = CTRL_C.format(here=str(Path(__file__).parent))
     done = subprocess.run(
@@ -337,6 +339,7 @@ WAYS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", long_but(["path"], WAYS))
 def test_the_main_module_needs_no_guard(way: str, tmp_path: Path) -> None:
     path = tmp_path / "program.py"

@@ -69,6 +69,7 @@ def counted(stats: sl.Stats) -> list[tuple[Any, ...]]:
     ]
 
 
+@pytest.mark.one_in(3)
 @on_each(BACKENDS)
 @pytest.mark.parametrize("pipe", PIPES)
 def test_counts_after_the_end_are_those_of_a_stream_without_hosts(pipe: str, backend: Backend) -> None:
@@ -136,6 +137,7 @@ def test_clocks_of_processes_are_this_ones(processes: Backend) -> None:
     assert before < there < time.perf_counter()
 
 
+@pytest.mark.long
 @pytest.mark.anyio
 @pytest.mark.parametrize("received", [4, 12])
 async def test_work_repeated_after_a_death_counts_again_and_errors_do_not(received: int) -> None:
@@ -408,6 +410,7 @@ def test_the_watchdog_names_stage_shard_and_host_and_shows_the_stack(
 # Traces ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_trace_has_a_process_of_its_own_for_each_host(hosts: Backend, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     more = sl.from_items(range(20_000)).shard(3).map(abs).filter(odd).merge().batch(7)  # than is read before it begins

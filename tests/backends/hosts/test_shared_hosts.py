@@ -345,6 +345,7 @@ async def test_a_pid_that_comes_after_the_link_is_known_then() -> None:
 
 
 # In one process -------------------------------------------------------------------------------------------------------
+@pytest.mark.long
 def test_alone_it_behaves_as_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMLINE_JOB", os.fspath(tmp_path / "job"))
     pipe = sl.from_items(range(40)).shard(4).shuffle(window=4).map(abs).merge().batch(3, collate=None)

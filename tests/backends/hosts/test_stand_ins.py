@@ -35,6 +35,7 @@ def tools(item: int) -> list[str]:
     return sorted({"_pytest", "hypothesis.core"} & set(sys.modules))
 
 
+@pytest.mark.long
 def test_a_host_imports_the_tools_of_a_test_module_when_it_uses_them() -> None:
     assert tools(0) == ["_pytest", "hypothesis.core"]
     with sl.from_items(range(2)).map(tools).open(backend=sl.Processes(1)) as stream:

@@ -103,6 +103,7 @@ def test_a_record_that_the_parents_logger_does_not_want_stays_unseen(
     assert seen <= len(caplog.records) <= 1
 
 
+@pytest.mark.long
 def test_a_question_is_answered_in_the_parent(new_echo: NewEcho) -> None:
     asked: list[Any] = []
 
@@ -132,6 +133,7 @@ def test_a_question_is_answered_in_the_parent(new_echo: NewEcho) -> None:
     assert asked == [21, "raise", "odd"]
 
 
+@pytest.mark.long
 def test_each_running_has_its_own_answers(new_echo: NewEcho, shipped: Any) -> None:
     echo = new_echo(0, lambda _: "first")
     second = Echo(echo.host, shipped, lambda _: "second")

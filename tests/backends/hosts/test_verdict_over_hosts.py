@@ -81,6 +81,7 @@ def _what_else_the_machine_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contention, "threads", tuple)
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize(("name", "kind"), in_turn(known_of(SLOW_S), ["processes", "threads"]))
 def test_the_limit_is_named(name: str, kind: str, processes: Backend) -> None:
     def check(times: int) -> None:

@@ -157,6 +157,7 @@ alike = kinds.flatmap(lambda kind: st.lists(hnp.arrays(kind, 3), min_size=12, ma
 mixed = st.lists(st.one_of(rows, st.tuples(rows, parts), st.fixed_dictionaries({"x": rows, "y": parts})), max_size=12)
 
 
+@pytest.mark.long
 @given(st.one_of(alike, mixed), st.lists(parts, min_size=12, max_size=12))
 def test_all_lists_arrive_as_they_were(items: list[Any], more: list[Any]) -> None:
     pairs = list(zip(items, more, strict=False))

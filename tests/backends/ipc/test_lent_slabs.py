@@ -182,6 +182,7 @@ class Border:
             held.check()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pool_bytes", [MIB, 0])
 @settings(max_examples=int(os.environ.get("LENT_EXAMPLES", "25")), deadline=None, phases=PHASES)
 @given(steps=st.lists(STEPS, min_size=25, max_size=40))

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CHILD = """
 import pickle, sys
 from streamline.backends.ipc.state_codec import ColumnEncoder
@@ -128,6 +130,7 @@ print("all is well")
 """
 
 
+@pytest.mark.long
 def test_classes_of_a_script_come_back_as_its_own(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"CHILD = {CHILD!r}\n{SCRIPT}")

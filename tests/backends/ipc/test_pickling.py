@@ -103,6 +103,7 @@ items = st.recursive(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(st.lists(items, max_size=4))
 def test_what_arrives_is_what_was_sent(sent: list[Any]) -> None:
@@ -331,6 +332,7 @@ print("well")
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("pad", [0, 100_000], ids=["short", "long"])
 def test_a_scripts_own_classes_come_back_as_its_own_and_untouched(tmp_path: Path, pad: int) -> None:
     """Instances, nested ones, exceptions, members of an enum, subclasses made in the child."""

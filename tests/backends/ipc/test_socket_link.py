@@ -105,6 +105,7 @@ def test_items_cross_with_the_rest_of_their_message(run: Run) -> None:
     run(test)
 
 
+@pytest.mark.one_in(3, 2)
 @pytest.mark.parametrize("nbytes", [0, 1, 4095, 4096, SLAB_BYTES - 1, SLAB_BYTES, LARGE, 40 << 20])
 @pytest.mark.parametrize("pool_bytes", [256 << 20, 0], ids=["pooled", "without"])
 def test_items_of_all_sizes(nbytes: int, pool_bytes: int) -> None:
@@ -134,6 +135,7 @@ def test_an_empty_list_crosses() -> None:
     run_on("asyncio", test)
 
 
+@pytest.mark.one_in(2, 1)
 def test_a_sender_never_waits_and_what_the_socket_does_not_take_is_written_later(run: Run) -> None:
     async def test() -> None:
         with linked() as (near, far):
@@ -153,6 +155,7 @@ def test_a_sender_never_waits_and_what_the_socket_does_not_take_is_written_later
     run(test)
 
 
+@pytest.mark.one_in(2, 1)
 def test_drain_writes_without_a_flush_task(run: Run) -> None:
     async def test() -> None:
         with linked() as (near, far):
@@ -257,6 +260,7 @@ def test_items_that_were_never_unpacked_give_their_memory_back() -> None:
     run_on("uvloop", test)
 
 
+@pytest.mark.one_in(2, 1)
 def test_views_outlive_the_link(run: Run) -> None:
     async def test() -> None:
         with linked() as (near, far):
@@ -342,6 +346,7 @@ def test_a_link_may_be_closed_in_any_thread(run: Run) -> None:
     run(test)
 
 
+@pytest.mark.one_in(2, 1)
 def test_a_sender_that_is_stuck_notices_that_the_other_end_is_gone(run: Run) -> None:
     async def test() -> None:
         with linked() as (near, far):
@@ -370,6 +375,7 @@ def test_what_was_sent_before_hanging_up_is_received(run: Run) -> None:
     run(test)
 
 
+@pytest.mark.long
 def test_a_stream_cut_off_at_every_byte_gives_all_whole_messages_and_then_the_end() -> None:
     """As after a SIGKILL, which leaves in the socket whatever was written."""
     near, listening = socket.socketpair(socket.AF_UNIX)
@@ -452,6 +458,7 @@ def test_a_process_that_is_killed_leaves_what_it_sent_and_nothing_else() -> None
 # Leaks ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_hundreds_of_links_leave_nothing() -> None:
     async def test() -> None:
         for n in range(300):

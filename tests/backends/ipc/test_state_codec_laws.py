@@ -9,6 +9,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -107,6 +108,7 @@ def test_what_has_crossed_says_what_it_said_before(composition: Composition, see
         run(partial(compare, composition=composition, dice=Random(seed)))
 
 
+@pytest.mark.long
 @examples(20)
 @given(choosing_workers(), seeds, lists, st.sampled_from([0, 1, 3]))
 def test_choices_are_known_in_the_consumer_also_when_hosts_die(

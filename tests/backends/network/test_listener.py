@@ -193,6 +193,7 @@ def test_a_fork_holds_no_port(port: Port) -> None:
 # Many, slow and silent
 
 
+@pytest.mark.long
 def test_thousands_of_idle_connections_cost_a_bounded_number_of_descriptors(
     port: Port, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -290,6 +291,7 @@ def test_peers_that_dial_at_once_push_none_of_them_out(port: Port, monkeypatch: 
         sock.close()
 
 
+@pytest.mark.long
 def test_an_agent_that_dials_during_a_flood_gets_in(port: Port) -> None:
     over = threading.Event()
 

@@ -88,6 +88,7 @@ def test_both_ends_speak_and_no_socket_stays_open(port: Port, tls: Certificates)
 pieces = st.lists(st.one_of(st.binary(max_size=20), st.integers(0, 700_000).map(bytes)), max_size=6)
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(sent=pieces, spaces=st.lists(st.integers(1, 300_000), min_size=1, max_size=3), seed=st.integers(0, 99))
 def test_pieces_that_do_not_wait_arrive_whole_and_in_order(

@@ -57,6 +57,7 @@ def endless() -> sl.Pipeline[tuple[int, int]]:
     return pipeline(10**9)
 
 
+@pytest.mark.long
 def test_a_machine_that_comes_gets_work_and_one_that_is_told_to_leave_loses_it(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:

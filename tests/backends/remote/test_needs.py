@@ -64,6 +64,7 @@ def elsewhere(tmp_path: Path) -> Elsewhere:
     return Elsewhere(tmp_path)
 
 
+@pytest.mark.long
 def test_a_module_that_is_not_there_is_named_with_the_machine(module: ModuleType, elsewhere: Elsewhere) -> None:
     pipe = sl.from_items(range(9)).shard(1).map(module.double)
     with pytest.raises(HostError, match=r"the machine \S+ can't load .* No module named 'here_only'.*by_value"):
@@ -91,6 +92,7 @@ def test_a_module_by_value_need_not_be_there(module: ModuleType, elsewhere: Else
         cloudpickle.unregister_pickle_by_value(module)
 
 
+@pytest.mark.long
 def test_a_folder_that_is_not_there_is_found_before_the_first_item(files: Path, elsewhere: Elsewhere) -> None:
     pipe = sl.read_lines(files / "*" / "*.txt").shard(1)
     with pytest.raises(HostError, match=rf"the machine \S+ has no file {re.escape(str(files))}/1/1.txt.*object store"):

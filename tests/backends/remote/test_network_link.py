@@ -59,6 +59,7 @@ def same(left: Any, right: Any) -> bool:
     return bool((left == right).all() if isinstance(left, np.ndarray) else left == right)
 
 
+@pytest.mark.one_in(2, 1)
 def test_items_of_any_size_cross_in_order_with_messages_between_them(loop: str) -> None:
     async def test() -> None:
         dice = random.Random(1)
@@ -106,6 +107,7 @@ def test_what_was_sent_may_be_overwritten_at_once(loop: str) -> None:
 SIZE = 5 << 20
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("waits", "make"),
     [
@@ -173,6 +175,7 @@ def whole(view: Any, sent: int) -> bool:
     return bool(found.size and (found == sent).all())
 
 
+@pytest.mark.one_in(2, 1)
 def test_memory_is_used_again_only_when_its_last_view_is_gone(loop: str) -> None:
     async def test() -> None:
         dice, held = random.Random(3), dict[int, Any]()

@@ -126,6 +126,7 @@ def test_a_handler_of_errors_is_asked_over_the_network(pool: Backend) -> None:
     assert asked == [0, 2, 4, 6, 8]
 
 
+@pytest.mark.long
 def test_a_host_that_is_killed_is_replaced(tmp_path: Path, tls: Path | None) -> None:
     def die(item: int) -> int:
         mark = tmp_path / f"died at {item}"
@@ -361,6 +362,7 @@ def test_the_command_says_what_is_wrong(
     assert re.search(words, result.output), result.output
 
 
+@pytest.mark.long
 def test_an_agent_with_another_key_is_told_so(remote: sl.Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     with squares().open(backend=remote) as stream:
         assert next(stream) == 0
@@ -582,6 +584,7 @@ def test_an_agent_without_room_for_the_plan_says_so_and_serves_the_next_run(tmp_
             assert list(stream) == whole
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("role", ["link", "node"])
 def test_who_knows_the_key_but_no_ticket_is_hung_up_on(
     role: Any, remote: sl.Remote, tmp_path: Path, tls: Path | None

@@ -50,6 +50,7 @@ def files(server: Any, **options: Any) -> Any:
     return sl.read_files([server.url(path) for path in server.objects], **options).plan.source.resolved()
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize("faulty", [{}, {"ranges": False}, {"etag": None}, {"chunked": True}, {"at_most": 3}])
 async def test_files_of_any_size_come_whole_and_in_order(
     server: Any, read: Read, part_bytes: int, faulty: dict[str, Any]
@@ -70,6 +71,7 @@ async def test_a_resume_at_every_file(server: Any, read: Read, part_bytes: int) 
         assert (await read(source, state, mode="file")).items == whole.items[done:]
 
 
+@pytest.mark.one_in(2, 1)
 async def test_lines_of_many_files_read_ahead_are_those_of_each(server: Any, read: Read, part_bytes: int) -> None:
     rng = random.Random(1)
     texts = ["".join(f"{'x' * rng.randrange(9)}\n" for _ in range(rng.randrange(6))) for _ in range(12)]
@@ -113,6 +115,7 @@ async def test_an_object_whose_size_no_answer_tells_is_read_whole(
     assert whole.items == ["x" * 289, "y"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("missing", [None, "3"])
 async def test_what_was_read_or_given_up_is_held_by_no_request(
     server: Any, read: Read, part_bytes: int, missing: str | None, monkeypatch: pytest.MonkeyPatch
@@ -199,6 +202,7 @@ async def test_all_parts_of_a_file_are_asked_for_before_those_of_the_next(
     assert set(asked[3:]) == {("b", span) for span in spans}
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("memory", "concurrency", "faulty"), covering([1, 50, 10**9], [1, 2, 16], ["", "chunked", "no ranges"])
 )
@@ -237,6 +241,7 @@ class Crewed:
                 self.stop.set()
 
 
+@pytest.mark.one_in(3, 2)
 @pytest.mark.parametrize("memory", [1, 40, 10**9])
 async def test_spans_come_whole_in_order(server: Any, part_bytes: int, memory: int) -> None:
     data = random.Random(2).randbytes(200)
@@ -260,6 +265,7 @@ async def test_spans_come_whole_in_order(server: Any, part_bytes: int, memory: i
     await crewed.run(work)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("taken", [1, 70, None])
 @pytest.mark.parametrize("faulty", [{}, {"ranges": False}, {"etag": None}, {"chunked": True}])
 async def test_after_an_object_that_was_read_in_blocks_the_account_holds_nothing(
@@ -309,6 +315,7 @@ async def test_a_stream_left_at_any_moment_leaves_nothing(server: Any, part_byte
                 await anext(stream)
 
 
+@pytest.mark.long
 async def test_a_consumer_that_stops_stops_the_source(server: Any) -> None:
     server.objects = {f"{number:04d}": b"x" * 1000 for number in range(3000)}
     async with sl.read_files([server.url(path) for path in server.objects], concurrency=8).open(
@@ -342,6 +349,7 @@ async def test_files_that_can_not_be_had_may_be_left_out(server: Any) -> None:
         assert [item.data async for item in stream] == [b"1", b"2", b"4"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", range(4))
 async def test_no_window_keeps_a_reader_waiting(
     server: Any, read: Read, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -370,6 +378,7 @@ async def test_later_files_that_wait_for_bytes_do_not_delay_the_first_ones_next_
             assert len([item async for item in stream]) == 20
 
 
+@pytest.mark.long
 async def test_local_files_come_several_at_a_time_and_fail_in_their_place(tmp_path: Any, read: Read) -> None:
     for number in range(600):
         (tmp_path / f"{number:03d}").write_bytes(b"%d" % number)

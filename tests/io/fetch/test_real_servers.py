@@ -60,6 +60,7 @@ def plan(kind: str, nginx: Nginx) -> tuple[sl.Pipeline[Any], list[Any]]:
     return sl.read_jsonl(urls, concurrency=4), [one for file in records for one in file]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "backend"),
     [("files", sl.Inline()), ("lines", sl.Threads(2))],
@@ -72,6 +73,7 @@ def test_the_laws_hold_over_http_in_tiny_parts(nginx: Nginx, tiny_parts: None, k
     check_resume(pipe, expected=expected, backend=backend, generations=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["jsonl"])
 def test_processes_give_the_same_and_resume(nginx: Nginx, kind: str, processes: Backend) -> None:
     pipe, expected = plan(kind, nginx)
@@ -116,6 +118,7 @@ def test_a_worker_killed_while_it_fetches_loses_nothing(
     assert restarts == 1
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize(
     ("path", "objects", "size", "memory", "fewest", "most"),
     [("slow/many/one", 1000, 1000, 64 * 2**20, 150, 200), ("many/one", 300, 10_000, 2 * 2**20, 4, 20)],

@@ -68,11 +68,13 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(7, 6)
 @pytest.mark.parametrize("way", WAYS)
 def test_it_resumes_after_every_item(files: list[str], way: str) -> None:
     check_resume(sl.read_arrow(files, **WAYS[way]).map(Plain()), generations=1)
 
 
+@pytest.mark.one_in(3, 2)
 @pytest.mark.parametrize("way", ["rows", "batches"])
 async def test_it_comes_over_http_as_from_a_disk(server: Any, kind: str, way: str) -> None:
     server.objects["a.arrow"] = encoded(kind, 40, 0, 7, compression="zstd")
@@ -83,6 +85,7 @@ async def test_it_comes_over_http_as_from_a_disk(server: Any, kind: str, way: st
     assert rows == (table(40) if columns is None else table(40).select(columns)).to_pylist()
 
 
+@pytest.mark.one_in(2)
 def test_dictionaries_that_change_on_the_way(tmp_path: Path, kind: str) -> None:
     file = io.BytesIO()
     schema = pa.schema([("kind", pa.dictionary(pa.int8(), pa.string()))])
@@ -106,6 +109,7 @@ def test_batches_have_buffers_of_their_own(tmp_path: Path) -> None:
     assert sum(batch.get_total_buffer_size() for batch in batches) < 1_000_000
 
 
+@pytest.mark.long
 async def test_the_end_of_a_file_is_fetched_once(server: Any) -> None:
     server.objects["a.arrow"] = data = encoded("file", 20_000, 0, 1000)
     found = await to_thread.run_sync(rows_of, sl.read_arrow(server.url("a.arrow")))

@@ -98,6 +98,7 @@ def test_text_goes_on_behind_a_line_that_isnt_utf8(tmp_path: Path) -> None:
         assert stream.errors.total == 2
 
 
+@pytest.mark.long
 def test_many_bad_lines_in_a_row_cost_no_more_than_time(tmp_path: Path) -> None:
     lines = [b"[" if number % 3 else b"%d" % number for number in range(900)]
     with read(write(tmp_path / "a.jsonl", lines)).open(**SKIP) as stream:
@@ -150,6 +151,7 @@ UTF_16 = r"it seems to be text in UTF-16: convert the file, `iconv -f UTF-16 -t 
 LONE_CR = r"a line ends with \\n or \\r\\n, and there is \\r alone: convert the file, `tr '\\r' '\\n'`"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "content", "message"),
     [

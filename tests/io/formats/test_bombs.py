@@ -53,6 +53,7 @@ def peak_of(pipe: sl.Pipeline[Any], most: int | None = None) -> tuple[int, Excep
     return count, failure, peak
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("read", [sl.read_lines, sl.read_jsonl, sl.read_csv], ids=["lines", "jsonl", "csv"])
 def test_one_line_that_never_ends(tmp_path: Path, read: Any) -> None:
     (tmp_path / "x.gz").write_bytes(packed(48))
@@ -73,6 +74,7 @@ def test_a_sample_of_an_archive_is_refused_before_it_is_unpacked(tmp_path: Path)
     assert peak < 16
 
 
+@pytest.mark.long
 def test_rows_of_a_deflated_array_come_as_they_are_unpacked(tmp_path: Path) -> None:
     with (
         zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive,
@@ -128,6 +130,7 @@ CLAIMS: dict[str, tuple[Callable[..., Any], bytes]] = {
 }
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize("remote", [False, True], ids=["local", "remote"])
 @pytest.mark.parametrize("name", CLAIMS)
 async def test_the_first_rows_of_a_file_that_says_it_has_trillions(
@@ -176,6 +179,7 @@ def test_what_a_file_says_it_has_is_not_made_room_for(tmp_path: Path, name: str,
     assert peak < 16
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("suffix", ["zstd", "gz"])
 def test_a_compressed_shard_of_samples_is_bounded(tmp_path: Path, suffix: str) -> None:
     pack = zstd.compress if suffix == "zstd" else lambda data: packed(len(data) // MIB)
@@ -215,6 +219,7 @@ def arrow(new: Any, table: Any) -> bytes:
     return content.getvalue()
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("new", [ipc.new_file, ipc.new_stream], ids=["file", "stream"])
 def test_a_batch_of_trillions_of_nulls_is_filtered_some_at_a_time(tmp_path: Path, new: Any) -> None:
     (tmp_path / "x.arrow").write_bytes(

@@ -75,6 +75,7 @@ def test_skippable_frames_are_skipped(block_bytes: int) -> None:
     assert unpack("zstd", skippable(b"nothing else"), block_bytes) == b""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("level", [-5, 1, 19])
 @pytest.mark.parametrize("options", [{}, {CompressionParameter.checksum_flag: 1}])
 def test_frames_of_many_blocks_of_each_kind(level: int, options: dict[int, int]) -> None:
@@ -84,6 +85,7 @@ def test_frames_of_many_blocks_of_each_kind(level: int, options: dict[int, int])
     assert unpack("zstd", stream.compress(data) + stream.flush(), 10_007) == data
 
 
+@pytest.mark.one_in(5, 4)
 @pytest.mark.parametrize("kind", PACK)
 @pytest.mark.parametrize("block_bytes", [1, 7, 10_000])
 def test_a_cut_at_any_byte_is_found(kind: str, block_bytes: int) -> None:
@@ -109,6 +111,7 @@ def test_what_is_something_else_is_an_error(kind: str) -> None:
         unpack(kind, b"plain text\n" * 9, 100)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", PACK)
 def test_a_flipped_bit_never_gives_other_data_in_silence(kind: str) -> None:
     packed = PACK[kind](DATA)
@@ -125,6 +128,7 @@ def test_a_flipped_bit_never_gives_other_data_in_silence(kind: str) -> None:
     assert found > len(packed) * 8 - 200
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize("kind", PACK)
 def test_a_bomb_is_unpacked_in_bounded_memory(kind: str) -> None:
     size = 32 * 1024 * 1024

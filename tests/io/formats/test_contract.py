@@ -25,7 +25,7 @@ from tests.io.formats.archives import archive
 from tests.io.formats.contract import ALL, CASES, FormatCase, arrow_item, parquet_file, record, records_file
 from tests.io.formats.records import put
 from tests.laws.files import GRAINS
-from tests.laws.profile import examples, in_turn, sampled
+from tests.laws.profile import examples, in_turn, long_but, sampled
 from tests.serving import Server
 
 FILES = [range(6), range(0), range(6, 7)]
@@ -58,17 +58,19 @@ def ended(pipe: sl.Pipeline[Any], **options: Any) -> tuple[list[Any], Streamline
         return items, failure, stream.errors.total, sl.Snapshot.from_json(stream.snapshot().to_json())
 
 
-PLACES = [
-    *((name, "small", "remote" if case.remote else "local") for name, case in CASES.items()),
-    *(
-        pytest.param(name, "as ever", "local", marks=() if case.watched or not case.remote else pytest.mark.long)
-        for name, case in CASES.items()
-    ),
-    *((name, "medium", way) for name, way in in_turn(of(lambda case: case.packs), list(PACK))),
+SMALL = [(name, "small", "remote" if case.remote else "local") for name, case in CASES.items()]
+WHOLE = [(name, "as ever", "local") for name in CASES]
+PACKED = [(name, "medium", way) for name, way in in_turn(of(lambda case: case.packs), list(PACK))]
+TWICE = (" 1", " 100", "deflated", "gzip")
+QUICK = [
+    ("tfrecord", "small", "remote"),
+    *(place for place in WHOLE if not CASES[place[0]].packs and not place[0].endswith(TWICE)),
+    *PACKED,
 ]
+"""Each format once."""
 
 
-@pytest.mark.parametrize(("name", "grain", "way"), PLACES, indirect=["grain"])
+@pytest.mark.parametrize(("name", "grain", "way"), long_but(QUICK, SMALL + WHOLE + PACKED), indirect=["grain"])
 async def test_it_resumes_at_every_item(tmp_path: Path, server: Server, grain: None, name: str, way: str) -> None:
     """Of several files, one of them without items; and of one that shards share."""
     case, paths = CASES[name], list[str]()
@@ -122,6 +124,7 @@ EMPTY: dict[str, FormatCase] = {
 """And other files that may hold nothing."""
 
 
+@pytest.mark.one_in(15, 12)
 @pytest.mark.parametrize("name", EMPTY)
 def test_files_without_records_are_passed_over_wherever_they_are(tmp_path: Path, name: str) -> None:
     """At the ends of shards and among others, in turn, in all passes and epochs; and where there are no others."""
@@ -151,6 +154,7 @@ def test_files_without_records_are_passed_over_wherever_they_are(tmp_path: Path,
         assert (items, ended(pipe, resume=snapshot)[0]) == ([], [])
 
 
+@pytest.mark.one_in(7, 3)
 @pytest.mark.parametrize("name", of(lambda case: case.splits))
 def test_shards_have_all_of_a_file_whatever_runs_them(tmp_path: Path, name: str, backend: Backend) -> None:
     case = CASES[name]
@@ -169,6 +173,7 @@ def test_a_file_that_shards_can_not_share_is_refused(tmp_path: Path, name: str) 
         list(pipe.shard(2, mode="contiguous"))
 
 
+@pytest.mark.one_in(5, 3)
 @pytest.mark.parametrize(("name", "grain"), in_turn(of(lambda case: case.damage), list(GRAINS)), indirect=["grain"])
 def test_of_a_damaged_file_only_what_is_damaged_is_left_out(tmp_path: Path, name: str, grain: None) -> None:
     case = CASES[name]
@@ -192,13 +197,16 @@ def test_of_a_damaged_file_only_what_is_damaged_is_left_out(tmp_path: Path, name
         assert (sorted(map(repr, items)), errors) == (sorted(map(repr, before + rest)), len(damage.lost))
 
 
+@pytest.mark.parametrize("places", long_but([5], [5, 30]))
 @pytest.mark.parametrize("name", of(lambda case: case.whole_at))
-async def test_a_file_cut_short_gives_what_is_whole_and_an_error(tmp_path: Path, server: Server, name: str) -> None:
+async def test_a_file_cut_short_gives_what_is_whole_and_an_error(
+    tmp_path: Path, server: Server, name: str, places: int
+) -> None:
     case = CASES[name]
     assert case.whole_at is not None
     content, path, items = case.write(range(6)), tmp_path / f"a{case.suffix}", case.items(range(6))
     cuts = sorted({*range(len(content))} - {*case.whole_at(content)})
-    for cut in sampled(cuts, max(1, len(content) // 30)):
+    for cut in sampled(cuts, max(1, len(content) // places)):
         path.write_bytes(content[:cut])
         found, failure, _, _ = ended(case.read(path))
         assert repr(found) == repr(items[: len(found)])
@@ -210,6 +218,7 @@ async def test_a_file_cut_short_gives_what_is_whole_and_an_error(tmp_path: Path,
         assert isinstance(failure, DataError)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("tar", "tf", "np", "mds"))])
 @given(at=st.integers(0, 10**6), junk=st.binary(min_size=1, max_size=8))
 @examples(40)
@@ -230,6 +239,7 @@ def test_damage_anywhere_is_an_error_or_changes_no_count(
         assert str(path) in str(failure)
 
 
+@pytest.mark.one_in(5, 3)
 @pytest.mark.parametrize("name", of(lambda case: case.watched))
 @pytest.mark.parametrize("grain", ["small"], indirect=True)
 def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path, grain: None, name: str) -> None:

@@ -42,11 +42,13 @@ def read_csv(paths: Any, **options: Any) -> Files[Any]:
     return source
 
 
+@pytest.mark.one_in(3)
 async def test_records_resume_anywhere(put: Put, read: Read, slices: None) -> None:
     paths = [put(name, data) for name, data in FILES.items()]
     await check_every_resume(read, named(read_csv(paths)).resolved(), ITEMS)
 
 
+@pytest.mark.one_in(5, 4)
 async def test_rows_without_a_header_resume_anywhere(put: Put, read: Read, slices: None) -> None:
     paths = [put(name, data) for name, data in FILES.items()]
     rows = [row for data in FILES.values() for row in csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))]
@@ -131,6 +133,7 @@ BAD = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("bad", "record"), in_turn(BAD, [0, 1, 3]), ids=range(len(in_turn(BAD, [0, 1, 3]))))
 async def test_a_bad_record_fails_after_those_before(
     tmp_path: Path, read: Read, slices: None, bad: bytes, record: int
@@ -170,6 +173,7 @@ async def test_a_bad_header_fails(tmp_path: Path, read: Read, slices: None, data
     assert HEADERS[data] in str(whole.failure)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("bad", BAD, ids=range(len(BAD)))
 def test_bad_records_are_left_out_wherever_it_resumes(tmp_path: Path, slices: None, bad: bytes) -> None:
     texts = [b"1,2", bad, b'"3\n",4', bad, bad, b"5,6"]

@@ -176,6 +176,7 @@ def spans(server: Server) -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", LARGE)
 async def test_of_an_object_its_part_is_asked_for_and_nothing_before(server: Server, kind: str) -> None:
     """What is after the part is asked for, too, and isn't waited for."""
@@ -227,6 +228,7 @@ def place_in(path: Path, kind: str, row: int) -> dict[str, Any]:
     return dict(json.loads(json.dumps(state))[f"read_{kind}"])
 
 
+@pytest.mark.one_in(2, 1)
 @pytest.mark.parametrize("kind", TABLES)
 def test_of_a_table_less_than_two_groups_and_the_footer_are_read(
     tmp_path: Path, read_bytes: Callable[[], int], kind: str

@@ -100,6 +100,7 @@ async def test_chunks_of_other_lengths_are_left_out_with_the_longest(tmp_path: P
         assert stream.errors.total == 6
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("content", "datasets", "message"),
     [
@@ -201,6 +202,7 @@ h5py.Dataset.__getitem__ = slow
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "leave",
     long_but(["bare()"], ["plain()", "bare()", "try: asyncio.run(cancelled())\nexcept KeyboardInterrupt: pass"]),
@@ -212,6 +214,7 @@ def test_a_loop_that_is_left_while_h5py_reads_ends_before_python_does(
     assert python(LEFT_EARLY.replace("COUNT", "50") + leave) == "True\n"
 
 
+@pytest.mark.long
 def test_a_thread_that_is_in_h5py_for_ever_does_not_keep_python_from_ending(
     start_python: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

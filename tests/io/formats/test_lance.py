@@ -44,6 +44,7 @@ def rest(pipe: Pipeline[Any], snapshot: sl.Snapshot) -> list[Any]:
         return list(stream)
 
 
+@pytest.mark.long
 def test_rows_that_were_deleted_are_not_there(path: Path) -> None:
     lance.dataset(path).delete("n % 4 = 1 or (n > 14 and n < 30)")
     expected = [row for row in ROWS if row["n"] % 4 != 1 and not 14 < row["n"] < 30]
@@ -51,6 +52,7 @@ def test_rows_that_were_deleted_are_not_there(path: Path) -> None:
     check_resume(sl.read_lance(path).shard(4))
 
 
+@pytest.mark.long
 def test_columns_and_a_filter_over_others(path: Path) -> None:
     wanted = pc.is_in(pc.field("n"), pa.array([3, 14, 15, 39]))
     pipe = sl.read_lance(path, columns=["text", "in"], filter=wanted)
@@ -60,6 +62,7 @@ def test_columns_and_a_filter_over_others(path: Path) -> None:
         list(sl.read_lance(path, columns=["x"]))
 
 
+@pytest.mark.long
 def test_several_datasets_and_a_glob(path: Path) -> None:
     write(path.with_name("b.lance"), ROWS[:3])
     pipe = sl.read_lance(path.with_name("*.lance")).shard(2, mode="file")

@@ -139,6 +139,7 @@ BAD_JSON = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("bad", BAD_JSON, ids=lambda bad: repr(bad[:12]))
 @pytest.mark.parametrize("line", range(4))
 def test_json_that_is_none_stops_at_its_line(bad: bytes, line: int) -> None:

@@ -104,6 +104,7 @@ def lay(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize(
     ("where", "compression"), in_turn(["local", "server", "store", "the index itself"], [None, "gz:3"])
 )

@@ -99,6 +99,7 @@ def made(tmp_path: Path, server: Server) -> Callable[..., str]:
     return made_
 
 
+@pytest.mark.one_in(5, 1)
 @pytest.mark.parametrize("remote", [False, True])
 @pytest.mark.parametrize("name", ARRAYS)
 async def test_rows_are_those_of_numpy(made: Callable[..., str], name: str, remote: bool) -> None:
@@ -140,6 +141,7 @@ async def test_fortran_order_is_read_where_it_can_be_mapped(made: Callable[..., 
             await gathered(sl.read_npy(path))
 
 
+@pytest.mark.long
 async def test_a_resume_asks_for_its_rows_only(
     made: Callable[..., str], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +174,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("remote", [False, True])
 @pytest.mark.parametrize("name", DAMAGE)
 async def test_a_damaged_file_is_named(made: Callable[..., str], name: str, remote: bool) -> None:
@@ -248,6 +251,7 @@ async def test_a_wrong_checksum_is_an_error(made: Callable[..., str], packed: bo
         await gathered(sl.read_npy(path))
 
 
+@pytest.mark.long
 async def test_a_flipped_bit_in_what_a_zip_says_of_its_arrays_never_gives_them_other_names(tmp_path: Path) -> None:
     content = zipped(x=np.arange(3), yy=np.arange(3) / 2)
     headers = [content.index(b"PK\x03\x04", 1), 0]

@@ -103,11 +103,13 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(8, 7)
 @pytest.mark.parametrize("way", WAYS)
 def test_it_resumes_after_every_item(files: list[str], way: str) -> None:
     check_resume(sl.read_parquet(files, **WAYS[way]).map(Plain()), generations=2)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("way", "step"), [("rows", 1), ("batches", 3), ("filter", 1)])
 def test_it_resumes_in_the_middle_of_what_was_decoded(
     files: list[str], way: str, step: int, monkeypatch: pytest.MonkeyPatch
@@ -124,6 +126,7 @@ def test_it_resumes_where_one_file_is_split(tmp_path: Path, shards: int, way: st
     check_resume(sl.read_parquet(path, **WAYS[way]).shard(shards).map(Plain()), generations=3)
 
 
+@pytest.mark.long
 def test_a_resume_in_another_host(tmp_path: Path, processes: Backend) -> None:
     files = [write(tmp_path / f"{at}.parquet", rows, at, 3) for at, rows in ((0, 7), (7, 0), (8, 6))]
     pipe = sl.read_parquet(files, filter=ODD, batch_rows=2).shard(2)
@@ -254,6 +257,7 @@ def test_columns_come_as_they_are_asked_for(tmp_path: Path, options: dict[str, A
     assert batch.to_pylist() == rows
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "filter",
     [
@@ -304,6 +308,7 @@ def test_a_filter_that_drops_everything_moves_on_all_the_same(files: list[str]) 
         assert stream.snapshot().worker_states[0]["p"]["file"] is None
 
 
+@pytest.mark.long
 def test_columns_that_are_encrypted_end_no_process(tmp_path: Path) -> None:
     """Asked for their metadata, pyarrow would end it: "terminate called"."""
     content = bytearray(WHOLE_BYTES)
@@ -461,6 +466,7 @@ def test_options_are_checked_where_they_are_written(
         sl.read_parquet("a.parquet", **options)
 
 
+@pytest.mark.long
 def test_without_pyarrow_the_extra_is_named() -> None:
     program = (
         "import sys\nsys.modules['pyarrow'] = None\nimport streamline as sl\n"
@@ -471,6 +477,7 @@ def test_without_pyarrow_the_extra_is_named() -> None:
     assert done.stdout.count("pip install 'streamline-data[arrow]'") == 2
 
 
+@pytest.mark.long
 def test_a_plan_imports_no_pyarrow() -> None:
     program = (
         "import sys, streamline as sl\nsl.read_parquet('a', columns=['id']).shard(2)\nprint('pyarrow' in sys.modules)"

@@ -163,6 +163,7 @@ def test_a_sample_ends_with_its_archive(put: Any) -> None:
     assert list(sl.read_tar(paths)) == [{"__key__": "a", "b": b"1"}, {"__key__": "a", "c": b"2"}]
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None, derandomize=True)
 @example_of(st.data())
 def test_plain_headers_are_read_as_tarfile_reads_them(data: Any) -> None:
@@ -369,6 +370,7 @@ def test_damage_gives_an_error_or_the_samples(data: Any) -> None:
 # Shared by shards ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3, 2)
 @pytest.mark.parametrize("shards", [2, 3, 5, 40])
 @pytest.mark.parametrize("group", [True, False])
 async def test_shards_own_whole_samples(put: Any, read: Any, server: Any, shards: int, group: bool) -> None:

@@ -101,6 +101,7 @@ def damaged(data: bytes, change: tuple[str, float, int]) -> bytes:
     return data[:at] + (data[at + 1 + byte % 3 :] if how == "delete" else b"")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", PACK)
 @pytest.mark.parametrize("format", FORMATS)
 @given(change=CHANGES)

@@ -92,6 +92,7 @@ def test_lengths_of_any_number_are_known_and_checked(put: Callable[..., Path], m
     assert (got, "length's checksum is wrong" in message) == (records[:70], True)
 
 
+@pytest.mark.long
 def test_a_file_that_is_cut_anywhere_is_said_to_be(put: Callable[..., Path]) -> None:
     for end in sampled(range(1, len(DATA)), 3):
         whole = max(number for number, start in enumerate(STARTS) if start <= end)

@@ -437,6 +437,7 @@ def served() -> Iterator[Any]:
         yield made
 
 
+@pytest.mark.one_in(2, 1)
 def test_a_second_run_reads_the_disk_whatever_runs_it(served: Any, tmp_path: Path, backend: Any) -> None:
     pipe = sl.read_lines(f"{served.base}/{{0..3}}.txt", cache_dir=tmp_path, cache_max_bytes=10**6).shard(4)
     with pipe.open(backend=backend) as stream:

@@ -50,6 +50,7 @@ def url(server: Any) -> str:
     return str(server.url("x.txt"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("start", "stop"), [(0, None), (3, None), (0, 2), (5, 9), (len(DATA), None), (4, 4), (2, 999)])
 @pytest.mark.parametrize("ranges", [True, False])
 async def test_any_bytes_can_be_read(
@@ -73,6 +74,7 @@ async def test_a_part_that_ends_properly_before_what_its_header_told_is_gone_on_
     server.script.clear()
 
 
+@pytest.mark.one_in(5, 1)
 @pytest.mark.parametrize(("cut", "etag"), in_turn(range(len(DATA)), ['"v1"', 'W/"v1"', None]))
 async def test_a_connection_cut_after_any_byte_resumes_there(
     storage: HttpStorage, server: Any, url: str, cut: int, etag: str | None
@@ -541,6 +543,7 @@ def sending(head: str, body: str = "") -> Any:
     return behave
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("name", ["ETag", "Last-Modified"])
 async def test_a_version_of_any_characters_is_gone_on_with_and_shown(
@@ -559,6 +562,7 @@ async def test_a_version_of_any_characters_is_gone_on_with_and_shown(
     assert ((await storage.stat(url)).etag or "").isprintable()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("odd", ODD[:5])
 async def test_nothing_that_a_server_says_acts_on_a_terminal(
     server: Any, url: str, odd: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

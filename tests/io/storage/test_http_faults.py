@@ -74,6 +74,7 @@ def records(url: str, **options: Any) -> tuple[list[str], Exception | None]:
     return found, None
 
 
+@pytest.mark.one_in(3, 1)
 @pytest.mark.parametrize("breaks", [cut, reset])
 @pytest.mark.parametrize("path", ["x.txt", "noranges/x.txt", "chunked/x.txt"])
 async def test_an_answer_that_breaks_after_any_byte_is_gone_on_with(
@@ -97,6 +98,7 @@ async def test_an_answer_that_breaks_after_any_byte_is_gone_on_with(
         assert found == DATA, sent
 
 
+@pytest.mark.one_in(4, 2)
 @pytest.mark.parametrize("looks_too", [True, False])
 @pytest.mark.parametrize("name", ["x.txt", "x.gz"])
 def test_records_are_the_files_whatever_breaks(faults: Faults, name: str, looks_too: bool) -> None:
@@ -133,6 +135,7 @@ def test_dripping_is_slow_and_right(faults: Faults) -> None:
     assert len(faults.requests) == 1
 
 
+@pytest.mark.long
 def test_a_bit_that_flips_in_a_gzip_file_is_found(faults: Faults) -> None:
     for byte in range(10, len(PACKED)):  # after its head, where a few bits mean nothing
         faults.script = [flipped(byte)]
@@ -160,6 +163,7 @@ async def test_another_version_than_the_listing_says_names_both(storage: HttpSto
         await storage.read(nginx.url("x.txt"), 3, 9, '"v0"')
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "data",
     [
@@ -301,6 +305,7 @@ def test_a_resume_through_a_broken_proxy_gives_the_rest(faults: Faults) -> None:
             assert list(stream) == LINES[taken:]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("port", ["ranges", "noranges"])
 def test_a_large_file_of_records_over_bad_lines_is_whole(nginx: Nginx, faults: Faults, port: str) -> None:
     """In parts that are fetched ahead, and from a server that has none: each answer breaks another way."""

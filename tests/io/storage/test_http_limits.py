@@ -122,6 +122,7 @@ async def fails(url: str, **options: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*HEADERS, *BODIES])
 async def test_timeout_s_bounds_each_wait(name: str) -> None:
     script, says = (HEADERS | BODIES)[name]

@@ -58,6 +58,7 @@ async def got(url: str, start: int = 0, stop: int | None = None, **options: Any)
         return b"".join([block async for block in blocks])
 
 
+@pytest.mark.one_in(7, 4)
 @pytest.mark.parametrize("where", ["", "noranges/", "chunked/", "gzip/", "slow/"])
 @pytest.mark.parametrize("port", ["plain", "tls"])
 async def test_what_a_server_does_its_own_way_brings_the_same_bytes(nginx: Nginx, where: str, port: str) -> None:
@@ -120,6 +121,7 @@ async def test_a_self_signed_certificate_is_trusted_as_its_own_ca(nginx: Nginx) 
     assert await got(url, ca_file=nginx.home / "ca.pem") == DATA
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("option", ["ca_file", "client_cert"])
 @pytest.mark.parametrize("content", [None, b"", b"no certificate"])
 async def test_a_file_that_holds_no_certificate_is_named(

@@ -63,6 +63,7 @@ async def read(storage: LocalStorage, path: str, start: int = 0, stop: int | Non
         return [block async for block in blocks]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("start", "stop"), [(0, None), (1, None), (len(DATA) - 1, None), (0, 2), (5, 5), (999, 20_003)]
 )

@@ -99,6 +99,7 @@ def test_a_container_without_its_account_says_what_to_set(monkeypatch: pytest.Mo
         find(("az://container/key",), Access())
 
 
+@pytest.mark.long
 def test_more_objects_than_a_page_holds_are_all_found(bucket: Bucket) -> None:
     async def fill() -> None:
         for start in range(0, COUNT, 100):

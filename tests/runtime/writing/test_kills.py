@@ -48,6 +48,7 @@ def test_on_disk_nothing_is_lost_and_nothing_comes_twice(tmp_path: Path) -> None
     assert killed(tmp_path, "jsonl") > 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("format", mostly_long(["parquet", "npy", "tar"], 3))
 def test_other_formats_at_some_operations(tmp_path: Path, format: str) -> None:
     assert killed(tmp_path, format, step=3 * STEP, compression="zstd" if format == "tar" else None) > 40

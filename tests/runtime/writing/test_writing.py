@@ -61,6 +61,7 @@ def snapshot_of(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in names(folder)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("path", ["out", "out/", "out/manifest.json"])
 def test_a_reader_takes_the_folder_or_its_manifest(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -215,6 +216,7 @@ DEEP: Any = reduce(lambda part, _: [part], range(60), cast("Any", 1))
 SAMPLES = [{"__key__": "a", "x": b""}, {"__key__": "b", "x": b""}]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("format", "items", "said"),
     [
@@ -379,6 +381,7 @@ def test_a_failure_keeps_whole_shards_and_a_resume_goes_on_after_a_fix(tmp_path:
     assert list(sl.read_jsonl(tmp_path)) == ROWS
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("format", ["jsonl", "npy", "parquet", "tar"])
 @pytest.mark.parametrize("operation", ["write", "commit"])
 def test_a_full_disk_is_named_and_leaves_what_counts(
@@ -472,6 +475,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         rows().write(tmp_path, "tar", resume=True)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("complete", [True, False])
 @pytest.mark.parametrize("change", ["gone", "cut", "longer"])
 def test_a_resume_looks_whether_the_shards_that_count_are_there(change: str, complete: bool, tmp_path: Path) -> None:
@@ -598,6 +602,7 @@ def test_ranks_write_shards_of_their_own_into_one_folder(tmp_path: Path) -> None
     assert sorted(of_ranks[0] + of_ranks[1]) == list(range(15))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("before", "now"), [(2, 3), (2, 1), (1, 2), (3, 2)])
 def test_another_number_of_ranks_is_refused_and_one_process_can_go_on_for_all(
     before: int, now: int, tmp_path: Path
