@@ -31,11 +31,7 @@ class Adapter(ABC):
 
     def again(self, given: Any) -> Any:
         """Call the function once more, on what it has failed on."""
-        return self(self.fresh(given))
-
-    def fresh(self, given: Any) -> Any:
-        """Return what was given, as it was before the call."""
-        return self.fn.fresh(given) if isinstance(self.fn, Adapter) else given
+        return self(given)
 
     def item(self, given: Any) -> Any:
         """Return the user's item of what was given."""
@@ -76,11 +72,8 @@ class FailedCall:
         """Call again, with the given function in the place of the one that failed."""
         call: Callable[[Any], Any] = self.fn
         given = self.given
-        if isinstance(call, Adapter):
-            given = call.fresh(given)
-            call = call if fn is None else call.around(fn)
-        elif fn is not None:
-            call = fn
+        if fn is not None:
+            call = call.around(fn) if isinstance(call, Adapter) else fn
         if is_async(call):
             return _run(call, given)
         result = call(given)
