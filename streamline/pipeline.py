@@ -90,6 +90,9 @@ RETRY = tuple(RetryOptions.__annotations__)
 DEADLINE_S = 10.0
 """Of `Pipeline.check`, for reading and again for the stages: a server may have to wake up, and a person waits."""
 
+INSIDE = frozenset({"merged_at", "merging", "settled", "sharded_at", "sharding"})
+"""Attributes that users have no use for, and that completion needn't show."""
+
 LOADER_OPTIONS = ("resume", "epoch", "steps_per_epoch", "fixed_epoch", "persistent")
 
 
@@ -168,6 +171,11 @@ class Pipeline(Openable[T]):
           seed: with it and the epoch (and shard and window), the order is always the same.
         """
         check_known(".shuffle", unknown, ("window", "seed", "name"))
+        if given and isinstance(given[0], bool):
+            raise PlanTypeError(
+                ".shuffle() shuffles as it is, the whole index; .shuffle(window=10_000) where there is none; without a "
+                "shuffle, leave it out"
+            )
         if given:
             raise PlanTypeError(
                 f".shuffle takes no number by itself: .shuffle(window={given[0]!r}) permutes each {given[0]!r} items "
@@ -854,7 +862,24 @@ class Pipeline(Openable[T]):
     def __bool__(self) -> bool:
         return True  # else Python would ask for the length
 
+    def __dir__(self) -> list[str]:
+        return sorted(set(super().__dir__()) - INSIDE)
+
     if not TYPE_CHECKING:  # type checkers say so sooner
+
+        def __next__(self) -> NoReturn:
+            """Refuse: where it stands, a stream knows."""
+            raise PlanTypeError(
+                "a pipeline is iterated, each time from its beginning: for item in pipe; `with pipe.open() as stream: "
+                "next(stream)` gives one item after the other, pipe.first(3) a list of the first ones"
+            )
+
+        def __getitem__(self, index: object) -> NoReturn:
+            """Refuse: a pipeline has no positions."""
+            raise PlanTypeError(
+                f"a pipeline has no positions, so no [{index!r}]: pipe.first(3) is a list of the first items, "
+                "pipe.skip(100).first(3) of later ones"
+            )
 
         def __getattr__(self, name: str) -> NoReturn:
             raise no_attribute(self, name)

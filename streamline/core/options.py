@@ -175,7 +175,7 @@ ELSEWHERE = {
 
 
 def no_attribute(owner: object, name: str) -> AttributeError:
-    """Return what is raised for an attribute that a pipeline doesn't have."""
+    """Return what is raised for an attribute that a pipeline, a stream or this package doesn't have."""
     way = f": {ELSEWHERE[name]}" if name in ELSEWHERE else ""
     return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{way}", name=name, obj=owner)
 

@@ -230,7 +230,7 @@ ENTER = (
 
 
 class Opened(Generic[T]):
-    """A plan about to run: `async with` gives a `Stream`, `with` a `SyncStream`.
+    """A plan about to run: `async with` gives a `Stream`, `with` a `SyncStream`; a loop over it runs it to its end.
 
     Raises:
       As `prepare`; where servers or stores have to be asked inside asyncio's loop, some of it only by `async with`.
@@ -282,13 +282,19 @@ class Opened(Generic[T]):
             session.services.add(WorkersExhausted, WorkersExhausted(spent))
         return SyncStream(self.resolved, session, ahead=ahead)
 
+    def __iter__(self) -> SyncStream[T]:
+        return self.sync_stream()
+
+    def __aiter__(self) -> Stream[T]:
+        return self.stream()
+
     if not TYPE_CHECKING:  # type checkers say so sooner
 
-        def __iter__(self) -> NoReturn:
-            """Refuse: what is iterated is what `with` gives."""
-            raise PlanTypeError(f"{ENTER}; for all of the defaults, for item in pipe")
+        def __next__(self) -> NoReturn:
+            """Refuse: each would be of another run."""
+            raise PlanTypeError(f"{ENTER}; `for item in pipe.open()` runs it to its end")
 
-        __aiter__ = __next__ = __anext__ = __iter__
+        __anext__ = __next__
 
         def __getattr__(self, name: str) -> NoReturn:
             if not name.startswith("_") and hasattr(SyncStream, name):
