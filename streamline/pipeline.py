@@ -47,8 +47,6 @@ from streamline.snapshot.compatibility import NewFiles
 from streamline.snapshot.explain import Explanation, explain
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.base import Mode, Source
-from streamline.training.loader import Loader
-from streamline.training.passes import passes_of
 from streamline.transfer.devices import written
 from streamline.transfer.stage import Transfer
 from streamline.transforms.base import Stage
@@ -79,6 +77,7 @@ if TYPE_CHECKING:
 
     from streamline.runtime.check import Report
     from streamline.runtime.writing import FormatName, WriteKeywords, Written
+    from streamline.training.loader import Loader
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -726,6 +725,9 @@ class Pipeline(Openable[T]):
         """
         known = RunKeywords.__annotations__.keys()
         check_known(".loader", options.keys() - known, [*known, *LOADER_OPTIONS])
+        from streamline.training.loader import Loader  # which brings hosts, that most pipelines never start
+        from streamline.training.passes import passes_of
+
         passes = passes_of(
             self.open, options, self.plan.source, steps_per_epoch, stay=persistent, settled=lambda: self.settled().open
         )

@@ -17,7 +17,6 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, Unpack, cast
 
-from streamline.backends.hosts.pool import HostingBackend, HostPool
 from streamline.core.meters import Traffic
 from streamline.core.options import check_int
 from streamline.core.state import Json
@@ -66,8 +65,7 @@ def checked_run(plan: Plan, options: OpenOptions) -> ResolvedRun:
     _check_ranks(plan, rank)
     if (tuning := options.work.tuning) is not None:
         tuning.check(plan, options.work.backend)
-    if isinstance(options.work.backend, HostingBackend | HostPool):
-        options.work.backend.check(plan)
+    options.work.backend.check(plan)
     return ResolvedRun(
         plan=plan,
         options=options,
