@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
+from streamline.core.text import shortened
 from streamline.errors import StageError, WorkerDied, printable
 
 if TYPE_CHECKING:
@@ -28,7 +29,13 @@ INLINED = re.compile(r"<(list|set|dict)comp>\.")
 
 
 def blame(
-    error: BaseException, stage: str, site: Site, position: State | None, call: FailedCall | None = None
+    error: BaseException,
+    stage: str,
+    site: Site,
+    position: State | None,
+    call: FailedCall | None = None,
+    *,
+    shows_item: bool = True,
 ) -> BaseException:
     """Return what the consumer is to see for `error` out of user code: itself, with a note that says where.
 
@@ -38,6 +45,7 @@ def blame(
       site: where it ran.
       position: the upstream state right after the item at fault; None where no item is at fault.
       call: what `replay` is to call again; None where that can't be done.
+      shows_item: whether the note shows what the call was given.
     """
     if call is not None:
         call.attach(error)
@@ -49,6 +57,8 @@ def blame(
         error.position = at
     where = site.tasks.session.where or f"pid {os.getpid()}"
     note = f"in {stage}, shard {site.shard} of {site.num_shards} ({where})" + (f", at {at}" if at else "")
+    if call is not None and shows_item:
+        note += f": {shortened(call.item)}"
     error.add_note(printable(note))
     return error
 

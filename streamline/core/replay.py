@@ -64,6 +64,11 @@ class FailedCall:
     def __deepcopy__(self, memo: Any) -> FailedCall:
         return self
 
+    @property
+    def item(self) -> Any:
+        """The user's item."""
+        return self.fn.item(self.given) if isinstance(self.fn, Adapter) else self.given
+
     def attach(self, error: BaseException) -> None:
         """Let `error` carry this call."""
         vars(error)[CALL_ATTRIBUTE] = self  # an exception may be a frozen dataclass

@@ -210,7 +210,7 @@ def test_a_failure_is_the_users_own() -> None:
 
     with pytest.raises(LookupError, match="5") as found:
         list(sl.from_items(range(9)).map(fails, seed=0))
-    assert any("fails" in note and "at item 6 of items" in note for note in found.value.__notes__), (
+    assert any("fails" in note and "at index 5 of items: 5" in note for note in found.value.__notes__), (
         found.value.__notes__
     )
 
