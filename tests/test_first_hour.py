@@ -17,6 +17,7 @@ import pytest
 
 import streamline as sl
 from streamline.errors import DataError, PlanError, PlanTypeError
+from streamline.runtime.open import hint_at_idle_workers
 from streamline.testing.checks import check_resume
 
 PIPE: Any = sl.from_items(range(6))
@@ -366,3 +367,24 @@ def test_completion_shows_what_is_for_users() -> None:
     shown = {name for name in dir(PIPE) if not name.startswith("_")}
     assert {"map", "open", "source", "plan"} <= shown
     assert not shown & {"merged_at", "merging", "settled", "sharded_at", "sharding"}
+
+
+def test_more_shards_than_files_are_told_once_when_it_is_opened(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("x\n")
+    for _ in range(2):
+        assert len(list(sl.read_lines(tmp_path / "*.txt").shard(7))) == 3
+    (record,) = caplog.records
+    assert record.name == "streamline.hints"
+    message = record.getMessage()
+    assert message.startswith(
+        "7 shards for 3 files: 4 workers have nothing to read: write .shard(3) or fewer, or split"
+    )
+
+
+@pytest.mark.parametrize("name", ["image", "audio", "auto", "example"])
+def test_a_decoder_is_called_in_plans_what_it_was_called_in_the_program(name: str) -> None:
+    pipe = sl.from_items([b""]).map(getattr(sl.decode, name)())
+    assert f"map(decode.{name})" in str(pipe)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, Unpack, cast
 
 from streamline.core.meters import Traffic
@@ -50,6 +52,8 @@ from streamline.sources.base import Source
 T = TypeVar("T")
 
 T_co = TypeVar("T_co", covariant=True)
+
+hints_logger = logging.getLogger("streamline.hints")  # as the docs call it
 
 
 def checked_run(plan: Plan, options: OpenOptions) -> ResolvedRun:
@@ -111,10 +115,26 @@ def _resolved(run: ResolvedRun, source: Source[Any], traffic: Traffic) -> Resolv
         left_out = _left_out(resume, left_out, recorded=options.watch.record is not None)
         options = replace(options, begin=BeginOptions())  # the snapshot of all ranks isn't needed any more
     plan.source.check_split(plan.mode, plan.shard.num_shards)
+    if plan.mode == "file" and isinstance(listing, list):
+        hint_at_idle_workers(plan.shard.num_shards, len(listing))
     plan = bound(plan, listing)
     ending = agreed(plan, run.ending.ends, run.rank, epoch, resumed, skips=options.errors.skips)
     run = replace(run, plan=plan, options=options, ending=ending, epoch=epoch, resume=resume)
     return replace(run, listing=listing, left_out=left_out, asked=traffic)
+
+
+@cache  # once: a pipeline may be opened for every epoch
+def hint_at_idle_workers(num_shards: int, files: int) -> None:
+    """Log that there are more shards than files, each of which is one worker's."""
+    if 0 < files < num_shards:
+        hints_logger.warning(
+            "%d shards for %d files: %d workers have nothing to read: write .shard(%d) or fewer, or split the data "
+            "into more files",
+            num_shards,
+            files,
+            num_shards - files,
+            files,
+        )
 
 
 def _left_out(resume: Snapshot, skipped: list[list[int]], *, recorded: bool) -> list[list[int]]:
