@@ -17,7 +17,6 @@ import pytest
 
 import streamline as sl
 from streamline.errors import DataError, PlanError, PlanTypeError
-from streamline.runtime.open import hint_at_idle_workers
 from streamline.testing.checks import check_resume
 
 PIPE: Any = sl.from_items(range(6))
