@@ -83,6 +83,9 @@ class Weighing(sl.Inline):
 
     nbytes: list[int] = field(default_factory=list, compare=False)
 
+    def check(self, plan: Any) -> None:
+        """Every plan runs here."""
+
     def begin(self, plan: Any, site: Any, workers: Any) -> Any:
         shipped = ship(plan)
         self.nbytes.append(os.fstat(shipped.fileno()).st_size)

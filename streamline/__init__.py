@@ -195,11 +195,19 @@ _SUBMODULES = {
 
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
+_ELSEWHERE = {
+    "DataLoader": "pipe.loader() is iterated like one, epoch after epoch",
+    "Dataset": "sl.from_items(dataset) begins a pipeline with one, sl.read_jsonl and its kin with files",
+    "load_dataset": "sl.from_huggingface(dataset) begins a pipeline with one",
+}
+"""Where users of other libraries find what they look for here."""
+
 if not TYPE_CHECKING:  # a checker that saw this would take any name for granted
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULES and name not in _SUBMODULES:
-            raise AttributeError(f"module 'streamline' has no attribute {name!r}")
+            way = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            raise AttributeError(f"module 'streamline' has no attribute {name!r}{way}", name=name)
         module = import_module(_SUBMODULES.get(name) or _MODULES[name])
         found = globals()[name] = module if name in _SUBMODULES else getattr(module, name)
         return found

@@ -62,7 +62,8 @@ def from_items(items: Indexable[T], *, name: str = "items") -> Pipeline[T]:
       PlanTypeError: `items` has no length or no index, or is read by key: a dict, a polars LazyFrame.
       PlanError: a table with two columns of one name.
     """
-    if isinstance(items, type) or not hasattr(items, "__len__") or not hasattr(items, "__getitem__"):
+    indexed = hasattr(items, "__len__") and hasattr(items, "__getitem__")
+    if isinstance(items, type | Pipeline) or not indexed:
         raise _not_indexed(items)
     return Pipeline(Items(name=name, items=rows_of(items)))
 

@@ -47,8 +47,6 @@ from streamline.snapshot.compatibility import NewFiles
 from streamline.snapshot.explain import Explanation, explain
 from streamline.snapshot.snapshot import Snapshot
 from streamline.sources.base import Mode, Source
-from streamline.training.loader import Loader
-from streamline.training.passes import passes_of
 from streamline.transfer.devices import written
 from streamline.transfer.stage import Transfer
 from streamline.transforms.base import Stage
@@ -79,6 +77,7 @@ if TYPE_CHECKING:
 
     from streamline.runtime.check import Report
     from streamline.runtime.writing import FormatName, WriteKeywords, Written
+    from streamline.training.loader import Loader
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -88,6 +87,9 @@ MAP_OPTIONS = ("batched", "concurrency", "ordered", "executor", "seed", "seed_gl
 RETRY = tuple(RetryOptions.__annotations__)
 DEADLINE_S = 10.0
 """Of `Pipeline.check`, for reading and again for the stages: some servers are slow to start, and a person waits."""
+
+INSIDE = frozenset({"merged_at", "merging", "settled", "sharded_at", "sharding"})
+"""Attributes that users have no use for, and that completion needn't show."""
 
 LOADER_OPTIONS = ("resume", "epoch", "steps_per_epoch", "fixed_epoch", "persistent")
 
@@ -168,6 +170,11 @@ class Pipeline(Openable[T]):
           seed: with it and the epoch (and shard and window), the order is always the same.
         """
         check_known(".shuffle", unknown, ("window", "seed", "name"))
+        if given and isinstance(given[0], bool):
+            raise PlanTypeError(
+                ".shuffle() shuffles as it is, the whole index; .shuffle(window=10_000) where there is none; without a "
+                "shuffle, leave it out"
+            )
         if given:
             raise PlanTypeError(
                 f".shuffle takes no number by itself: .shuffle(window={given[0]!r}) permutes each {given[0]!r} items "
@@ -720,6 +727,9 @@ class Pipeline(Openable[T]):
         """
         known = RunKeywords.__annotations__.keys()
         check_known(".loader", options.keys() - known, [*known, *LOADER_OPTIONS])
+        from streamline.training.loader import Loader  # which brings hosts, that most pipelines never start
+        from streamline.training.passes import passes_of
+
         passes = passes_of(
             self.open, options, self.plan.source, steps_per_epoch, stay=persistent, settled=lambda: self.settled().open
         )
@@ -857,7 +867,24 @@ class Pipeline(Openable[T]):
     def __bool__(self) -> bool:
         return True  # else Python would ask for the length
 
+    def __dir__(self) -> list[str]:
+        return sorted(set(super().__dir__()) - INSIDE)
+
     if not TYPE_CHECKING:  # type checkers say so sooner
+
+        def __next__(self) -> NoReturn:
+            """Refuse: where it stands, a stream knows."""
+            raise PlanTypeError(
+                "a pipeline is iterated, each time from its beginning: for item in pipe; `with pipe.open() as stream: "
+                "next(stream)` gives one item after the other, pipe.first(3) a list of the first ones"
+            )
+
+        def __getitem__(self, index: object) -> NoReturn:
+            """Refuse: a pipeline has no positions."""
+            raise PlanTypeError(
+                f"a pipeline has no positions, so no [{index!r}]: pipe.first(3) is a list of the first items, "
+                "pipe.skip(100).first(3) of later ones"
+            )
 
         def __getattr__(self, name: str) -> NoReturn:
             raise no_attribute(self, name)

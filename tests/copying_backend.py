@@ -222,6 +222,9 @@ class Copying:
     timeout_s: float = field(default=60.0, kw_only=True)
     runs: list[HostDeaths] = field(default_factory=list, init=False, compare=False, repr=False)
 
+    def check(self, plan: Plan) -> None:
+        """Every plan runs here."""
+
     def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
         session = site.tasks.session
         spec = Spec.of(plan, session)

@@ -77,11 +77,6 @@ def of_plain_stream(use: Callable[[Any], Any]) -> Any:
         return use(stream)
 
 
-async def async_for_open() -> None:
-    async for _ in PIPE.open():
-        pass
-
-
 MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     # awaitables
     "map, a coroutine": (
@@ -166,10 +161,19 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "pipe.state_dict": (lambda: PIPE.state_dict(), AttributeError, r"`loader = pipe.loader\(\)`"),
     "pipe.snapshot": (lambda: PIPE.snapshot(), AttributeError, r"`with pipe.open\(\) as stream`"),
     # opening
-    "for in open": (lambda: list(PIPE.open()), PlanTypeError, r"`with pipe.open\(\) as stream: for item in stream`"),
+    "next of pipe": (
+        lambda: next(PIPE),
+        PlanTypeError,
+        r"for item in pipe; `with pipe.open\(\) as stream: next.*pipe.first",
+    ),
+    "pipe[0]": (lambda: PIPE[0], PlanTypeError, r"no positions, so no \[0\]: pipe.first\(3\)"),
+    "pipe[2:]": (lambda: PIPE[2:], PlanTypeError, r"no \[slice\(2, None, None\)\]"),
+    "shuffle(True)": (lambda: PIPE.shuffle(True), PlanTypeError, r"\.shuffle\(\) shuffles as it is"),
+    "sl.DataLoader": (lambda: SL.DataLoader, AttributeError, r"no attribute 'DataLoader': pipe.loader\(\)"),
+    "sl.load_dataset": (lambda: SL.load_dataset, AttributeError, r"sl.from_huggingface\(dataset\)"),
+    "sl.nothing": (lambda: SL.nothing, AttributeError, r"module 'streamline' has no attribute 'nothing'$"),
     "next of open": (lambda: next(PIPE.open()), PlanTypeError, r"`with pipe.open\(\) as stream: for item in stream`"),
     "snapshot of open": (lambda: PIPE.open().snapshot(), AttributeError, r"`with pipe.open.*and that has .snapshot"),
-    "async for in open": (lambda: asyncio.run(async_for_open()), PlanTypeError, r"`async with pipe.open\(\) as stream"),
     "anext of open": (lambda: anext(PIPE.open()), PlanTypeError, r"`async with pipe.open\(\) as stream"),
     "list in async": (lambda: asyncio.run(of_stream(list)), PlanTypeError, r"\[item async for item in stream\]"),
     "next in async": (lambda: asyncio.run(of_stream(next)), PlanTypeError, r"is async: async for item in stream"),
@@ -339,3 +343,50 @@ def test_an_open_file_is_no_path(tmp_path: Path) -> None:
 def test_parts_that_cannot_be_stacked_are_named(items: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         list(sl.from_items(items).batch(2))
+
+
+async def test_an_opened_pipeline_is_iterated_without_with() -> None:
+    assert [item async for item in PIPE.open()] == list(range(6))
+
+
+def test_an_opened_pipeline_is_iterated_without_with_in_a_plain_loop() -> None:
+    assert list(PIPE.open(epoch=3)) == list(range(6))
+    for item in PIPE.open():
+        if item == 2:
+            break
+
+
+def test_streams_say_what_they_are_and_that_a_loader_has_a_state_dict() -> None:
+    with sl.from_items(range(6)).map(abs).batch(2).open() as stream:
+        next(stream)
+        assert repr(stream) == "<SyncStream of items, shard, abs, batch, merge, at item 1>"
+        with pytest.raises(AttributeError, match=r"no attribute 'state_dict': of a loader, `loader = pipe.loader\(\)`"):
+            stream.state_dict()  # type: ignore[attr-defined]
+    assert repr(PIPE.draw()) == "<Drawing of a plan that reads items: print it as Mermaid, or .save('plan.svg')>"
+
+
+def test_completion_shows_what_is_for_users() -> None:
+    shown = {name for name in dir(PIPE) if not name.startswith("_")}
+    assert {"map", "open", "source", "plan"} <= shown
+    assert not shown & {"merged_at", "merging", "settled", "sharded_at", "sharding"}
+
+
+def test_more_shards_than_files_are_told_once_when_it_is_opened(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("x\n")
+    for _ in range(2):
+        assert len(list(sl.read_lines(tmp_path / "*.txt").shard(7))) == 3
+    (record,) = caplog.records
+    assert record.name == "streamline.hints"
+    message = record.getMessage()
+    assert message.startswith(
+        "7 shards for 3 files: 4 workers have nothing to read: write .shard(3) or fewer, or split"
+    )
+
+
+@pytest.mark.parametrize("name", ["image", "audio", "auto", "example"])
+def test_a_decoder_is_called_in_plans_what_it_was_called_in_the_program(name: str) -> None:
+    pipe = sl.from_items([b""]).map(getattr(sl.decode, name)())
+    assert f"map(decode.{name})" in str(pipe)

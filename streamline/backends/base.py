@@ -27,5 +27,8 @@ class Workers(Protocol):
 class Backend(Protocol):
     """Where workers run."""
 
+    def check(self, plan: Plan) -> None:
+        """Refuse a plan that can't run here, or not as it was meant: `PlanError`."""
+
     def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
         """Return what opens the workers of a run of the rank at `site`. No I/O; what it starts later ends with it."""

@@ -17,6 +17,9 @@ from streamline.sources.live import FedSource
 class Inline:
     """One task a worker, in the event loop that runs the stream."""
 
+    def check(self, plan: Plan) -> None:
+        """Every plan runs here."""
+
     def begin(self, plan: Plan, site: Site, workers: int) -> _InlineWorkers:
         return _InlineWorkers(plan)
 

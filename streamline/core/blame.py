@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
+from streamline.core.text import shortened
 from streamline.errors import StageError, WorkerDied, printable
 
 if TYPE_CHECKING:
@@ -27,11 +28,18 @@ INLINED = re.compile(r"<(list|set|dict)comp>\.")
 
 
 def blame(
-    error: BaseException, stage: str, site: Site, position: State | None, call: FailedCall | None = None
+    error: BaseException,
+    stage: str,
+    site: Site,
+    position: State | None,
+    call: FailedCall | None = None,
+    *,
+    shows_item: bool = True,
 ) -> BaseException:
     """Return what the consumer is to see for `error` out of user code: itself, with a note that says where.
 
     `position`: the upstream state right after the failing item; `call`: what `replay` calls again. None: there is none.
+    `shows_item`: the note shows what the call was given.
     """
     if call is not None:
         call.attach(error)
@@ -43,6 +51,8 @@ def blame(
         error.position = at
     where = site.tasks.session.where or f"pid {os.getpid()}"
     note = f"in {stage}, shard {site.shard} of {site.num_shards} ({where})" + (f", at {at}" if at else "")
+    if call is not None and shows_item:
+        note += f": {shortened(call.item)}"
     error.add_note(printable(note))
     return error
 

@@ -466,7 +466,7 @@ class Skips:
             kind=self._kind,
             shard=self.shard,
             position=printable(position.where()),
-            item=call.fn.item(item) if isinstance(call, FailedCall) and isinstance(call.fn, Adapter) else item,
+            item=call.item if isinstance(call, FailedCall) and isinstance(call.fn, Adapter) else item,
             error=error,
             items=items,
             trace=trace_of(error),

@@ -169,7 +169,7 @@ METHODS_ELSEWHERE = {
 
 
 def no_attribute(owner: object, name: str) -> AttributeError:
-    """Return the error for an attribute that a pipeline doesn't have."""
+    """Return the error for an attribute that a pipeline or a stream doesn't have."""
     way = f": {METHODS_ELSEWHERE[name]}" if name in METHODS_ELSEWHERE else ""
     return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{way}", name=name, obj=owner)
 

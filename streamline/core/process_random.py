@@ -10,7 +10,7 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,18 +26,17 @@ CHECKED_LISTS = 8
 """Lists of a map that are checked: a function may draw for some items only."""
 
 
-def torch_generator(rng: np.random.Generator) -> Any:
-    """Return a torch generator for the item that `rng` is for. Imports torch."""
+def torch_generator(words: Sequence[int]) -> Any:
+    """Return a torch generator, seeded by the first of an item's random words. Imports torch."""
     generator = import_module("torch").Generator()
-    generator.manual_seed(_words(rng, 1)[0])
+    generator.manual_seed(words[0])
     return generator
 
 
 @contextmanager
-def set_globally(rng: np.random.Generator) -> Iterator[None]:
-    """Seed the process's generators for the item that `rng` is for, and restore them after the block."""
+def set_globally(words: Sequence[int]) -> Iterator[None]:
+    """Seed the process's generators by three random words of an item, and restore them after the block."""
     torch = import_module("torch") if find_spec("torch") is not None else None  # else the call may import, and draw
-    words = _words(rng, 2)
     before = random.getstate(), np.random.get_state(), None if torch is None else torch.get_rng_state()
     random.seed(words[0])
     np.random.seed(words[1] % 2**32)
@@ -50,14 +49,6 @@ def set_globally(rng: np.random.Generator) -> Iterator[None]:
         np.random.set_state(before[1])
         if torch is not None:
             torch.set_rng_state(before[2])
-
-
-def _words(rng: np.random.Generator, segment: int) -> list[int]:
-    """Return random words for an item, of another segment than `rng` draws from."""
-    begun: Any = rng.bit_generator.state["state"]
-    counter = [0, 0, int(begun["counter"][2]), segment]
-    words: list[int] = np.random.Philox(key=begun["key"], counter=counter).random_raw(3).tolist()
-    return words
 
 
 def check_alone(stage: str, site: Site) -> None:

@@ -30,11 +30,7 @@ class Adapter(ABC):
 
     def again(self, given: Any) -> Any:
         """Call the function again, on what it has failed on."""
-        return self(self.fresh(given))
-
-    def fresh(self, given: Any) -> Any:
-        """Return the argument as it was before the call."""
-        return self.fn.fresh(given) if isinstance(self.fn, Adapter) else given
+        return self(given)
 
     def item(self, given: Any) -> Any:
         """Return the user's item in an argument."""
@@ -62,6 +58,11 @@ class FailedCall:
     def __deepcopy__(self, memo: Any) -> FailedCall:
         return self
 
+    @property
+    def item(self) -> Any:
+        """The user's item."""
+        return self.fn.item(self.given) if isinstance(self.fn, Adapter) else self.given
+
     def attach(self, error: BaseException) -> None:
         vars(error)[CALL_ATTRIBUTE] = self  # an exception may be a frozen dataclass
 
@@ -69,11 +70,8 @@ class FailedCall:
         """Call again, or call `fn` in its place."""
         call: Callable[[Any], Any] = self.fn
         given = self.given
-        if isinstance(call, Adapter):
-            given = call.fresh(given)
-            call = call if fn is None else call.around(fn)
-        elif fn is not None:
-            call = fn
+        if fn is not None:
+            call = call.around(fn) if isinstance(call, Adapter) else fn
         if is_async(call):
             return _run_async(call, given)
         result = call(given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from reprlib import Repr
 from typing import Any
 
 from streamline.core.state import Json
@@ -35,6 +36,31 @@ def safe_text(thing: object, how: Any) -> str:
         return str(how(thing))
     except Exception as error:
         return f"<{type(thing).__name__} whose {how.__name__} raised {type(error).__name__}>"
+
+
+class _Short(Repr):
+    """A `repr` that looks at no more of a container than it shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 4
+        self.maxstring = self.maxother = 60
+
+    def repr_bytes(self, thing: bytes | bytearray | memoryview, _: int) -> str:
+        return f"<{len(thing):,} bytes>"
+
+    repr_bytearray = repr_memoryview = repr_bytes
+
+
+_short = _Short()
+
+SHORT_CHARS = 200
+
+
+def shortened(item: object) -> str:
+    """Return an item's `repr` for a message: one line, of as few characters as a person needs to know it again."""
+    text = " ".join(safe_text(item, _short.repr).split())
+    return text if len(text) <= SHORT_CHARS else f"{text[: SHORT_CHARS - 1]}…"
 
 
 def some(ranks: Sequence[int]) -> str:

@@ -65,7 +65,7 @@ class Group:
 Piece = Box | Arrow | Group
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Drawing:
     """A picture of a plan: what runs in which task, the channels between them, what each holds at most.
 
@@ -112,6 +112,9 @@ class Drawing:
 
     def __str__(self) -> str:
         return self.mermaid
+
+    def __repr__(self) -> str:
+        return f"<Drawing of a plan that reads {self.plan.source.name}: print it as Mermaid, or .save('plan.svg')>"
 
     def _repr_svg_(self) -> str:
         return self.svg

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, Unpack
 
-from streamline.backends.hosts.pool import HostingBackend, HostPool
 from streamline.core.meters import Traffic
 from streamline.core.options import check_int
 from streamline.core.state import Json
@@ -59,6 +60,8 @@ from streamline.sources.base import Source
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
+hints_logger = logging.getLogger("streamline.hints")  # as the docs call it
+
 
 def resolve_options(plan: Plan, options: OpenOptions) -> ResolvedRun:
     """Return the run, checked as far as is possible without asking the source, which is still as `plan` has it."""
@@ -73,8 +76,7 @@ def resolve_options(plan: Plan, options: OpenOptions) -> ResolvedRun:
     _check_ranks(plan, rank)
     if (tuning := options.work.tuning) is not None:
         tuning.check(plan, options.work.backend)
-    if isinstance(options.work.backend, HostingBackend | HostPool):
-        options.work.backend.check(plan)
+    options.work.backend.check(plan)
     return ResolvedRun(
         plan=plan,
         options=options,
@@ -120,10 +122,26 @@ def _with_source(run: ResolvedRun, source: Source[Any], traffic: Traffic) -> Res
         left_out = _skipped_steps(resume, left_out, recorded=options.watch.record is not None)
         options = replace(options, begin=BeginOptions())  # frees the snapshot of all ranks
     plan.source.check_split(plan.mode, plan.shard.num_shards)
+    if plan.mode == "file" and isinstance(listing, list):
+        hint_at_idle_workers(plan.shard.num_shards, len(listing))
     plan = with_cache_keys(plan, listing)
     ending = agree_on_end(plan, run.ending.ends, run.rank, epoch, resumed, skips=options.errors.skips)
     run = replace(run, plan=plan, options=options, ending=ending, epoch=epoch, resume=resume)
     return replace(run, listing=listing, left_out=left_out, asked=traffic)
+
+
+@cache  # once: a pipeline may be opened for every epoch
+def hint_at_idle_workers(num_shards: int, files: int) -> None:
+    """Log that there are more shards than files, each of which is one worker's."""
+    if 0 < files < num_shards:
+        hints_logger.warning(
+            "%d shards for %d files: %d workers have nothing to read: write .shard(%d) or fewer, or split the data "
+            "into more files",
+            num_shards,
+            files,
+            num_shards - files,
+            files,
+        )
 
 
 def _skipped_steps(resume: Snapshot, skipped: list[list[int]], *, recorded: bool) -> list[list[int]]:
@@ -233,7 +251,10 @@ ENTER_FIRST = (
 
 
 class Opened(Generic[T]):
-    """An opened pipeline: `async with` gives a `Stream`, `with` a `SyncStream`. They raise as `prepare`."""
+    """An opened pipeline: `async with` gives a `Stream`, `with` a `SyncStream`, and a loop runs it to its end.
+
+    They raise as `prepare`.
+    """
 
     def __init__(self, plan: Plan, options: OpenOptions) -> None:
         self._checked = checked = resolve_options(plan, options)
@@ -275,13 +296,19 @@ class Opened(Generic[T]):
             session.services.add(WorkersExhausted, WorkersExhausted(on_exhausted))
         return SyncStream(self.resolved, session, ahead=ahead)
 
+    def __iter__(self) -> SyncStream[T]:
+        return self.sync_stream()
+
+    def __aiter__(self) -> Stream[T]:
+        return self.stream()
+
     if not TYPE_CHECKING:  # type checkers say so sooner
 
-        def __iter__(self) -> NoReturn:
-            """Refuse: what is iterated is what `with` gives."""
-            raise PlanTypeError(f"{ENTER_FIRST}; for all of the defaults, for item in pipe")
+        def __next__(self) -> NoReturn:
+            """Refuse: each would be of another run."""
+            raise PlanTypeError(f"{ENTER_FIRST}; `for item in pipe.open()` runs it to its end")
 
-        __aiter__ = __next__ = __anext__ = __iter__
+        __anext__ = __next__
 
         def __getattr__(self, name: str) -> NoReturn:
             if not name.startswith("_") and hasattr(SyncStream, name):

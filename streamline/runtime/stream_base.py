@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from os import PathLike
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from streamline.core.cursor import CurrentChunk, Cursor
 from streamline.core.error_policy import ErrorReport
 from streamline.core.forks import disown_in_copies
 from streamline.core.gate import Gate
+from streamline.core.options import no_attribute
 from streamline.core.state import At, State
 from streamline.core.tasks import Session
 from streamline.errors import PlanError
@@ -52,6 +53,15 @@ class BaseStream(Cursor[T]):
     def disown(self) -> None:
         """Return no more items in this fork."""
         self._forget()
+
+    def __repr__(self) -> str:
+        source, *stages = self.plan.names
+        return f"<{type(self).__name__} of {source}, {', '.join(stages)}, at item {self.stats().items:,}>"
+
+    if not TYPE_CHECKING:  # type checkers say so sooner
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute(self, name)
 
     @property
     def plan(self) -> Plan:

@@ -171,17 +171,21 @@ def target(path: str | os.PathLike[str], name: str) -> Path:
     return location / name
 
 
+def rank_files(directory: Path) -> dict[Path, tuple[int, int]]:
+    """Return the files in a directory that are named for a rank, with the rank and the number of ranks."""
+    named = ((path, _FILE_NAME.fullmatch(path.name)) for path in directory.iterdir())
+    return {path: (int(match[1]), int(match[2])) for path, match in named if match is not None}
+
+
 def complete_set(directory: Path) -> list[Path]:
     """Return the files of all ranks, by rank; none where there are none.
 
     Raises `SnapshotError`: some are missing, or several sets are complete. Incomplete sets beside one are ignored.
     """
     found: dict[int, set[int]] = {}
-    for path in directory.iterdir():
-        if match := _FILE_NAME.fullmatch(path.name):
-            rank, size = int(match[1]), int(match[2])
-            if rank < size:
-                found.setdefault(size, set()).add(rank)
+    for rank, size in rank_files(directory).values():
+        if rank < size:
+            found.setdefault(size, set()).add(rank)
     whole = [size for size, ranks in sorted(found.items()) if len(ranks) == size]
     if len(whole) > 1:
         sizes = " and of ".join(map(str, whole))

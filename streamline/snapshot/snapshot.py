@@ -7,6 +7,7 @@ at the same moment, so a crash between two saves calls for a directory for each 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ import msgspec
 
 from streamline.core.atomic_file import open_regular, replace_file
 from streamline.core.item_codec import decode_json
+from streamline.core.options import check_int
 from streamline.core.state import Json, Tree
 from streamline.core.state_types import Count, MergePart, Range, Size, Unsigned, check_type
 from streamline.core.text import some
@@ -35,6 +37,9 @@ from streamline.snapshot.file_format import (
     one_line,
     target,
 )
+from streamline.snapshot.step_folders import check_numbered, complete_sets, remove_older
+
+logger = logging.getLogger(__name__)
 
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 
@@ -63,6 +68,7 @@ class Snapshot:
       step: items that the stream has given of its epoch, which is the number of the next one, from 0 on; None: it was
         of a job whose ranks are at different steps.
       left_out: steps whose items are never given, as [first, stop]; some may still be to come. See `open(skip_steps=)`.
+      path: the file or directory that it was loaded from; None: it wasn't. Not written.
       keepers: what keeps on disk what snapshots refer to: `before_store()` is called before this one is stored, to
         make that durable, and `after_store(state, where)` after, to release what no later resume needs. Not written.
     """
@@ -80,6 +86,7 @@ class Snapshot:
     step: Count | None = None
     left_out: list[list[int]] = field(default_factory=list)
     parts: tuple[Snapshot, ...] = field(default=(), compare=False, kw_only=True, metadata={"written": False})
+    path: Path | None = field(default=None, compare=False, kw_only=True, metadata={"written": False})
     keepers: tuple[Any, ...] = field(default=(), compare=False, kw_only=True, metadata={"written": False})
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -165,7 +172,7 @@ class Snapshot:
 
     def at_state(self, flow_state: Tree, step: int | None) -> Snapshot:
         """Return the snapshot of another state of the same run of a rank."""
-        return replace(self, state=by_shard(flow_state, self.merge, self.shards), step=step)
+        return replace(self, state=by_shard(flow_state, self.merge, self.shards), step=step, path=None)
 
     @property
     def stages(self) -> dict[str, Json]:
@@ -206,7 +213,7 @@ class Snapshot:
         """
         return decode_json(text, _snapshot_of, lambda why: SnapshotError(f"not a snapshot: expected JSON ({why})"))
 
-    def save(self, path: AnyPath) -> Path:
+    def save(self, path: AnyPath, *, keep: int | None = None) -> Path:
         """Write the snapshot, durably: when this returns, it survives a kill and a power cut.
 
         A kill before that leaves what was there, and a temporary, which the next save to the same file removes.
@@ -215,20 +222,30 @@ class Snapshot:
           path: ends in ".json": that file. A directory (one that exists, or a path that ends in a separator or has no
             suffix) gets a file named for the rank. What is missing of the path is made. A whole job's snapshot goes
             into a directory only: the files of all ranks, one after the other.
+          keep: of directories like "ckpt/step-1200/", one for each step: remove this rank's files from those that were
+            saved before the last `keep` that all ranks have saved to; a directory that is empty then, too. None: none.
 
         Returns:
           The file; of a whole job, the directory.
 
         Raises:
           SnapshotError: a full or read-only disk, say, which a retry may find mended; what was there is still whole.
-            A whole job's, to one file.
+            A whole job's, to one file. With `keep`, a path whose last part has no number in its name.
           JournalError: likewise, of a live source's journal on disk.
         """
-        if self.rank is None:
-            return self._save_parts(path)
+        if keep is not None:
+            check_int("save(keep=)", keep, 1)
+            check_numbered(Path(path))
+        saved = self._save_parts(path) if self.rank is None else self._save(path, self.rank)
+        if keep is not None:
+            ranks = range(self.world_size) if self.rank is None else range(self.rank, self.rank + 1)
+            remove_older(saved if saved.is_dir() else saved.parent, ranks, self.world_size, keep)
+        return saved
+
+    def _save(self, path: AnyPath, rank: int) -> Path:
         content = encode(_body_of(self))
         with _translate_errors(path):
-            written = target(path, file_name(self.rank, self.world_size))
+            written = target(path, file_name(rank, self.world_size))
         self.store_with(lambda: _replace(path, written, content), str(written))
         return written
 
@@ -295,9 +312,45 @@ class Snapshot:
             whole = None
             if parts:
                 whole = parts[0] if len(parts) == 1 else cls.of_job(parts)
-            return whole if whole is None or rank is None else whole.part(rank)
+            found = whole if whole is None or rank is None else whole.part(rank)
+            return found if found is None else replace(found, path=location)
         except SnapshotError as error:
             raise SnapshotError(f"{location}: {error}") from None
+
+    @classmethod
+    def latest(cls, folder: AnyPath, *, rank: int | None = None) -> Snapshot | None:
+        """Read the furthest snapshot that all ranks have saved, of a folder with a directory for each step.
+
+        A directory that lacks the files of some ranks is passed over, and so is one with a damaged file, while there is
+        another one; both are logged. The snapshot's `path` says which it is: a model's checkpoint of the same step may
+        lie there, too.
+
+        Args:
+          folder: "ckpt/", of "ckpt/step-1200/" and others; or a directory with the files of all ranks.
+          rank: as in `load`.
+
+        Returns:
+          The snapshot of the highest epoch and step; None: no step was saved by all ranks, so this is a first run.
+
+        Raises:
+          SnapshotError: what there is is damaged, or can't be read.
+        """
+        damage: SnapshotError | None = None
+        try:
+            directories = complete_sets(Path(folder))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SnapshotError(f"can't read snapshots in {folder}: {error.strerror or error}") from error
+        for directory in directories:
+            try:
+                return cls.load(directory, rank=rank)
+            except SnapshotError as error:
+                damage = damage or error
+                logger.warning("passed over: %s", error)
+        if damage is not None:
+            raise damage
+        return None
 
 
 def by_shard(state: Tree, merge: str, shards: range) -> Tree:

@@ -16,7 +16,7 @@ from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Site, StageConte
 from streamline.core.lazy_numpy import np
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
-from streamline.core.state import At, CountedStates, Json, Tree
+from streamline.core.state import At, CountedStates, Json, State, Tree
 from streamline.core.state_types import Count
 from streamline.errors import PlanError, PlanTypeError, SnapshotError
 from streamline.sharding import split as sharding
@@ -122,7 +122,8 @@ class Items(Source[T]):
             if stop <= done:
                 return
             wanted = _positions(positions, site, done, stop)
-            indices: Sequence[int] = wanted if index.identity else index(np.asarray(wanted, np.int64)).tolist()
+            drawn = None if index.identity else index(np.asarray(wanted, np.int64))
+            indices: Sequence[int] = wanted if drawn is None else drawn.tolist()
             found: list[T] = []
             failure: BaseException | None = None
             began, going_on = perf_counter(), True
@@ -135,10 +136,11 @@ class Items(Source[T]):
                     if len(found) == len(asked):  # Ctrl-C after the last one: no item is at fault
                         raise
                     at = _AtIndex(self.name, done + len(found) + 1, indices[len(found)])
-                    failure = blame(error, self.name, site, at, self._call(indices[len(found) :], error))
+                    call = self._call(indices[len(found) :], error)
+                    failure = blame(error, self.name, site, at, call, shows_item=False)
                 going_on = failure is None and await pace.keep_filling(len(found), need, began)
             if found:
-                yield Chunk(found, CountedStates(self.name, done + 1))
+                yield Chunk(found, _IndexedStates(self.name, done + 1, wanted if drawn is None else drawn))
                 done += len(found)
             if failure is not None:
                 after = At(self.name, done + 1)
@@ -205,8 +207,24 @@ def _read_plain(items: Sequence[T], indices: Sequence[int], pace: Pace, found: l
         pace.apply(items.__getitem__, indices, len(found), found)
 
 
+class _IndexedStates(CountedStates):
+    """The states of a list that know the indices of its items; not in another process."""
+
+    __slots__ = ("_indices",)
+
+    def __init__(self, name: str, first: int, indices: Any) -> None:
+        super().__init__(name, first)
+        self._indices = indices
+
+    def __getitem__(self, index: int, /) -> State:
+        return _AtIndex(self._name, (self._first or 0) + index, int(self._indices[index]))
+
+    def __reduce__(self) -> Any:
+        return CountedStates, (self._name, self._first)
+
+
 class _AtIndex(At):
-    """At an item that can't be read."""
+    """After an item, whose index it knows; not in another process."""
 
     __slots__ = ("_index",)
 
@@ -215,7 +233,10 @@ class _AtIndex(At):
         self._index = index
 
     def where(self) -> str:
-        return super().where() + f", index {self._index}"
+        return f"index {self._index:,} of {self.name}"
+
+    def __reduce__(self) -> Any:
+        return At, (self.name, self.own)
 
 
 def _list_of(items: Any, indices: Sequence[int]) -> Sequence[Any]:

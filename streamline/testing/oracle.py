@@ -385,7 +385,7 @@ def _tried(stage: ConcurrentMap[Any, Any], item: Any, loops: Loops) -> Any:
 def _numbering(stage: Numbering[Any], upstream: Upstream) -> Iterator[Any]:
     generators = Generators(stage.seed, stage.stage, upstream.site)
     for ordinal, item in enumerate(upstream):
-        yield item, generators.of(ordinal)
+        yield item, generators, ordinal
 
 
 @reference(Filter)

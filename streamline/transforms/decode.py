@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, overload
 
 from streamline.core.lazy_numpy import loaded_np, np
 from streamline.core.options import check_installed, check_int, type_and_repr
@@ -190,6 +190,7 @@ def data_of(item: Data) -> bytes | bytearray | memoryview:
 
 @dataclass(frozen=True)
 class _ImageDecoder:
+    __name__: ClassVar[str] = "decode.image"
     mode: str
 
     def __call__(self, item: Data) -> npt.NDArray[Any]:
@@ -259,6 +260,7 @@ def _turbo() -> Any:
 
 @dataclass(frozen=True)
 class _AudioDecoder:
+    __name__: ClassVar[str] = "decode.audio"
     truncated: str = "raise"
 
     def __call__(self, item: Data) -> Audio:
@@ -331,6 +333,7 @@ def _mp3_claim(data: bytes) -> tuple[int | None, bool, bytes]:
 
 @dataclass(frozen=True)
 class _VideoDecoder:
+    __name__: ClassVar[str] = "decode.video"
     times: tuple[float, ...] | int
 
     def __call__(self, item: Data) -> VideoFrames:
@@ -433,6 +436,7 @@ def _is_cut(data: bytes) -> bool:
 
 @dataclass(frozen=True)
 class _ExampleParser:
+    __name__: ClassVar[str] = "decode.example"
     shapes: tuple[tuple[str, tuple[int, ...]], ...] | None
 
     def __call__(self, item: Data) -> dict[str, Any]:
@@ -521,6 +525,7 @@ INTEGERS = ("cls", "cls2", "index", "id", "inx")
 
 @dataclass(frozen=True)
 class _SampleDecoder:
+    __name__: ClassVar[str] = "decode.auto"
     own: tuple[tuple[str, Callable[[Data], Any]], ...]
 
     def __call__(self, item: Any) -> dict[str, Any]:

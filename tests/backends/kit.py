@@ -30,6 +30,9 @@ class Changing:
     def __post_init__(self) -> None:
         object.__setattr__(self, "turns", cycle(self.backends))
 
+    def check(self, plan: Plan) -> None:
+        """Every plan runs here."""
+
     def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
         backend: Backend = next(self.turns)
         return backend.begin(plan, site, workers)

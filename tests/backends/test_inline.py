@@ -20,6 +20,9 @@ class Watching:
     def __init__(self) -> None:
         self.opened: list[tuple[int, int, Tree | None]] = []
 
+    def check(self, plan: Plan) -> None:
+        """Every plan runs here."""
+
     def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
         self._inline = sl.Inline().begin(plan, site, workers)
         return self

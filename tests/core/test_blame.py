@@ -10,10 +10,12 @@ from asyncio import CancelledError
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 
 from streamline.core.blame import blame, cancellation_requested, function_name
 from streamline.core.flow import Site
+from streamline.core.replay import FailedCall
 from streamline.core.state import At
 from streamline.core.tasks import Session, Tasks
 from streamline.errors import StageError
@@ -132,3 +134,35 @@ async def test_one_that_the_task_was_asked_for_is() -> None:
     with pytest.raises(CancelledError):
         await task
     assert found == [True]
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("item", "shown"),
+    [
+        (57, "57"),
+        ({"id": 57, "text": "x" * 100}, f"{{'id': 57, 'text': '{'x' * 27}...{'x' * 28}'}}"),
+        (list(range(10**6)), "[0, 1, 2, 3, ...]"),
+        (bytes(2**20), "<1,048,576 bytes>"),
+        ({"image": bytearray(3)}, "{'image': <3 bytes>}"),
+        (np.zeros((2, 2)), "array([[0., 0.], [0., 0.]])"),
+        ("two\nlines", "'two\\nlines'"),
+        ([["a" * 60] * 4] * 4, None),
+    ],
+)
+def test_a_note_shows_the_item_in_a_line(item: object, shown: str | None) -> None:
+    call = FailedCall(len, item)
+    (note,) = blame(ValueError(), "map(f)", SITE, At("items", 4), call).__notes__
+    _, _, found = note.partition("counted from 1: ")
+    assert "\n" not in found
+    assert len(found) <= 200
+    assert shown in (None, found)
+
+
+def test_an_item_whose_repr_fails_hides_no_error() -> None:
+    (note,) = blame(ValueError(), "map(f)", SITE, None, FailedCall(len, Broken())).__notes__
+    assert "<Broken instance at" in note

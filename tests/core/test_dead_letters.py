@@ -70,7 +70,7 @@ def test_a_line_says_what_where_when_and_why(tmp_path: Path) -> None:
     trace, time = letter.pop("traceback"), letter.pop("time")
     assert letter == {
         "dead_letter": 1, "epoch": 3, "passes": [], "rank": 0, "shard": 1, "stage": "check", "n": 1, "kind": "map",
-        "items": 1, "position": "item 1 of items, counted from 1", "error": "ValueError", "message": "bad 1",
+        "items": 1, "position": "index 1 of items", "error": "ValueError", "message": "bad 1",
         "item": "1",
     }  # fmt: skip
     assert time.endswith("+00:00")

@@ -87,7 +87,7 @@ def test_every_exception_of_user_code_is_skipped(error: BaseException) -> None:
         assert list(stream) == [0, 1, 2, 4]
         (failure,) = stream.errors.last
     assert (failure.stage, failure.kind, failure.shard, failure.item, failure.items) == ("fn", "map", 0, 3, 1)
-    assert failure.position == "item 4 of items, counted from 1"
+    assert failure.position == "index 3 of items"
     if isinstance(error, StopIteration | StopAsyncIteration):
         assert isinstance(failure.error, StageError)
         assert failure.error.__cause__ is error

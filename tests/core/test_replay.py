@@ -118,7 +118,7 @@ def test_a_verdict_without_a_truth_value_is_blamed_on_its_item_and_replayed() ->
     expected, where = error.__notes__
     assert expected == "expected true or false of filter(<lambda>)'s function, got ndarray"
     assert where.startswith("in filter(<lambda>), shard 0 of 1")
-    assert where.endswith("at item 4 of items, counted from 1")
+    assert where.endswith("at index 3 of items: 3")
     with pytest.raises(ValueError, match="ambiguous"):
         sl.replay(error)
     assert sl.replay(error, fn=lambda item: np.arange(2).any()) is True

@@ -28,6 +28,9 @@ class Counting:
         self.opened: list[int] = []
         self.started: list[int] = []
 
+    def check(self, plan: Plan) -> None:
+        """Every plan runs here."""
+
     def begin(self, plan: Plan, site: Site, workers: int) -> Workers:
         self._inline = sl.Inline().begin(plan, site, workers)
         return self

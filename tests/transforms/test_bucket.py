@@ -172,7 +172,7 @@ def test_what_has_no_length_fails_after_the_batches_before_it_and_can_be_left_ou
         with pytest.raises(error, match=words) as caught:
             next(stream)
     assert "in bucket_by_length, shard 0 of 1" in caught.value.__notes__[-1]
-    assert "at item 4 of items" in caught.value.__notes__[-1]
+    assert "at index 3 of items: " in caught.value.__notes__[-1]
     with pytest.raises(error, match=words):
         sl.replay(caught.value)
     with pipe.open(resume=snapshot, on_error="skip") as stream:

@@ -107,7 +107,7 @@ def test_an_item_that_costs_too_much_is_an_error_or_is_left_out_and_counted() ->
     pipe = sl.from_items([3, 1, 9, 2, 9]).batch(max_cost=4, cost=int, collate=None)
     with pytest.raises(DataError, match=r"an item costs 9, and a batch may cost 4") as failure, pipe.open() as stream:
         list(stream)
-    assert "item 3 of items" in failure.value.__notes__[0]
+    assert "at index 2 of items: 9" in failure.value.__notes__[0]
     with pipe.open(**SKIPPING) as stream:
         assert list(stream) == [[3, 1], [2]]
         assert stream.errors.total == 2
@@ -138,7 +138,7 @@ def test_what_is_no_cost_is_an_error_that_names_the_item(cost: Any) -> None:
     pipe = sl.from_items([1]).batch(max_cost=4, cost=lambda item: cost, collate=None)
     with pytest.raises((DataError, PlanTypeError), match="expected a cost") as failure:
         list(pipe)
-    assert "item 1 of items" in failure.value.__notes__[0]
+    assert "at index 0 of items: 1" in failure.value.__notes__[0]
 
 
 def test_costs_of_numpy_count() -> None:
@@ -155,7 +155,7 @@ def test_a_group_that_is_too_large_is_an_error_with_the_way_out() -> None:
 def test_keys_that_cant_be_compared_are_an_error_that_names_the_item() -> None:
     with pytest.raises(ValueError, match="truth value") as failure:
         list(sl.from_items([1, 2, 3]).group_by(lambda item: np.array([item, item])))
-    assert "item 2 of items" in failure.value.__notes__[0]
+    assert "at index 1 of items: 2" in failure.value.__notes__[0]
 
 
 def test_options_that_contradict_are_refused_where_they_are_written() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from streamline.core.flow import Site
 from streamline.core.process_random import CHECKED_LISTS, Look
 from streamline.errors import PlanError
 from streamline.pipeline import Pipeline
-from streamline.transforms.map import Generators, Seeded
+from streamline.transforms.map import Generators, ReusedGenerator, Seeded
 from tests.laws.profile import in_turn
 
 Drawn = tuple[int, int]
@@ -127,9 +128,75 @@ def test_two_stages_of_one_function_draw_apart() -> None:
 def test_generators_do_not_overlap_and_never_change() -> None:
     site = Site(tasks=None, shard=1, num_shards=4)  # type: ignore[arg-type]
     generators = Generators(7, "draw", site)
-    streams = [generators.of(ordinal).integers(2**62, size=1000) for ordinal in range(20)]
+    streams = [generators.lend(ordinal).rng.integers(2**62, size=1000) for ordinal in range(20)]
     assert len(np.unique(np.concatenate(streams))) == 20_000
-    assert generators.of(3).integers(1000, size=4).tolist() == [17, 275, 317, 187]
+    assert generators.lend(3).rng.integers(1000, size=4).tolist() == [17, 275, 317, 187]
+
+
+KEPT: dict[str, Callable[[np.random.Generator], Callable[[], float]]] = {
+    "it": lambda rng: rng.random,
+    "its bits": lambda rng: np.random.Generator(rng.bit_generator).random,
+    "what draws from it": lambda rng: (rng.random() for _ in [0]).__next__,
+}
+
+
+@pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize("run", ["inline", "tasks", "threads"])
+def test_a_function_that_keeps_its_generator_has_it_alone(
+    run: str, keep: Callable[[np.random.Generator], Callable[[], float]]
+) -> None:
+    kept: dict[int, Callable[[], float]] = {}
+
+    def keeps(item: int, *, rng: np.random.Generator) -> Drawn:
+        if item % 3 == 0:
+            kept[item] = keep(rng)
+        return draw(item, rng=rng)
+
+    async def keeps_later(item: int, *, rng: np.random.Generator) -> Drawn:
+        await anyio.lowlevel.checkpoint()
+        return keeps(item, rng=rng)
+
+    def draws_twice(item: int, *, rng: np.random.Generator) -> tuple[int, float]:
+        return draw(item, rng=rng)[0], rng.random()
+
+    pipe: Pipeline[Any] = {
+        "inline": source().map(keeps, seed=7, name="draw"),
+        "tasks": source().map(keeps_later, seed=7, name="draw", concurrency=9),
+        "threads": source().map(keeps, seed=7, name="draw", executor="thread", concurrency=4),
+    }[run]
+    assert sorted(numbers(pipe)) == sorted(numbers(RUNS["inline"](source())))
+    second = dict(source().map(draws_twice, seed=7, name="draw"))
+    assert {item: draw_once() for item, draw_once in kept.items()} == {item: second[item] for item in range(0, 60, 3)}
+
+
+def test_calls_at_once_have_generators_of_their_own_and_later_ones_have_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    init = ReusedGenerator.__init__
+
+    def counted(generator: ReusedGenerator, key: list[int]) -> None:
+        made.append(1)
+        init(generator, key)
+
+    monkeypatch.setattr(ReusedGenerator, "__init__", counted)
+    for run, most in {"inline": 1, "one task": 1, "tasks": 9, "one thread": 1, "threads": 4}.items():
+        made.clear()
+        numbers(RUNS[run](source()))
+        assert 0 < len(made) <= 3 * most, run
+
+
+def test_a_call_that_is_made_again_has_the_same_numbers() -> None:
+    found: dict[int, list[int]] = {}
+
+    def fails_once(item: int, *, rng: np.random.Generator) -> int:
+        found.setdefault(item, []).append(int(rng.integers(2**62)))
+        if len(found[item]) == 1:
+            raise OSError
+        return item
+
+    pipe = sl.from_items(range(6)).map(fails_once, seed=7, executor="thread", concurrency=2, retries=1, backoff=0)
+    assert list(pipe) == list(range(6))
+    assert all(first == second for first, second in found.values())
+    assert len({first for first, _ in found.values()}) == 6
 
 
 def test_what_the_user_sees_is_the_function() -> None:
@@ -145,7 +212,7 @@ def test_a_failure_is_the_users_own() -> None:
 
     with pytest.raises(LookupError, match="5") as found:
         list(sl.from_items(range(9)).map(fails, seed=0))
-    assert any("fails" in note and "at item 6 of items" in note for note in found.value.__notes__), (
+    assert any("fails" in note and "at index 5 of items: 5" in note for note in found.value.__notes__), (
         found.value.__notes__
     )
 

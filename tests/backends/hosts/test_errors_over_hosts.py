@@ -91,7 +91,7 @@ def test_a_note_says_in_which_host_it_happened_and_the_call_can_be_made_again(ba
             list(stream)
         host = stream.stats().hosts[0].name if not isinstance(backend, Copying) else "copying host 0"
     notes = [note for note in found.value.__notes__ if note.startswith("in map(invert), shard 2 of 3 (")]
-    assert notes == [f"in map(invert), shard 2 of 3 ({host}), at item 1 of items, counted from 1"]
+    assert notes == [f"in map(invert), shard 2 of 3 ({host}), at index 2 of items: 0"]
     with pytest.raises(ZeroDivisionError):
         sl.replay(found.value)
     assert sl.replay(found.value, fn=lambda item: item) == 0

@@ -88,6 +88,9 @@ class Crossed:
     dice: Random = field(default_factory=lambda: Random(0))
     deaths: int = 0
 
+    def check(self, plan: Plan) -> None:
+        """Every plan runs here."""
+
     def begin(self, plan: Plan, site: Site, workers: int) -> _CrossedWorkers:
         return _CrossedWorkers(plan, self.dice, self.deaths)
 
