@@ -140,7 +140,7 @@ class Items(Source[T]):
                     failure = blame(error, self.name, site, at, call, shows_item=False)
                 going_on = failure is None and await pace.keep_filling(len(found), need, began)
             if found:
-                yield Chunk(found, _IndexedStates(self.name, done + 1, wanted if drawn is None else drawn))
+                yield Chunk(found, _ItemStates(self.name, done + 1, wanted if drawn is None else drawn))
                 done += len(found)
             if failure is not None:
                 after = At(self.name, done + 1)
@@ -207,7 +207,7 @@ def _read_plain(items: Sequence[T], indices: Sequence[int], pace: Pace, found: l
         pace.apply(items.__getitem__, indices, len(found), found)
 
 
-class _IndexedStates(CountedStates):
+class _ItemStates(CountedStates):
     """The states of a list that know the indices of its items; not in another process."""
 
     __slots__ = ("_indices",)

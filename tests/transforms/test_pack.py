@@ -122,7 +122,7 @@ def test_what_is_no_document_fails_after_the_blocks_before_it(item: Any, key: st
         with pytest.raises(PlanTypeError, match=words) as error:
             next(stream)
     assert "in pack, shard 0 of 1" in error.value.__notes__[0]
-    assert "at item 2 of items" in error.value.__notes__[0]
+    assert "at index 1 of items: " in error.value.__notes__[0]
     with pipe.open(resume=snapshot) as stream, pytest.raises(PlanTypeError, match=words):
         next(stream)
 
