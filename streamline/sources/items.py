@@ -16,7 +16,7 @@ from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Site, StageConte
 from streamline.core.lazy_numpy import np
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
-from streamline.core.state import At, CountedStates, Json, State, Tree
+from streamline.core.state import At, CountedStates, Json, State, States, Tree
 from streamline.core.state_types import Count
 from streamline.errors import PlanError, PlanTypeError, SnapshotError
 from streamline.sharding import split as sharding
@@ -208,7 +208,7 @@ def _read_plain(items: Sequence[T], indices: Sequence[int], pace: Pace, found: l
 
 
 class _ItemStates(CountedStates):
-    """The states of a list that know the indices of its items; not in another process."""
+    """The states of a list; each knows the index of its item."""
 
     __slots__ = ("_indices",)
 
@@ -219,12 +219,12 @@ class _ItemStates(CountedStates):
     def __getitem__(self, index: int, /) -> State:
         return _AtIndex(self._name, (self._first or 0) + index, int(self._indices[index]))
 
-    def __reduce__(self) -> Any:
-        return CountedStates, (self._name, self._first)
+    def trimmed(self, first: int, count: int) -> States:
+        return _ItemStates(self._name, (self._first or 0) + first, self._indices[first : first + count])
 
 
 class _AtIndex(At):
-    """After an item, whose index it knows; not in another process."""
+    """After an item, whose index it knows."""
 
     __slots__ = ("_index",)
 
@@ -234,9 +234,6 @@ class _AtIndex(At):
 
     def where(self) -> str:
         return f"index {self._index:,} of {self.name}"
-
-    def __reduce__(self) -> Any:
-        return At, (self.name, self.own)
 
 
 def _list_of(items: Any, indices: Sequence[int]) -> Sequence[Any]:

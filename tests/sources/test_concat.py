@@ -92,7 +92,7 @@ def test_an_error_says_in_which_of_them_it_is() -> None:
     pipe = sl.concat(sl.from_items([1, 2]), sl.from_items([1, 0])).map(lambda item: 1 // item)
     with pytest.raises(ZeroDivisionError) as failure:
         list(pipe)
-    assert "at 1: item 2 of" in failure.value.__notes__[0]
+    assert "at 1: index 1 of" in failure.value.__notes__[0]
 
 
 def test_pipelines_of_several_are_parts_of_others_without_names_of_their_own() -> None:

@@ -132,7 +132,7 @@ def test_a_row_of_a_table_that_cannot_be_had_is_named_and_what_is_before_it_arri
         assert [next(stream)["at"].second for _ in range(2)] == [0, 1]
         with pytest.raises((ValueError, OverflowError)) as failed:
             next(stream)
-    assert failed.value.__notes__[0].endswith(", index 2")
+    assert failed.value.__notes__[0].endswith("at index 2 of items")
 
 
 def test_a_plan_over_the_same_table_is_the_same_and_goes_to_processes(processes: Backend) -> None:

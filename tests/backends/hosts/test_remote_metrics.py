@@ -402,7 +402,7 @@ def test_the_watchdog_names_stage_shard_and_host_and_shows_the_stack(
         logger.removeHandler(handler)
     text = caplog.text
     assert "waiting for shard 1 (the merge's turn): map(decode) has been in one call for " in text
-    assert f" in {host.name}, after item " in text
+    assert f" in {host.name}, after index " in text
     assert f"What runs in {host.name}:" in text
     assert "in __call__" in text
 
