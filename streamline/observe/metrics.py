@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from streamline.core.counters import FROM_HOST
+from streamline.core.figures import FROM_HOST, Figures, HostStats, StageStats
 from streamline.errors import printable_lines
-from streamline.observe.figures import Figures, HostStats, StageStats
 from streamline.observe.stats import Stats
 from streamline.observe.verdict import CONTENTION, OTHER_RANKS
 

@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from streamline.core.counters import FROM_HOST, label
 from streamline.core.cpus import cpu_s
 from streamline.core.error_policy import ErrorReport
+from streamline.core.figures import FROM_HOST, ChannelStats, HostStats, ReadStats, StageStats, label
 from streamline.core.options import given, parse_address
 from streamline.core.text import said
 from streamline.errors import PlanTypeError, printable_lines
 from streamline.observe.exporters import CONTENT_TYPE, ExportedStream, Exporter, Reading, asked_by_address, exporter_at
-from streamline.observe.figures import ChannelStats, HostStats, ReadStats, StageStats
 from streamline.observe.stats import Stats
 from streamline.observe.tables import table
 from streamline.observe.verdict import CONSUMER, WAITS

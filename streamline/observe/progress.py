@@ -21,10 +21,10 @@ from threading import Event, Thread, current_thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO, TypeAlias
 
+from streamline.core.figures import ChannelStats, per_s
 from streamline.core.forks import ForkSafeLock
 from streamline.core.threads import start_thread
 from streamline.errors import printable
-from streamline.observe.figures import ChannelStats, per_s
 from streamline.observe.stats import Stats
 from streamline.observe.tables import brief
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamline.core.counters import FROM_HOST, Detail
-from streamline.observe.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats
+from streamline.core.figures import FROM_HOST, ChannelStats, Detail, Figures, HostStats, ReadStats, StageStats
 
 STAGES = ("stage", "at once", "items", "items/s", "bytes", "busy", "no input", "no room")
 

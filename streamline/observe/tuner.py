@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import ClassVar
 
+from streamline.core.figures import Figures, HostStats, StageStats
 from streamline.core.knobs import Knob
 from streamline.errors import printable
-from streamline.observe.figures import Figures, HostStats, StageStats
 from streamline.observe.verdict import LEAST_ITEMS, LEAST_S, LOADED, WAITS, Loads, limit_of
 
 STEP = 1.5

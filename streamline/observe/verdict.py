@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
+from streamline.core.figures import Figures, StageStats, ThreadStats, per_s
 from streamline.core.text import counted
-from streamline.observe.figures import Figures, StageStats, ThreadStats, per_s
 
 MOST_FACTOR = 8
 """The most calls at once, for each there are now, that is advised in one step."""

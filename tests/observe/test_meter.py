@@ -12,8 +12,8 @@ import streamline as sl
 from streamline.core import counters as stage_meter
 from streamline.core import cpus
 from streamline.core import meters as consumer_meter
-from streamline.core.counters import HOLD_S, Doing, HoldTimer, HostMeter, StageMeter, Working
-from streamline.core.meters import ConsumerMeter, Meters
+from streamline.core.figures import Doing
+from streamline.core.meters import HOLD_S, ConsumerMeter, HoldTimer, HostMeter, Meters, StageMeter, Working
 from streamline.observe import stats as picture
 from streamline.observe.stats import Stats, collect, host_stats, stats_of
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamline.core.figures import Figures
 from streamline.core.knobs import Knob
-from streamline.observe.figures import Figures
 from streamline.observe.tuner import Measurement, Tuner
 from tests.laws.profile import examples
 from tests.observe.simulated_pipelines import SimulatedPipeline, SimulatedStage, Simulation

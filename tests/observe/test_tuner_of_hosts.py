@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamline.core.figures import Figures, HostStats, StageStats
 from streamline.core.knobs import Knob
-from streamline.observe.figures import Figures, HostStats, StageStats
 from streamline.observe.tuner import HostTuner, Measurement, PassLooks, TuningStep
 
 

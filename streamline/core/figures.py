@@ -1,22 +1,18 @@
-"""Figures of a stage, a channel, a host and a source's requests, the meters that count them, and their labels.
+"""Figures: what is counted of stages, channels, hosts, requests, and of a stream as a whole; with units.
 
-A figure is declared once: meters write the classes that `stats` gives to users, and hosts send them. Its one writer is
-the event loop's thread; any may read it, exact but for the list that is being counted. Times are `perf_counter`'s.
+A figure is declared once, here: meters write these classes, hosts send them, `stats` gives them to users, and `+` and
+`-` follow from the lists of their fields that grow. Times are in seconds.
 
-Details are what only one kind of stage counts: cycles of a cache, components of a mixture, bytes copied to a device. A
-stage registers a function that reads them (`StageMeter.details_from`), called only when figures are read. They travel
-from worker processes with the other counts, are aggregated over workers here, and are shown by name.
+Details are what only one kind of stage counts: cycles of a cache, components of a mixture, bytes copied to a device.
+They travel from worker processes with the other counts, are aggregated over workers here, and are shown by name.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
-from streamline.core.tree import nbytes
 from streamline.errors import printable
 
 How: TypeAlias = Literal["count", "total", "now"]
@@ -41,9 +37,6 @@ class Detail:
 
 
 Details: TypeAlias = tuple[Detail, ...]
-
-ReadDetails: TypeAlias = Callable[[], Details]
-"""Called in any thread; keeps no items alive, for it stays as long as the meter."""
 
 
 def later(before: Details, now: Details) -> Details:
@@ -87,6 +80,8 @@ Executor: TypeAlias = Literal["inline", "task", "thread"]
 """Where a stage does its work: in the event loop, which stands still meanwhile; awaited; in threads."""
 
 HostKind: TypeAlias = Literal["process", "thread"]
+
+Doing: TypeAlias = Literal["work", "wait_input", "wait_output"]
 
 FROM_HOST = " (border)"
 """Suffix of the name of a channel whose items come from a host; the stage may fill another channel there."""
@@ -373,326 +368,107 @@ class ReadStats(Summable):
     in_flight: int = 0
 
 
-class HostMeter:
-    """One host of one run. Its writer is the run's event loop.
-
-    Args:
-      pid: returns that of its process; None: there is none yet.
-      resident: returns how many bytes of memory it holds; 0: unknown.
-      stacks: returns what its threads are at, for a person; "": unknown.
-      node: returns the machine that it runs on; "": this one, or none yet.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        kind: HostKind,
-        pid: Callable[[], int | None],
-        resident: Callable[[], int] = lambda: 0,
-        stacks: Callable[[], str] = lambda: "",
-        node: Callable[[], str] = lambda: "",
-        *,
-        shared: bool = False,
-    ) -> None:
-        self.figures = HostStats(number=number, kind=kind, shared=shared, alive=False)
-        self.shards: set[int] = set()
-        self.stacks = stacks
-        self._pid, self._resident, self._node = pid, resident, node
-
-    def __str__(self) -> str:
-        self.figures.see(self._pid(), self._node())
-        return self.figures.name
-
-    def see(self) -> None:
-        """Note what can be seen of it now; of one that has ended, that is what was seen at last. From any thread."""
-        self.figures.see(self._pid(), self._node(), self._resident() if self.figures.alive else 0)
-
-    def gone(self) -> None:
-        """There is no host for now: its pid, its machine and its memory stay what they were at last."""
-        self.see()
-        self.figures.alive = False
-
-
-Doing: TypeAlias = Literal["work", "wait_input", "wait_output"]
-
-Observer: TypeAlias = Callable[["StageMeter", Doing, float, float], None]
-"""Called with what a meter counts: meter, what was done, began, ended."""
-
-HOLD_S = 0.1
-"""A sync function that holds a consumer's own event loop for so long is worth a hint."""
-
-SAMPLE_LISTS = 64
-"""Lists between two looks at the size of an item; at first, after 1, 2, 4, 8 ... lists."""
-
-
-class LoopMeter:
-    """The event loop in which all inline functions run.
+@dataclass(frozen=True, kw_only=True)
+class ThreadStats(Summable):
+    """A thread of this process, since it was started.
 
     Attributes:
-      held_s: how long they held it, all together.
-      thread: the system's number of the thread in which it runs; None: it doesn't yet.
+      number: the system's.
+      name: Python's.
+      cpu_s: that it has computed, in Python or outside of it.
+      core_wait_s: that it could have, and no core was free.
     """
 
-    __slots__ = ("held_s", "thread")
+    number: int
+    name: str
+    cpu_s: float = 0.0
+    core_wait_s: float = 0.0
 
-    def __init__(self) -> None:
-        self.held_s = 0.0
-        self.thread: int | None = None
+    @property
+    def runnable_s(self) -> float:
+        """For how long it computed, or could have."""
+        return self.cpu_s + self.core_wait_s
 
 
-class MeterHooks:
-    """What is called with what all stages of a run count.
+@dataclass(frozen=True, kw_only=True)
+class ContentionStats(Summable):
+    """What slows all stages of this process alike; not those in processes of their own.
 
     Attributes:
-      observer: called with every segment of work and of waiting; a trace, say. None: the usual case.
-      on_observed: called, in the tracing thread, when a trace begins and when it ends.
-      on_hold: called with how long a segment of at least `HOLD_S` held the stream's own event loop; None: not called.
+      looked_s: when that was seen, by `time.perf_counter`; between two moments: how long that was.
+      collecting_s: in which Python's garbage collector stopped all threads.
+      gil_looks: how many times it was looked whether a thread holds the GIL.
+      gil_waits: how many times one did.
+      quota_periods: of the control group's CPU quota, since it was made; 0: there is none.
+      quota_throttled: of those, in which the quota was used up.
+      memory_wait_s: in which programs waited for memory that the kernel had to free, in this process's control group,
+        or on this machine; 0 where the kernel doesn't tell.
+      threads: of Python's, each with its times; none where the system doesn't tell them.
+      loop: the number of the thread of the pipeline's event loop.
     """
 
-    __slots__ = ("observer", "on_hold", "on_observed")
-
-    def __init__(self) -> None:
-        self.observer: Observer | None = None
-        self.on_observed: list[Callable[[], None]] = []
-        self.on_hold: Callable[[StageMeter, float], None] | None = None
-
-    def observe(self, observer: Observer | None) -> None:
-        """Call `observer` with every segment of work and of waiting; None: nothing is called."""
-        self.observer = observer
-        for notify in list(self.on_observed):
-            notify()
+    looked_s: float = 0.0
+    collecting_s: float = 0.0
+    gil_looks: int = 0
+    gil_waits: int = 0
+    quota_periods: int = 0
+    quota_throttled: int = 0
+    memory_wait_s: float = 0.0
+    threads: tuple[ThreadStats, ...] = ()
+    loop: int | None = None
 
 
-class Ongoing(NamedTuple):
-    """What a stage in a worker is at, with when each of it began.
+@dataclass(frozen=True, kw_only=True)
+class Figures(Summable):
+    """A stream at one moment, or between two.
 
     Attributes:
-      begun: the segment of work that holds the event loop; None: none does.
-      slots: the awaited or threaded calls; 0.0: none.
-      waits: by slot.
+      elapsed_s: since it was opened; it stops at the end, or when the stream is closed.
+      items: that the consumer got.
+      consumer_wait_s: that it waited for them.
+      stages: in the plan's order, the source first, the merge where it stands.
+      channels: likewise.
+      consumer_held_s: with `async for`: how long the loop's body held the event loop, as far as it can be seen: from
+        the first item of a list until it first awaits something.
+      ranks_wait_s: of its waits, those for other ranks to say whether they have another item, where all end together.
+      hosts: threads or processes in which workers run, by number, those that aren't there yet among them; none where
+        workers run in the stream's event loop.
+      cpus: that this process may use, within its control group's quota.
+      reads: what sources have asked of servers, by name; of those that have asked any.
+      dropped: items of this rank that are not given, so that all ranks end together; as `stream.ends` has it.
+      padded: items that were given again for that; a resume goes on counting.
+      contention: what slows all stages of this process alike.
     """
 
-    begun: float | None = None
-    slots: tuple[float, ...] = ()
-    waits: tuple[tuple[int, tuple[Doing, float]], ...] = ()
+    elapsed_s: float
+    items: int
+    consumer_wait_s: float
+    stages: tuple[StageStats, ...] = ()
+    channels: tuple[ChannelStats, ...] = ()
+    consumer_held_s: float = 0.0
+    ranks_wait_s: float = 0.0
+    hosts: tuple[HostStats, ...] = ()
+    cpus: int = 1
+    reads: tuple[ReadStats, ...] = ()
+    dropped: int = 0
+    padded: int = 0
+    contention: ContentionStats = ContentionStats()
 
-    def shifted(self, by: float) -> Ongoing:
-        """Return it with the times of a clock that shows `by` seconds more."""
-        return Ongoing(
-            None if self.begun is None else self.begun + by,
-            tuple(began and began + by for began in self.slots),
-            tuple((slot, (doing, began + by)) for slot, (doing, began) in self.waits),
-        )
-
-
-class SizeEstimate:
-    """How many bytes the items of a stage have, from the sizes of a few."""
-
-    __slots__ = ("_bytes", "_item_bytes", "_items", "_samples")
-
-    def __init__(self) -> None:
-        self._bytes = 0  # of the items that had come at the last sample
-        self._items = 0
-        self._item_bytes = 0.0  # of one that has come since
-        self._samples: list[int] = []
-
-    def of(self, items: int) -> int:
-        """Return the bytes of the first `items`, all that have come."""
-        return int(self._bytes + (items - self._items) * self._item_bytes)
-
-    def sample(self, item: Any, items: int) -> None:
-        """Look at one of `items`, all that have come."""
-        if self._samples:
-            self._bytes, self._items = self.of(items), items
-        self._samples = [*self._samples[-7:], _size(item)]  # the last ones: sizes may drift
-        self._item_bytes = sum(self._samples) / len(self._samples)
-
-
-class StageMeter:
-    """One stage in one worker.
-
-    Attributes:
-      figures: what it has counted; bytes, and details that are read now, are added when they are read.
-      begun: when the segment of work that holds the loop now began; None: none does.
-      slots: when each awaited or threaded call that is at work now began; 0.0: none.
-      loop: in which its inline functions run, with those of the others.
-      host: in which the worker runs; None: in the stream's own event loop.
-    """
-
-    __slots__ = (
-        "_lists", "_next_sample", "_read", "_sizes", "_waits", "begun", "figures", "hooks", "host", "loop", "slots",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        name: str,
-        kind: str,
-        shard: int,
-        concurrency: int = 1,
-        loop: LoopMeter | None = None,
-        hooks: MeterHooks | None = None,
-        host: HostMeter | None = None,
-    ) -> None:
-        self.figures = StageStats(name=name, kind=kind, shard=shard, concurrency=concurrency)
-        self.begun: float | None = None
-        self.slots: list[float] = []
-        self.loop = loop or LoopMeter()
-        self.hooks = hooks or MeterHooks()
-        self.host = host
-        self._waits: dict[int, tuple[Doing, float]] = {}
-        self._sizes = SizeEstimate()
-        self._lists = 0
-        self._next_sample = 1
-        self._read: ReadDetails = tuple
-
-    def __str__(self) -> str:
-        return str(self.figures)
+    def __sub__(self, earlier: Figures) -> Self:  # type: ignore[override]
+        """Return what was added since an earlier moment of the same stream; depths and peaks are those of now."""
+        return replace(super().__sub__(earlier), contention=self.contention - earlier.contention)
 
     @property
-    def since(self) -> float | None:
-        """When the work that is going on now began, the oldest call's; None: it is at rest, or waits."""
-        if self.begun is not None:
-            return self.begun
-        return min(filter(None, list(self.slots)), default=None)
-
-    def worked(self, began: float, ended: float) -> None:
-        """Count a segment of the stage's own work in which others could run: in a call that is awaited, or a thread."""
-        self.figures.busy_s += ended - began
-        if self.hooks.observer is not None:
-            self.hooks.observer(self, "work", began, ended)
-
-    def held(self, began: float, ended: float) -> None:
-        """Count a segment of the stage's own work in which the event loop stood still."""
-        self.begun = None
-        spent = ended - began
-        self.figures.add_hold(spent)
-        self.loop.held_s += spent
-        if self.hooks.observer is not None or spent >= HOLD_S:
-            self._report_held(began, ended)
-
-    def _report_held(self, began: float, ended: float) -> None:
-        hooks = self.hooks
-        if hooks.observer is not None:
-            hooks.observer(self, "work", began, ended)
-        if ended - began >= HOLD_S and hooks.on_hold is not None and self.host is None:
-            hooks.on_hold(self, ended - began)
-
-    def waited(self, doing: Doing, began: float, ended: float) -> None:
-        """Count a wait: for an item from before the stage ("wait_input"), or for room downstream ("wait_output")."""
-        self.figures.add_wait(doing, ended - began)
-        if self.hooks.observer is not None:
-            self.hooks.observer(self, doing, began, ended)
-
-    def wait_begins(self, doing: Doing, slot: int = 0) -> None:
-        """Record a wait that begins, so that it is seen while it lasts; of several at once, each has a slot."""
-        self._waits[slot] = doing, perf_counter()
-
-    def wait_ends(self, slot: int = 0) -> None:
-        """Count the wait that has begun in a slot."""
-        doing, began = self._waits.pop(slot)
-        self.waited(doing, began, perf_counter())
-
-    def count(self, items: Sequence[Any]) -> None:
-        """Count a list that came out of the stage; now and then, look at how large an item is."""
-        self.figures.items += len(items)
-        self._lists += 1
-        if self._lists >= self._next_sample and items:
-            self._next_sample += min(self._lists, SAMPLE_LISTS)
-            self._sizes.sample(items[0], self.figures.items)
+    def waits(self) -> float:
+        """The share of the time for which the consumer waited."""
+        return min(1.0, max(0.0, self.consumer_wait_s / self.elapsed_s)) if self.elapsed_s > 0 else 0.0
 
     @property
-    def bytes(self) -> int:
-        """Of the items, estimated from the sizes of a few."""
-        return self.figures.bytes + self._sizes.of(self.figures.items)
-
-    def details_from(self, read: ReadDetails) -> None:
-        """Read details from this function from now on; counts of the one before go on. At the stage's first pull."""
-        self.figures.details, self._read = self.details, read
-
-    @property
-    def details(self) -> Details:
-        """What only this kind of stage counts. From any thread."""
-        return later(self.figures.details, self._read())
-
-    @property
-    def ongoing(self) -> Ongoing:
-        """What it is at now. From any thread."""
-        return Ongoing(self.begun, tuple(self.slots), tuple(self._waits.items()))
-
-    def counted(self) -> StageStats:
-        """Return what was counted, without what goes on. From any thread."""
-        return self.figures.copy(bytes=self.bytes, details=self.details)
-
-    def until(self, now: float) -> StageStats:
-        """Return what was counted up to `now`, with what goes on. From any thread."""
-        found = self.counted()  # first: what ends meanwhile is missed once rather than counted twice
-        begun, slots, waits = self.ongoing
-        if begun is not None:
-            found.add_hold(max(0.0, now - begun))
-        found.busy_s += sum(max(0.0, now - began) for began in slots if began)
-        for _, (doing, began) in waits:
-            found.add_wait(doing, now - began)
-        return found
-
-    def show(self, gained: StageStats, ongoing: Ongoing) -> None:
-        """Count what a meter elsewhere has counted, too, and show what it is at; what is skipped is counted here."""
-        figures = self.figures
-        errors, details = figures.errors, later(figures.details, gained.details)
-        figures.add(gained)
-        figures.errors, figures.details = errors, details
-        figures.concurrency, figures.executor, figures.ordered = gained.concurrency, gained.executor, gained.ordered
-        self._go_on(ongoing)
-
-    def stop(self, now: float) -> None:
-        """Count what goes on elsewhere up to `now`, as over."""
-        self.figures = self.until(now)
-        self._go_on(Ongoing())
-
-    def _go_on(self, ongoing: Ongoing) -> None:
-        self.begun, self.slots, self._waits = ongoing.begun, list(ongoing.slots), dict(ongoing.waits)
+    def rate(self) -> float:
+        """Items that the consumer got, per second."""
+        return self.items / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
 
-class HoldTimer:
-    """`with HoldTimer(meter):` counts a segment of work in which the event loop stands still."""
-
-    __slots__ = ("_began", "_meter")
-
-    def __init__(self, meter: StageMeter | None) -> None:
-        self._meter = meter
-        self._began = 0.0
-
-    def __enter__(self) -> None:
-        if self._meter is not None:
-            self._meter.begun = self._began = perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        meter = self._meter
-        if meter is not None:
-            meter.held(self._began, perf_counter())
-
-
-class Working:
-    """`with Working(meter):` counts a segment of work that is awaited; a stage does one at a time."""
-
-    __slots__ = ("_meter",)
-
-    def __init__(self, meter: StageMeter | None) -> None:
-        self._meter = meter
-
-    def __enter__(self) -> None:
-        if self._meter is not None:
-            self._meter.slots = [perf_counter()]
-
-    def __exit__(self, *_: object) -> None:
-        meter = self._meter
-        if meter is not None:
-            (began,), meter.slots = meter.slots, []
-            meter.worked(began, perf_counter())
-
-
-def _size(item: Any) -> int:
-    """Return the size of an item in bytes; whatever it is, being measured must not end a run."""
-    try:
-        return nbytes(item)
-    except Exception:  # an attribute of the user's, a container that holds itself
-        return sys.getsizeof(item)
+def per_s(rate: float) -> str:
+    """Return a number of items per second as text."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
