@@ -183,7 +183,7 @@ class StreamTuning:
                 self._note(step)
         except Exception:
             logger.exception("hosts stay as many as they are: tuning them has failed")
-        return self._hosts.value, self._hosts.settled
+        return self._hosts.value, self._hosts.settled[HOSTS]
 
     async def _tune(self, tasks: Tasks, running: KnobValues, knobs: Sequence[Knob], seen: PassLooks) -> None:
         """Look, and turn, until the run ends. A failure of this ends the tuning, not the stream."""
