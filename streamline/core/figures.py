@@ -1,7 +1,7 @@
 """Figures: what is counted of stages, channels, hosts, requests, and of a stream as a whole; with units.
 
-A figure is declared once, here: meters write these classes, hosts send them, `stats` gives them to users, and `+` and
-`-` follow from the lists of their fields that grow. Times are in seconds.
+A figure is declared once, here: meters write these classes, hosts send them, `stats` gives them to users, and sums
+and differences follow from the list of fields that grow. Times are in seconds.
 
 Details are what only one kind of stage counts: cycles of a cache, components of a mixture, bytes copied to a device.
 They travel from worker processes with the other counts, are aggregated over workers here, and are shown by name.
@@ -120,7 +120,7 @@ KEYS = {
 
 
 class Summable:
-    """Figures, a dataclass: `+` and `-` are of its fields that grow; all else is as on the left."""
+    """Figures, a dataclass: `total` and `-` are of its fields that grow; all else is as in the first."""
 
     grows: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[tuple[str, ...]] = ()
@@ -129,9 +129,6 @@ class Summable:
         fields = vars(cls).get("__annotations__", {})
         cls.grows = (*cls.grows, *(name for name in fields if name in GROWING))
         cls.parts = (*cls.parts, *(name for name in fields if name in KEYS and fields[name].startswith("tuple")))
-
-    def __add__(self, other: Self) -> Self:
-        return total((self, other))
 
     def __sub__(self, earlier: Summable) -> Self:
         """Return what was added since `earlier`, at which the same was counted."""

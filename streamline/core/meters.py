@@ -132,34 +132,11 @@ class Ongoing(NamedTuple):
         )
 
 
-class SizeEstimate:
-    """How many bytes the items of a stage have, from the sizes of a few."""
-
-    __slots__ = ("_bytes", "_item_bytes", "_items", "_samples")
-
-    def __init__(self) -> None:
-        self._bytes = 0  # of the items that had come at the last sample
-        self._items = 0
-        self._item_bytes = 0.0  # of one that has come since
-        self._samples: list[int] = []
-
-    def of(self, items: int) -> int:
-        """Return the bytes of the first `items`, all that have come."""
-        return int(self._bytes + (items - self._items) * self._item_bytes)
-
-    def sample(self, item: Any, items: int) -> None:
-        """Look at one of `items`, all that have come."""
-        if self._samples:
-            self._bytes, self._items = self.of(items), items
-        self._samples = [*self._samples[-7:], _size(item)]  # the last ones: sizes may drift
-        self._item_bytes = sum(self._samples) / len(self._samples)
-
-
 class StageMeter:
     """One stage in one worker.
 
     Attributes:
-      figures: what it has counted; bytes, and details that are read now, are added when they are read.
+      figures: what it has counted; details that are read now are added when they are read.
       begun: when the segment of work that holds the loop now began; None: none does.
       slots: when each awaited or threaded call that is at work now began; 0.0: none.
       loop: in which its inline functions run, with those of the others.
@@ -167,7 +144,8 @@ class StageMeter:
     """
 
     __slots__ = (
-        "_lists", "_next_sample", "_read", "_sizes", "_waits", "begun", "figures", "hooks", "host", "loop", "slots",
+        "_item_bytes", "_lists", "_next_sample", "_read", "_sizes", "_waits", "begun", "figures", "hooks", "host",
+        "loop", "slots",
     )  # fmt: skip
 
     def __init__(
@@ -187,7 +165,8 @@ class StageMeter:
         self.hooks = hooks or MeterHooks()
         self.host = host
         self._waits: dict[int, tuple[Doing, float]] = {}
-        self._sizes = SizeEstimate()
+        self._sizes: list[int] = []  # of the last samples: sizes may drift
+        self._item_bytes = 0.0
         self._lists = 0
         self._next_sample = 1
         self._read: ReadDetails = tuple
@@ -245,12 +224,9 @@ class StageMeter:
         self._lists += 1
         if self._lists >= self._next_sample and items:
             self._next_sample += min(self._lists, SAMPLE_LISTS)
-            self._sizes.sample(items[0], self.figures.items)
-
-    @property
-    def bytes(self) -> int:
-        """Of the items, estimated from the sizes of a few."""
-        return self.figures.bytes + self._sizes.of(self.figures.items)
+            self._sizes = [*self._sizes[-7:], _size(items[0])]
+            self._item_bytes = sum(self._sizes) / len(self._sizes)
+        self.figures.bytes += round(len(items) * self._item_bytes)
 
     def details_from(self, read: ReadDetails) -> None:
         """Read details from this function from now on; counts of the one before go on. At the stage's first pull."""
@@ -268,7 +244,7 @@ class StageMeter:
 
     def counted(self) -> StageStats:
         """Return what was counted, without what goes on. From any thread."""
-        return self.figures.copy(bytes=self.bytes, details=self.details)
+        return self.figures.copy(details=self.details)
 
     def until(self, now: float) -> StageStats:
         """Return what was counted up to `now`, with what goes on. From any thread."""

@@ -242,14 +242,14 @@ class Tuner(HillClimb):
 
     def _move(self, loads: Loads) -> TuningStep | None:
         """Turn down what isn't needed, else up what limits, or what may; note why not."""
-        if (step := self._down(loads)) is not None:
+        if (step := self._turn_down(loads)) is not None:
             return step
         if loads.waits < WAITS:
             self.resting = f"the consumer waits {loads.waits:.0%} of its time: nothing is to be gained"
             return None
         found = limit_of(loads.figures)
         if found is None:
-            return self._more_of_something(loads)
+            return self._try_what_may_help(loads)
         rule, (stage, what, *_) = found
         if stage is None or stage.name not in self._knobs:
             self.resting = f"{what}, and has no knob"
@@ -258,11 +258,11 @@ class Tuner(HillClimb):
             self.resting = f"the limit= of {stage} bounds it"
             return None
         knob = self._knobs[stage.name]
-        if (after := self._more(knob, what)) is None:
-            return self._fewer(knob, loads, stage)
+        if (after := self._find_more(knob, what)) is None:
+            return self._try_fewer(knob, loads, stage)
         return self._begin(knob, after, f"the consumer waits {loads.waits:.0%}, and {stage} limits", self._rates(knob))
 
-    def _down(self, loads: Loads) -> TuningStep | None:
+    def _turn_down(self, loads: Loads) -> TuningStep | None:
         """Turn down what is above the plan, while the consumer has had what it takes for as long as looks are kept."""
         if len(self._looks) <= self.MOST_SAMPLES or loads.waits >= CALM_WAITS:
             return None
@@ -272,7 +272,7 @@ class Tuner(HillClimb):
                 return self._begin(knob, after, "it isn't needed", rates, eases=True)
         return None
 
-    def _fewer(self, knob: Knob, loads: Loads, stage: StageStats) -> TuningStep | None:
+    def _try_fewer(self, knob: Knob, loads: Loads, stage: StageStats) -> TuningStep | None:
         """Turn down what limits: calls may crowd a server, and threads take turns with the GIL."""
         value, rates = self.values[knob.stage], self._rates(knob)
         each_has_a_core = self._busy(knob) and value * stage.workers <= loads.figures.cpus
@@ -281,7 +281,7 @@ class Tuner(HillClimb):
         why = f"{stage} limits, and more gain nothing; are fewer faster?"
         return self._begin(knob, math.floor(value / STEP), why, rates)
 
-    def _more_of_something(self, loads: Loads) -> TuningStep | None:
+    def _try_what_may_help(self, loads: Loads) -> TuningStep | None:
         """Turn up what is waited for most, which may cost the loop about as much time; else a buffer: stages limit by
         turns."""
         said = "no stage limits alone"
@@ -290,12 +290,12 @@ class Tuner(HillClimb):
         tried += [(knob, knob.stage) for knob in self._knobs.values() if knob.kind == "prefetch"][:1]
         self.resting = said
         for knob, name in tried:
-            if (after := self._more(knob, said)) is not None:
+            if (after := self._find_more(knob, said)) is not None:
                 why = f"the consumer waits {loads.waits:.0%}, and {said}; {name} may help"
                 return self._begin(knob, after, why, self._rates(knob))
         return None
 
-    def _more(self, knob: Knob, said: str) -> int | None:
+    def _find_more(self, knob: Knob, said: str) -> int | None:
         """Return a higher value, as far as there are CPUs and memory; None: there is none, and `resting` says why."""
         value, last, rates = self.values[knob.stage], self._looks[-1], self._rates(knob)
         after = min(knob.most, math.ceil(value * STEP))
@@ -405,8 +405,8 @@ class PassLooks:
         """Nothing is to run from here to the next look."""
         self._first = None
 
-    def turned(self) -> None:
-        """What was seen before says nothing of how it runs now."""
+    def forget(self) -> None:
+        """What was seen before says nothing of how it runs now: a knob was turned."""
         self._first = self.stretch = None
 
 
@@ -475,7 +475,7 @@ class HostTuner(HillClimb):
         if idle and not self._is_barred(self._knob, self._rates, up=False):
             return self._turn(fewer, f"the hosts are busy {busy:.0%} of their time", eases=True)
         used = max(0.0, last.cpu_s - first.cpu_s) / loads.elapsed_s
-        after, why = self._more(loads, busy, used, last.free_bytes, most)
+        after, why = self._find_more(loads, busy, used, last.free_bytes, most)
         if after > self.value:
             return self._turn(after, why)
         self.resting = why
@@ -485,7 +485,7 @@ class HostTuner(HillClimb):
         rates, self._rates, self._seconds = self._rates, [], 0.0
         return self._begin(self._knob, after, why, rates, eases=eases)
 
-    def _more(
+    def _find_more(
         self, loads: Loads, busy: float, used: float, free_bytes: Callable[[], float], most: int
     ) -> tuple[int, str]:
         """Return a larger number of hosts, and why; or the present one, and why there are no more."""

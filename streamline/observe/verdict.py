@@ -61,10 +61,9 @@ def more_at_once(stage: StageStats, more: int) -> str:
     """Return how a stage that is awaited gets more done at once."""
     if stage.executor != "inline":
         return f"concurrency={stage.concurrency * more}"
-    if stage.kind.startswith("read_"):
-        return f".shard({stage.workers * more}), so that as many files or connections are read at once"
-    if stage.kind == "source":
-        return f".shard({stage.workers * more}), so that as many are read at once"
+    if stage.kind == "source" or stage.kind.startswith("read_"):
+        what = "" if stage.kind == "source" else " files or connections"
+        return f".shard({stage.workers * more}), so that as many{what} are read at once"
     if stage.kind == "from_iterable":
         return "an iterable that names what is to be read, and the reading in .map(concurrency=), several at once"
     return "its slow part in a .map(concurrency=) before it, where several items are at work at once"

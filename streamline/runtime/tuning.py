@@ -149,20 +149,19 @@ class StreamTuning:
 
     def begin(self, plan: Plan, backend: Backend, workers: int, tasks: Tasks) -> None:
         """Let a run begin with the values as they stand, and tune it, if they aren't pinned. Before it is opened."""
-        knobs = {knob.stage: knob for knob in knobs_of(plan, backend, workers)}
-        hosts = next((knob for knob in knobs.values() if knob.kind == "hosts"), None)
-        stages = [knob for knob in knobs.values() if knob is not hosts]
+        self._knobs = {knob.stage: knob for knob in knobs_of(plan, backend, workers)}
+        stages = [knob for knob in self._knobs.values() if knob.kind != "hosts"]
         values = {knob.stage: min(self._values[knob.stage], knob.most) for knob in stages if knob.stage in self._values}
+        hosts, settled = None, dict(values)
         seen, self._seen = self._seen, PassLooks()
-        running = KnobValues(values)
-        if hosts is not None:
-            most, values[HOSTS] = self._next_hosts(hosts, backend, seen)
-            running = KnobValues(running.values, most)
+        if len(stages) < len(self._knobs):
+            hosts, settled[HOSTS] = self._next_hosts(self._knobs[HOSTS], backend, seen)
+        running = KnobValues(values, hosts)
         tasks.session.services.add(KnobValues, running)
-        self._knobs, self._values = knobs, values
+        self._values = settled
         if self._pinned is not None:
             return
-        if knobs:
+        if self._knobs:
             self._resting = self._resting if stages else ""
             tasks.start(partial(self._tune, tasks, running, stages, self._seen), "tuning", lambda: None)
         else:
@@ -209,7 +208,7 @@ class StreamTuning:
             if step is not None:
                 running.set({step.name: step.after})
                 session.meters.began()  # the verdict is of how it runs now
-                seen.turned()
+                seen.forget()
                 self._note(step)
             pause_s = max(LOOK_S, took_s / MOST_TIME_SHARE)
 

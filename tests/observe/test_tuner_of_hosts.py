@@ -284,7 +284,7 @@ def test_the_longest_stretch_between_pauses_counts() -> None:
 def test_what_was_seen_before_a_knob_was_turned_does_not_count() -> None:
     seen = PassLooks()
     for elapsed_s in (1, 2, 9, None, 10, 11):
-        seen.turned() if elapsed_s is None else seen.look(look(elapsed_s, 1))
+        seen.forget() if elapsed_s is None else seen.look(look(elapsed_s, 1))
     assert stretch(seen) == (10, 11)
 
 
