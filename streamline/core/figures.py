@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from streamline.errors import printable
@@ -35,43 +36,43 @@ class Detail:
     part: str = ""
     how: How = "count"
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from the others of its stage."""
+        return self.part, self.name
+
 
 Details: TypeAlias = tuple[Detail, ...]
 
 
 def later(before: Details, now: Details) -> Details:
     """Return the details of a stage that was opened again, in another pass or another process: counts go on."""
-    if not before:
-        return now
-    known = {(detail.part, detail.name): detail for detail in before}
+    known = {detail.key: detail for detail in before}
     for detail in now:
-        key = detail.part, detail.name
-        if detail.how == "count" and key in known:
-            detail = replace(detail, value=known[key].value + detail.value)
-        known[key] = detail
+        was = known.get(detail.key)
+        if was is not None and detail.how == "count":
+            detail = replace(detail, value=was.value + detail.value)
+        known[detail.key] = detail
     return tuple(known.values())
 
 
 def together(workers: Iterable[Details]) -> Details:
     """Return the details of all workers of a stage."""
     found: dict[tuple[str, str], Detail] = {}
-    for detail in (detail for details in workers for detail in details):
-        key = detail.part, detail.name
-        if key in found:
-            other = found[key].value
-            value = min(other, detail.value) if detail.how == "now" else other + detail.value
+    for detail in chain.from_iterable(workers):
+        other = found.get(detail.key)
+        if other is not None:
+            value = min(other.value, detail.value) if detail.how == "now" else other.value + detail.value
             detail = replace(detail, value=value)
-        found[key] = detail
+        found[detail.key] = detail
     return tuple(found.values())
 
 
 def since(earlier: Details, now: Details) -> Details:
     """Return what was added since `earlier`; what is no count is as it stands."""
-    were = {(detail.part, detail.name): detail.value for detail in earlier}
+    were = {detail.key: detail.value for detail in earlier}
     return tuple(
-        replace(detail, value=max(0, detail.value - were.get((detail.part, detail.name), 0)))
-        if detail.how == "count"
-        else detail
+        replace(detail, value=max(0, detail.value - were.get(detail.key, 0))) if detail.how == "count" else detail
         for detail in now
     )
 
@@ -222,7 +223,7 @@ class StageStats(Summable):
           KeyError: it has no such number; the message says which it has.
         """
         for each in self.details:
-            if (each.name, each.part) == (name, part):
+            if each.key == (part, name):
                 return each.value
         there = ", ".join(_name_of(each.name, each.part) for each in self.details) or "none"
         raise KeyError(f"{self} has no detail {_name_of(name, part)}; it has {there}")
@@ -238,6 +239,11 @@ class StageStats(Summable):
             self.wait_input_s += seconds
         else:
             self.wait_output_s += seconds
+
+    @property
+    def limited_s(self) -> float:
+        """Seconds that its calls waited for permits of a limit, all together."""
+        return sum(each.value for each in self.details if each.name == "limited_s")
 
     @property
     def slots(self) -> int:

@@ -37,6 +37,11 @@ def said(thing: object, how: Any) -> str:
         return f"<{type(thing).__name__} whose {how.__name__} raised {type(error).__name__}>"
 
 
+def shorten(text: str, most: int) -> str:
+    """Return a text of at most so many characters; one that was longer ends with "…"."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def some(ranks: Sequence[int]) -> str:
     """Return numbers for a message, the first ten of them."""
     shown = ", ".join(map(str, ranks[:10]))

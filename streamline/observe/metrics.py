@@ -235,5 +235,4 @@ def _idle(stage: StageStats, elapsed_s: float) -> float:
 
 
 def _work(stage: StageStats, elapsed_s: float) -> float:
-    limited_s = sum(detail.value for detail in stage.details if detail.name == "limited_s")
-    return min(1.0, (stage.busy_s + limited_s) / (elapsed_s * max(1, stage.slots)))
+    return min(1.0, (stage.busy_s + stage.limited_s) / (elapsed_s * max(1, stage.slots)))

@@ -26,7 +26,7 @@ from streamline.core.cpus import cpu_s
 from streamline.core.error_policy import ErrorReport
 from streamline.core.figures import FROM_HOST, ChannelStats, HostStats, ReadStats, StageStats, label
 from streamline.core.options import given, parse_address
-from streamline.core.text import said
+from streamline.core.text import said, shorten
 from streamline.errors import PlanTypeError, printable_lines
 from streamline.observe.exporters import CONTENT_TYPE, ExportedStream, Exporter, Reading, asked_by_address, exporter_at
 from streamline.observe.stats import Stats
@@ -439,8 +439,7 @@ def _bounded(update: Any) -> Any:
 
 
 def _cut(text: str) -> str:
-    text = printable_lines(text)
-    return text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 1]}…"
+    return shorten(printable_lines(text), MOST_CHARS)
 
 
 def stream_text(labels: Mapping[str, str], stats: Stats, lately: Stats, about: StreamFacts) -> str:

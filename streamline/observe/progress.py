@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO, TypeAlias
 
 from streamline.core.figures import ChannelStats, per_s
 from streamline.core.forks import ForkSafeLock
+from streamline.core.text import shorten
 from streamline.core.threads import start_thread
 from streamline.errors import printable
 from streamline.observe.stats import Stats
@@ -213,8 +214,7 @@ def _bar(channel: ChannelStats) -> Text:
 
     share = min(1.0, channel.depth / max(1, channel.capacity * channel.channels))
     full = round(share * BAR_CHARS)
-    name = printable(channel.name)
-    name = name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 1]}…"
+    name = shorten(printable(channel.name), NAME_CHARS)
     bar = (("━" * full, "cyan"), ("─" * (BAR_CHARS - full), "dim"))
     return Text.assemble((f"{name} ", "dim"), *bar, f" {share:>3.0%}")
 

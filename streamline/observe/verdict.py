@@ -110,8 +110,7 @@ class Loads:
 
     def limited(self, stage: StageStats) -> float:
         """The share for which a stage's calls waited for permits of a limit."""
-        waited_s = sum(detail.value for detail in stage.details if detail.name == "limited_s")
-        return waited_s / (self.elapsed_s * stage.slots)
+        return stage.limited_s / (self.elapsed_s * stage.slots)
 
     def call_s(self, stage: StageStats) -> float:
         """Seconds that a call of an inline function takes."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import east_asian_width
 
+from streamline.core.text import shorten
 from streamline.errors import PlanError, printable
 from streamline.plan.plan import Plan
 from streamline.plan.topology import Part, PlannedChannel, sources, topology, written
@@ -178,8 +179,7 @@ def _mermaid(pieces: Sequence[Piece]) -> Iterator[str]:
 
 def _escaped(words: str) -> str:
     """Return a label in which nothing is syntax: neither Mermaid's, HTML's nor Markdown's."""
-    words = printable(words)
-    words = words if len(words) <= LONGEST else f"{words[: LONGEST - 1]}…"
+    words = shorten(printable(words), LONGEST)
     return "".join(char if char.isalnum() or char in " (),.=…:/-" else f"#{ord(char)};" for char in words)
 
 
