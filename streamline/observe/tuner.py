@@ -128,8 +128,10 @@ class HillClimb:
     """Of a rate: a step is judged then at the latest."""
 
     BARRED: ClassVar[float]
+    CLEAR_BARRED: ClassVar[float]
     MOST_BARRED: ClassVar[float]
-    """For how long a step that was taken back isn't tried again: at first, doubled each time; and at the most."""
+    """For how long a step that was taken back isn't tried again: the first time, or where it was clear that it gains
+    nothing, doubled each time; and at the most."""
 
     def __init__(self, knobs: Sequence[Knob], values: Mapping[str, int]) -> None:
         self.values = {knob.stage: knob.written for knob in knobs} | dict(values)
@@ -172,7 +174,7 @@ class HillClimb:
             self._bar((step.name, step.after, not trial.up), rates, 2 * self.BARRED)  # that is where it came from
             self.resting = f"{step.after} have brought {gain:+.0%}"
             return None
-        self._bar((step.name, step.before, trial.up), trial.rates, self.BARRED)
+        self._bar((step.name, step.before, trial.up), trial.rates, self.CLEAR_BARRED if sure else self.BARRED)
         why = f"undone: {step.after} brought {gain:+.0%}"
         return self._take(replace(step, before=step.after, after=step.before, why=why))
 
@@ -205,7 +207,7 @@ class Tuner(HillClimb):
 
     NOISE = 0.2, 6
     ENOUGH_SAMPLES, LEAST_SAMPLES, MOST_SAMPLES = 4, 3, 20  # before a step, after it; 20 tell 10 % from 20 % of noise
-    BARRED, MOST_BARRED = 2.0, 60.0  # seconds
+    BARRED, CLEAR_BARRED, MOST_BARRED = 2.0, 20.0, 60.0  # seconds
     LEAST_SAMPLE_S, LONGEST_SAMPLE_S = 0.001, 5.0
 
     def __init__(
@@ -347,7 +349,7 @@ class Tuner(HillClimb):
     def _call_s(self, window: Figures) -> float:
         """Return how far apart looks are to be: as long as a call, or the calls that end together would be noise."""
         judged = self._knobs if self._trial is None else [self._trial.step.name]
-        calls = [one.busy_s / max(1, one.items) for one in window.stages if one.name in judged]
+        calls = [one.busy_s / max(one.slots, one.items) for one in window.stages if one.name in judged]
         return min(self.LONGEST_SAMPLE_S, max(calls, default=0.0)) or self.LEAST_SAMPLE_S
 
     def _busy(self, knob: Knob) -> bool:
@@ -428,7 +430,7 @@ class HostTuner(HillClimb):
 
     NOISE = 0.05, 2  # of whole passes: that of samples cancels out
     MOST_SAMPLES = 5
-    BARRED, MOST_BARRED = 2.0, 32.0  # passes
+    BARRED, CLEAR_BARRED, MOST_BARRED = 2.0, 2.0, 32.0  # passes
 
     def __init__(self, knob: Knob, label: str) -> None:
         super().__init__([knob], {})
