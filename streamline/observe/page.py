@@ -90,7 +90,7 @@ class StreamFacts:
       stalled: for how long the consumer has waited, and what for; "": it hasn't waited for long.
       ended: it has ended, or is closed.
       snapshot: the last one: when it was taken and saved, in seconds since 1970, its bytes, where it is.
-      turns: of its knobs, the last ones, with when they were, in seconds since 1970.
+      steps: the last turns of its knobs.
     """
 
     epoch: int = 0
@@ -103,7 +103,7 @@ class StreamFacts:
     stalled: str = ""
     ended: bool = False
     snapshot: Mapping[str, Any] = field(default_factory=dict)
-    turns: Sequence[tuple[float, TuningStep]] = ()
+    steps: Sequence[TuningStep] = ()
 
 
 def page_place(page: object) -> str | None:
@@ -228,8 +228,8 @@ class LivePage(Exporter):
 
     def _events(self, seen: Iterable[tuple[ExportedStream, Reading, StreamFacts]]) -> list[dict[str, Any]]:
         """Return the last ones, the newest first: warnings, and turns of knobs."""
-        turns = [turn for _, _, about in seen for turn in about.turns]
-        events = [*self._log.events, *({"at": at, "level": "info", "text": _cut(str(step))} for at, step in turns)]
+        steps = [step for _, _, about in seen for step in about.steps]
+        events = [*self._log.events, *({"at": one.time, "level": "info", "text": _cut(str(one))} for one in steps)]
         return sorted(events, key=lambda event: -event["at"])[:MOST_EVENTS]
 
 

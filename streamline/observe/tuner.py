@@ -77,6 +77,7 @@ class TuningStep:
       stage: as printed; `name` is its name.
       kind: what was turned: "concurrency", "threads", "prefetch", "reads", "hosts".
       why: for a person.
+      time: when it was taken, in seconds since 1970; 0: it hasn't been.
     """
 
     at_s: float
@@ -86,6 +87,7 @@ class TuningStep:
     before: int
     after: int
     why: str
+    time: float = 0.0
 
     def __str__(self) -> str:
         return printable(f"{self.stage}: {self.kind} {self.before} -> {self.after}: {self.why}")

@@ -80,7 +80,7 @@ class StreamTuning:
         self._path = path
         self._knobs: dict[str, Knob] = {}
         self._values: dict[str, int] = {stage: knob.value for stage, knob in (pinned or {}).items()}
-        self._turns: deque[tuple[float, TuningStep]] = deque(maxlen=MOST_STEPS)
+        self._steps = deque[TuningStep](maxlen=MOST_STEPS)
         self._resting = "it has just begun" if pinned is None else f"{path} says so"
         self._label = ""  # of its hosts
         self._hosts: HostTuner | None = None
@@ -94,12 +94,7 @@ class StreamTuning:
     @property
     def steps(self) -> tuple[TuningStep, ...]:
         """What was turned and why, the last ones."""
-        return tuple(step for _, step in self.turns)
-
-    @property
-    def turns(self) -> tuple[tuple[float, TuningStep], ...]:
-        """The same, each with when that was, in seconds since 1970."""
-        return tuple(self._turns)
+        return tuple(self._steps)
 
     @property
     def resting(self) -> str:
@@ -213,7 +208,7 @@ class StreamTuning:
             pause_s = max(LOOK_S, took_s / MOST_TIME_SHARE)
 
     def _note(self, step: TuningStep) -> None:
-        self._turns.append((time.time(), step))
+        self._steps.append(replace(step, time=time.time()))
         logger.info("%s", step)
 
 
