@@ -228,6 +228,11 @@ class StageStats(Summable):
         there = ", ".join(_name_of(each.name, each.part) for each in self.details) or "none"
         raise KeyError(f"{self} has no detail {_name_of(name, part)}; it has {there}")
 
+    def add_items(self, items: int, size: int) -> None:
+        """Count items that came out of it, in so many bytes."""
+        self.items += items
+        self.bytes += size
+
     def add_hold(self, seconds: float) -> None:
         """Count work in which the event loop stood still."""
         self.busy_s += seconds

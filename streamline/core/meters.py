@@ -220,13 +220,12 @@ class StageMeter:
 
     def count(self, items: Sequence[Any]) -> None:
         """Count a list that came out of the stage; now and then, look at how large an item is."""
-        self.figures.items += len(items)
         self._lists += 1
         if self._lists >= self._next_sample and items:
             self._next_sample += min(self._lists, SAMPLE_LISTS)
             self._sizes = [*self._sizes[-7:], _size(items[0])]
             self._item_bytes = sum(self._sizes) / len(self._sizes)
-        self.figures.bytes += round(len(items) * self._item_bytes)
+        self.figures.add_items(len(items), round(len(items) * self._item_bytes))
 
     def details_from(self, read: ReadDetails) -> None:
         """Read details from this function from now on; counts of the one before go on. At the stage's first pull."""
