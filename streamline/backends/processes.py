@@ -21,7 +21,7 @@ from streamline.backends.hosts.restarts import CrashTracking
 from streamline.backends.hosts.stdio_relay import Relay
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.socket_link import SocketLink
-from streamline.core.counters import HostKind
+from streamline.core.figures import HostKind
 from streamline.core.options import check_int
 from streamline.core.tasks import Session
 from streamline.errors import ClosedError

@@ -33,7 +33,8 @@ from streamline.core.tree import nbytes
 from streamline.errors import ClosedError
 
 if TYPE_CHECKING:
-    from streamline.core.counters import ChannelStats, StageMeter
+    from streamline.core.figures import ChannelStats
+    from streamline.core.meters import StageMeter
     from streamline.core.tasks import Session
 
 T = TypeVar("T")

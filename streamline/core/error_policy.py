@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from streamline.core.counters import label
+from streamline.core.figures import label
 from streamline.core.forks import disown_in_copies
 from streamline.core.meters import Meters
 from streamline.core.options import check_int, is_async

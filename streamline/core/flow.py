@@ -20,8 +20,8 @@ from streamline.core.state import MadeStates, Reference, Shifted, Since, SkipCou
 from streamline.errors import ClosedError
 
 if TYPE_CHECKING:
-    from streamline.core.counters import StageMeter
     from streamline.core.error_policy import Failure, Skips
+    from streamline.core.meters import StageMeter
     from streamline.core.tasks import Tasks
 
 T = TypeVar("T")

@@ -27,7 +27,7 @@ from typing import TypeAlias
 
 import anyio
 
-from streamline.core.counters import Detail, Details
+from streamline.core.figures import Detail, Details
 from streamline.core.gate import Gate, Rest
 from streamline.core.options import check_int
 from streamline.errors import PlanError, PlanTypeError

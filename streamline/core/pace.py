@@ -21,8 +21,8 @@ from streamline.core.replay import FailedCall
 from streamline.errors import PlanTypeError
 
 if TYPE_CHECKING:
-    from streamline.core.counters import StageMeter
     from streamline.core.flow import StageRun
+    from streamline.core.meters import StageMeter
     from streamline.core.process_random import Look
 
 In = TypeVar("In")

@@ -38,6 +38,11 @@ def safe_text(thing: object, how: Any) -> str:
         return f"<{type(thing).__name__} whose {how.__name__} raised {type(error).__name__}>"
 
 
+def shorten(text: str, most: int) -> str:
+    """Return a text of at most so many characters; one that was longer ends with "…"."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 class _Short(Repr):
     """A `repr` that looks at no more of a container than it shows."""
 
@@ -59,8 +64,7 @@ SHORT_CHARS = 200
 
 def shortened(item: object) -> str:
     """Return an item's `repr` for a message: one line, of as few characters as a person needs to know it again."""
-    text = " ".join(safe_text(item, _short.repr).split())
-    return text if len(text) <= SHORT_CHARS else f"{text[: SHORT_CHARS - 1]}…"
+    return shorten(" ".join(safe_text(item, _short.repr).split()), SHORT_CHARS)
 
 
 def some(ranks: Sequence[int]) -> str:

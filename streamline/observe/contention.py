@@ -20,8 +20,8 @@ from time import perf_counter
 from typing import Any
 
 from streamline.core.cpus import quota_periods
+from streamline.core.figures import ContentionStats, ThreadStats
 from streamline.core.forks import ForkSafeLock
-from streamline.observe.figures import ContentionStats, ThreadStats
 
 LOOK_S = 0.25
 """What was seen is used again for so long."""

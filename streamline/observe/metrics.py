@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from streamline.core.counters import FROM_HOST
+from streamline.core.figures import FROM_HOST, Figures, HostStats, StageStats
 from streamline.errors import printable_lines
-from streamline.observe.figures import Figures, HostStats, StageStats
 from streamline.observe.stats import Stats
 from streamline.observe.verdict import CONTENTION, OTHER_RANKS
 
@@ -236,5 +235,4 @@ def _idle(stage: StageStats, elapsed_s: float) -> float:
 
 
 def _work(stage: StageStats, elapsed_s: float) -> float:
-    limited_s = sum(detail.value for detail in stage.details if detail.name == "limited_s")
-    return min(1.0, (stage.busy_s + limited_s) / (elapsed_s * max(1, stage.slots)))
+    return min(1.0, (stage.busy_s + stage.limited_s) / (elapsed_s * max(1, stage.slots)))

@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from streamline.core.counters import FROM_HOST, label
 from streamline.core.cpus import cpu_s
 from streamline.core.error_policy import ErrorReport
+from streamline.core.figures import FROM_HOST, ChannelStats, HostStats, ReadStats, StageStats, label
 from streamline.core.options import parse_address, type_and_repr
-from streamline.core.text import safe_text
+from streamline.core.text import safe_text, shorten
 from streamline.errors import PlanTypeError, printable_lines
 from streamline.observe.exporters import CONTENT_TYPE, ExportedStream, Exporter, Reading, asked_by_address, exporter_at
-from streamline.observe.figures import ChannelStats, HostStats, ReadStats, StageStats
 from streamline.observe.stats import Stats
 from streamline.observe.tables import table
 from streamline.observe.verdict import CONSUMER, WAITS
@@ -91,7 +90,7 @@ class StreamFacts:
       stalled: for how long the consumer has waited, and what for; "": it hasn't waited for long.
       ended: it has ended, or is closed.
       snapshot: the last one: when it was taken and saved, in seconds since 1970, its bytes, where it is.
-      turns: of its knobs, the last ones, with when they were, in seconds since 1970.
+      steps: the last turns of its knobs.
     """
 
     epoch: int = 0
@@ -104,7 +103,7 @@ class StreamFacts:
     stalled: str = ""
     ended: bool = False
     snapshot: Mapping[str, Any] = field(default_factory=dict)
-    turns: Sequence[tuple[float, TuningStep]] = ()
+    steps: Sequence[TuningStep] = ()
 
 
 def page_place(page: object) -> str | None:
@@ -231,8 +230,8 @@ class LivePage(Exporter):
 
     def _events(self, seen: Iterable[tuple[ExportedStream, Reading, StreamFacts]]) -> list[dict[str, Any]]:
         """Return the last ones, the newest first: warnings, and turns of knobs."""
-        turns = [turn for _, _, about in seen for turn in about.turns]
-        events = [*self._log.events, *({"at": at, "level": "info", "text": _cut(str(step))} for at, step in turns)]
+        steps = [step for _, _, about in seen for step in about.steps]
+        events = [*self._log.events, *({"at": one.time, "level": "info", "text": _cut(str(one))} for one in steps)]
         return sorted(events, key=lambda event: -event["at"])[:MOST_EVENTS]
 
 
@@ -442,8 +441,7 @@ def _bounded(update: Any) -> Any:
 
 
 def _cut(text: str) -> str:
-    text = printable_lines(text)
-    return text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 1]}…"
+    return shorten(printable_lines(text), MOST_CHARS)
 
 
 def stream_text(labels: Mapping[str, str], stats: Stats, lately: Stats, about: StreamFacts) -> str:

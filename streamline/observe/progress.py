@@ -21,10 +21,11 @@ from threading import Event, Thread, current_thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO, TypeAlias
 
+from streamline.core.figures import ChannelStats, per_s
 from streamline.core.forks import ForkSafeLock
+from streamline.core.text import shorten
 from streamline.core.threads import start_thread
 from streamline.errors import printable
-from streamline.observe.figures import ChannelStats, per_s
 from streamline.observe.stats import Stats
 from streamline.observe.tables import brief
 
@@ -213,8 +214,7 @@ def _bar(channel: ChannelStats) -> Text:
 
     share = min(1.0, channel.depth / max(1, channel.capacity * channel.channels))
     full = round(share * BAR_CHARS)
-    name = printable(channel.name)
-    name = name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 1]}…"
+    name = shorten(printable(channel.name), NAME_CHARS)
     bar = (("━" * full, "cyan"), ("─" * (BAR_CHARS - full), "dim"))
     return Text.assemble((f"{name} ", "dim"), *bar, f" {share:>3.0%}")
 

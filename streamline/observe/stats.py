@@ -9,12 +9,11 @@ from html import escape
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
-from streamline.core.counters import FROM_HOST, ChannelStats, HostMeter, HostStats, ReadStats, StageStats, total
 from streamline.core.cpus import usable_cpus
-from streamline.core.meters import Meters
+from streamline.core.figures import FROM_HOST, ChannelStats, Figures, HostStats, ReadStats, StageStats, total
+from streamline.core.meters import HostMeter, Meters
 from streamline.errors import printable_lines
 from streamline.observe.contention import CONTENTION
-from streamline.observe.figures import Figures
 from streamline.observe.tables import table
 from streamline.observe.verdict import Verdict, verdict_of
 

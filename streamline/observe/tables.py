@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamline.core.counters import FROM_HOST, Detail
-from streamline.observe.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats
+from streamline.core.figures import FROM_HOST, ChannelStats, Detail, Figures, HostStats, ReadStats, StageStats
+from streamline.core.text import shorten
 
 STAGES = ("stage", "at once", "items", "items/s", "bytes", "busy", "no input", "no room")
 
@@ -127,12 +127,8 @@ def _stage(stage: StageStats, elapsed_s: float) -> tuple[str, ...]:
 
 def _channel(channel: ChannelStats) -> tuple[str, ...]:
     counts = (channel.channels, channel.items, channel.depth, channel.peak, channel.capacity)
-    name = (
-        _cut(channel.name.removesuffix(FROM_HOST)) + FROM_HOST
-        if channel.name.endswith(FROM_HOST)
-        else _cut(channel.name)
-    )
-    return (name, *(f"{count:,}" for count in counts))
+    name = channel.name.removesuffix(FROM_HOST)
+    return (_cut(name) + channel.name[len(name) :], *(f"{count:,}" for count in counts))
 
 
 def _host(host: HostStats, elapsed_s: float) -> tuple[str, ...]:
@@ -149,7 +145,7 @@ def _host(host: HostStats, elapsed_s: float) -> tuple[str, ...]:
 
 
 def _cut(name: str) -> str:
-    return name if len(name) <= WIDEST_NAME else f"{name[: WIDEST_NAME - 1]}…"
+    return shorten(name, WIDEST_NAME)
 
 
 def _rate(items: int, elapsed_s: float) -> str:

@@ -25,8 +25,8 @@ from typing import Any, Self, TypeAlias
 
 import msgspec
 
-from streamline.core.counters import Doing, StageMeter
-from streamline.core.meters import Meters
+from streamline.core.figures import Doing
+from streamline.core.meters import Meters, StageMeter
 from streamline.core.options import check_int
 from streamline.errors import PlanError, printable
 

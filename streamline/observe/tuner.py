@@ -1,9 +1,9 @@
 """Which knob is turned next, and why: a hill climb. Figures in, a step out; no clock: figures say how long they took.
 
-While the consumer waits more than a tenth of its time, the verdict names the stage that limits, and `MOVES` says what
-may be tried. The first move that isn't barred turns one knob by half. It is kept if the rate rises by more than 5 %,
-which is judged as soon as the noise between samples allows; else it is taken back, and barred for a while, or until
-costs have changed. A knob that isn't needed goes down again, to what the plan says.
+While the consumer waits more than a tenth of its time, the knob of the stage that limits, as the verdict says, is
+turned up by half; where none limits alone, that of what is waited for most, or of a buffer. The step is kept if the
+rate rises by more than 5 %, which is judged as soon as the noise between samples allows; else it is taken back, and
+barred for a while, or until costs have changed. A knob that isn't needed goes down again, to what the plan says.
 
 Rates are those of the stage that is turned, as in Plumber: its items stand in a fixed ratio to the consumer's, and
 there are more of them. tf.data's tuners model every stage and turn by one. Here a step is measured, since calls of
@@ -18,14 +18,15 @@ Source: Plumber (Kuchnik et al., MLSys 2022), tf.data's STAGE_BASED.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+from streamline.core.figures import Figures, HostStats, StageStats
 from streamline.core.knobs import Knob
 from streamline.errors import printable
-from streamline.observe.figures import Figures, HostStats, StageStats
 from streamline.observe.verdict import LEAST_ITEMS, LEAST_S, LOADED, WAITS, Loads, limit_of
 
 STEP = 1.5
@@ -37,7 +38,7 @@ CALM_WAITS = WAITS / 2
 """A consumer that waits for a smaller share of its time leaves knobs that aren't needed."""
 
 AWAITED = 0.25
-"""A stage with a larger load needs its calls, and is worth a try where none limits and the consumer waits."""
+"""A stage with a larger load is worth a try where none limits and the consumer waits."""
 
 SURE_ERRORS = 2.0
 """Standard errors that a gain must be away from what is wanted to be judged before there are all samples."""
@@ -76,6 +77,7 @@ class TuningStep:
       stage: as printed; `name` is its name.
       kind: what was turned: "concurrency", "threads", "prefetch", "reads", "hosts".
       why: for a person.
+      time: when it was taken, in seconds since 1970; 0: it hasn't been.
     """
 
     at_s: float
@@ -85,33 +87,30 @@ class TuningStep:
     before: int
     after: int
     why: str
+    time: float = 0.0
 
     def __str__(self) -> str:
         return printable(f"{self.stage}: {self.kind} {self.before} -> {self.after}: {self.why}")
 
 
-@dataclass(frozen=True)
-class _Move:
-    """A step that may gain something; or it eases: the knob isn't needed, so that it shall lose nothing."""
+class _Trial(NamedTuple):
+    """A step that is being judged, the rates before it, and whether it eases: it shall lose nothing, not gain."""
 
-    knob: Knob
-    after: int
-    why: str
-    eases: bool = False
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """A step that is being judged; `rates` are samples from before it, and those from `settled_at` on count."""
-
-    move: _Move
-    before: int
+    step: TuningStep
     rates: Sequence[float]
-    settled_at: float
+    eases: bool
 
     @property
     def up(self) -> bool:
-        return self.move.after > self.before
+        return self.step.after > self.step.before
+
+
+class _Bar(NamedTuple):
+    """A step isn't tried for a spell; sooner, if the rate there has changed."""
+
+    until: float
+    spell: float
+    rates: Sequence[float]
 
 
 class HillClimb:
@@ -140,54 +139,61 @@ class HillClimb:
         self.values = {knob.stage: knob.written for knob in knobs} | dict(values)
         self.resting = "it has just begun"
         self._knobs = {knob.stage: knob for knob in knobs}
+        self._now = 0.0
         self._trial: _Trial | None = None
-        self._bars: dict[tuple[str, int, bool], tuple[float, float]] = {}  # steps: for how long, until when
-        self._usual: tuple[str, Sequence[float]] = "", ()  # the last stage that limited or was turned, and its rates
+        self._bars: dict[tuple[str, int, bool], _Bar] = {}  # by stage, value, and whether up from there
 
-    def _begin(self, move: _Move, rates: Sequence[float], settled_at: float) -> TuningStep:
-        self._trial = _Trial(move, self.values[move.knob.stage], rates, settled_at)
-        return self._turn(move.knob, move.after, move.why)
+    @property
+    def settled(self) -> dict[str, int]:
+        """The values, without a step that is still being judged."""
+        return self.values if self._trial is None else self.values | {self._trial.step.name: self._trial.step.before}
 
-    def _keep_or_undo(self, rates: Sequence[float], now: float, *, enough: bool, excused: bool) -> TuningStep | None:
-        """Keep the step or take it back, once it can be told what it has brought.
+    def _begin(self, knob: Knob, after: int, why: str, rates: Sequence[float], *, eases: bool = False) -> TuningStep:
+        stage, before = knob.stage, self.values[knob.stage]
+        step = TuningStep(at_s=0.0, stage=stage, name=stage, kind=knob.kind, before=before, after=after, why=why)
+        self._trial = _Trial(step, rates, eases)
+        return self._take(step)
+
+    def _take(self, step: TuningStep) -> TuningStep:
+        self.values[step.name] = step.after
+        self.resting = ""
+        return step
+
+    def _keep_or_undo(self, trial: _Trial, rates: Sequence[float], *, enough: bool, excused: bool) -> TuningStep | None:
+        """Keep a step, or return the one that takes it back, once it can be told what it has brought.
 
         Args:
           enough: the consumer has what it can take.
           excused: the step is kept whatever it has gained.
         """
-        trial = self._trial
-        assert trial is not None
-        stage, wanted = trial.move.knob.stage, -GAIN if trial.move.eases else GAIN
+        step, wanted = trial.step, -GAIN if trial.eases else GAIN
         gain, error = self._change(trial.rates, rates)
         sure = abs(gain - wanted) >= SURE_ERRORS * error
         if not (enough or sure or len(rates) >= self.MOST_SAMPLES):
             return None
         self._trial = None
         if enough or excused or gain >= wanted:
-            self._usual = stage, rates
-            self._bar((stage, trial.move.after, not trial.up), now, 2 * self.BARRED)  # that is where it came from
-            self.resting = f"{trial.move.after} have brought {gain:+.0%}"
+            self._bar((step.name, step.after, not trial.up), rates, 2 * self.BARRED)  # that is where it came from
+            self.resting = f"{step.after} have brought {gain:+.0%}"
             return None
-        self._bar((stage, trial.before, trial.up), now, self.CLEAR_BARRED if sure else self.BARRED)
-        return self._turn(trial.move.knob, trial.before, f"undone: {trial.move.after} brought {gain:+.0%}")
+        self._bar((step.name, step.before, trial.up), trial.rates, self.CLEAR_BARRED if sure else self.BARRED)
+        why = f"undone: {step.after} brought {gain:+.0%}"
+        return self._take(replace(step, before=step.after, after=step.before, why=why))
 
-    def _bar(self, step: tuple[str, int, bool], now: float, least: float) -> None:
-        spell = min(self.MOST_BARRED, max(least, 2 * self._bars.get(step, (0, 0))[0]))
-        self._bars[step] = spell, now + spell
+    def _bar(self, turn: tuple[str, int, bool], rates: Sequence[float], least: float) -> None:
+        spell = min(self.MOST_BARRED, max(least, 2 * self._bars[turn].spell if turn in self._bars else 0.0))
+        self._bars[turn] = _Bar(self._now + spell, spell, rates)
 
-    def _is_barred(self, knob: Knob, now: float, *, up: bool) -> bool:
-        return self._bars.get((knob.stage, self.values[knob.stage], up), (0, now))[1] > now
-
-    def _notice(self, stage: str, rates: Sequence[float]) -> bool:
-        """Forget what was tried when costs have changed: a stage gives another rate than it did. Return whether."""
-        known = self._usual[0] == stage
-        if known:
-            gain, error = self._change(self._usual[1], rates)
-            if abs(gain) < max(CHANGED, SURE_ERRORS * error):
-                return False
-            self._bars.clear()
-        self._usual = stage, rates
-        return known
+    def _is_barred(self, knob: Knob, rates: Sequence[float], *, up: bool) -> bool:
+        turn = knob.stage, self.values[knob.stage], up
+        bar = self._bars.get(turn)
+        if bar is None:
+            return not any(rates)  # nothing has come, with which it could be compared
+        gain, error = self._change(bar.rates, rates)
+        if abs(gain) >= max(CHANGED, SURE_ERRORS * error):  # costs have changed
+            del self._bars[turn]
+            return False
+        return self._now < bar.until
 
     def _change(self, before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
         """Return by which share a rate has risen, and the standard error of that."""
@@ -197,13 +203,6 @@ class HillClimb:
         variance = (noise**2 * count + sum(squares)) / (count + len(squares) - 2)
         return means[1] / (means[0] or math.inf) - 1, math.sqrt(variance * (1 / len(before) + 1 / len(after)))
 
-    def _turn(self, knob: Knob, after: int, why: str) -> TuningStep:
-        before, self.values[knob.stage] = self.values[knob.stage], after
-        self.resting = ""
-        return TuningStep(
-            at_s=0.0, stage=knob.stage, name=knob.stage, kind=knob.kind, before=before, after=after, why=why
-        )
-
 
 class Tuner(HillClimb):
     """Decides on the knobs of stages; `memory_bytes`: for items in flight, beyond what they take as written."""
@@ -211,31 +210,33 @@ class Tuner(HillClimb):
     NOISE = 0.2, 6
     ENOUGH_SAMPLES, LEAST_SAMPLES, MOST_SAMPLES = 4, 3, 20  # before a step, after it; 20 tell 10 % from 20 % of noise
     BARRED, CLEAR_BARRED, MOST_BARRED = 2.0, 20.0, 60.0  # seconds
-    LONGEST_SAMPLE_S = 5.0
+    LEAST_SAMPLE_S, LONGEST_SAMPLE_S = 0.001, 5.0
 
     def __init__(
         self, knobs: Sequence[Knob], values: Mapping[str, int] | None = None, *, memory_bytes: float = math.inf
     ) -> None:
         super().__init__(knobs, values or {})
         self._memory_bytes = memory_bytes
-        self._looks: list[Measurement] = []  # since the last turn has settled
-
-    @property
-    def settled(self) -> dict[str, int]:
-        """The values, without a step that is still being judged."""
-        trial = self._trial
-        return self.values if trial is None else self.values | {trial.move.knob.stage: trial.before}
+        self._looks = deque[Measurement](maxlen=self.MOST_SAMPLES + 1)  # since the last turn has settled
+        self._next_s = 0.0  # earlier looks say nothing
 
     def look(self, look: Measurement) -> TuningStep | None:
         """Return the step to take now: `values` have it already. None: there is none. Called several times a second."""
-        trial = self._trial
-        if trial is not None and look.figures.elapsed_s < trial.settled_at:
+        if look.figures.elapsed_s < self._next_s:
             return None
-        self._looks = [*self._looks[-self.MOST_SAMPLES :], look] if trial is None else [*self._looks, look]
+        self._now = look.figures.elapsed_s
+        self._looks.append(look)
         window = look.figures - self._looks[0].figures
-        if len(self._looks) <= (self.ENOUGH_SAMPLES if trial is None else self.LEAST_SAMPLES) or window.elapsed_s <= 0:
+        self._next_s = self._now + self._call_s(window)
+        if len(self._looks) <= (self.ENOUGH_SAMPLES if self._trial is None else self.LEAST_SAMPLES):
             return None
-        return self._move(Loads(window)) if trial is None else self._judge(trial, Loads(window))
+        step = self._move(Loads(window)) if self._trial is None else self._judge(self._trial, Loads(window))
+        if step is None:
+            return None
+        self._looks.clear()
+        self._next_s = self._now + self._call_s(window)  # the calls that are at work end first
+        stage = next((str(one) for one in window.stages if one.name == step.name), step.name)
+        return replace(step, at_s=self._now, stage=stage)
 
     def forget(self) -> None:
         """Compare nothing with what comes next: in between, nothing was to run."""
@@ -244,137 +245,114 @@ class Tuner(HillClimb):
     # Moves ------------------------------------------------------------------------------------------------------------
 
     def _move(self, loads: Loads) -> TuningStep | None:
-        """Begin the first move for what is found that isn't barred."""
-        finding, stage = self._find(loads)
-        said, moves = MOVES[finding]
-        if finding in ("stage", "limit") and stage is not None and (rates := self._rates(stage.name)):
-            self._notice(stage.name, rates)
-        reasons = [said.format(stage=stage, waits=loads.waits)]
-        for find_move in moves:
-            move = find_move(self, loads, stage)
-            if isinstance(move, _Move):
-                rates = self._rates(move.knob.stage)
-                settled_at = self._now + self._call_s(move.knob.stage)  # the calls that are at work end first
-                return (
-                    self._begin(move, rates, settled_at) if len(rates) >= self.ENOUGH_SAMPLES and any(rates) else None
-                )
-            reasons += [move] if move else []
-        self.resting = ": ".join(reasons[:2])
-        return None
-
-    def _find(self, loads: Loads) -> tuple[str, StageStats | None]:
-        """Return the key in `MOVES` of what limits, and the stage."""
+        """Turn down what isn't needed, else up what limits, or what may; note why not."""
+        if (step := self._turn_down(loads)) is not None:
+            return step
         if loads.waits < WAITS:
-            return "consumer", None
+            self.resting = f"the consumer waits {loads.waits:.0%} of its time: nothing is to be gained"
+            return None
         found = limit_of(loads.figures)
         if found is None:
-            return "several", None
-        rule, (stage, *_) = found
+            return self._try_what_may_help(loads)
+        rule, (stage, what, *_) = found
         if stage is None or stage.name not in self._knobs:
-            return "no knob", stage
-        return ("limit" if rule == "limit" else "stage"), stage
+            self.resting = f"{what}, and has no knob"
+            return None
+        if rule == "limit":
+            self.resting = f"the limit= of {stage} bounds it"
+            return None
+        knob = self._knobs[stage.name]
+        if (after := self._find_more(knob, what)) is None:
+            return self._try_fewer(knob, loads, stage)
+        return self._begin(knob, after, f"the consumer waits {loads.waits:.0%}, and {stage} limits", self._rates(knob))
 
-    def _less_than_needed(self, loads: Loads, _: StageStats | None) -> _Move | str:
-        """Turn down what hasn't been needed for as long as looks are kept."""
-        if len(self._looks) <= self.MOST_SAMPLES:
-            return ""
-        idle = [stage.name for stage in loads.stages if loads.awaited(stage) < AWAITED]
+    def _turn_down(self, loads: Loads) -> TuningStep | None:
+        """Turn down what is above the plan, while the consumer has had what it takes for as long as looks are kept."""
+        if len(self._looks) <= self.MOST_SAMPLES or loads.waits >= CALM_WAITS:
+            return None
         for stage, knob in self._knobs.items():
             after = max(knob.written, math.floor(self.values[stage] / STEP))
-            needed = loads.waits >= CALM_WAITS and stage not in idle
-            if after < self.values[stage] and not needed and not self._is_barred(knob, self._now, up=False):
-                return _Move(knob, after, "it isn't needed", eases=True)
-        return ""
+            if after < self.values[stage] and not self._is_barred(knob, rates := self._rates(knob), up=False):
+                return self._begin(knob, after, "it isn't needed", rates, eases=True)
+        return None
 
-    def _more(self, loads: Loads, stage: StageStats) -> _Move | str:
-        """Turn up what limits."""
-        return self._up(self._knobs[stage.name], f"the consumer waits {loads.waits:.0%}, and {stage} limits")
-
-    def _fewer(self, loads: Loads, stage: StageStats) -> _Move | str:
+    def _try_fewer(self, knob: Knob, loads: Loads, stage: StageStats) -> TuningStep | None:
         """Turn down what limits: calls may crowd a server, and threads take turns with the GIL."""
-        knob, value = self._knobs[stage.name], self.values[stage.name]
+        value, rates = self.values[knob.stage], self._rates(knob)
         each_has_a_core = self._busy(knob) and value * stage.workers <= loads.figures.cpus
-        if value < STEP or each_has_a_core or self._is_barred(knob, self._now, up=False):
-            return ""
-        return _Move(knob, math.floor(value / STEP), f"{stage} limits, and more gain nothing; are fewer faster?")
+        if value < STEP or each_has_a_core or self._is_barred(knob, rates, up=False):
+            return None
+        why = f"{stage} limits, and more gain nothing; are fewer faster?"
+        return self._begin(knob, math.floor(value / STEP), why, rates)
 
-    def _more_ahead(self, loads: Loads, _: StageStats | None) -> _Move | str:
-        """Turn up a buffer: stages limit by turns."""
-        knob = next((knob for knob in self._knobs.values() if knob.kind == "prefetch"), None)
-        return "" if knob is None else self._up(knob, MAY_HELP.format(waits=loads.waits, name=knob.stage))
-
-    def _more_of_awaited(self, loads: Loads, _: StageStats | None) -> _Move | str:
-        """Turn up what is waited for most: it may cost the loop about as much time."""
+    def _try_what_may_help(self, loads: Loads) -> TuningStep | None:
+        """Turn up what is waited for most, which may cost the loop about as much time; else a buffer: stages limit by
+        turns."""
+        said = "no stage limits alone"
         awaited = [one for one in loads.stages if one.name in self._knobs and loads.awaited(one) >= AWAITED]
-        stage = max(awaited, key=loads.awaited, default=None)
-        return (
-            "" if stage is None else self._up(self._knobs[stage.name], MAY_HELP.format(waits=loads.waits, name=stage))
-        )
+        tried = [(self._knobs[one.name], str(one)) for one in sorted(awaited, key=loads.awaited)[-1:]]
+        tried += [(knob, knob.stage) for knob in self._knobs.values() if knob.kind == "prefetch"][:1]
+        self.resting = said
+        for knob, name in tried:
+            if (after := self._find_more(knob, said)) is not None:
+                why = f"the consumer waits {loads.waits:.0%}, and {said}; {name} may help"
+                return self._begin(knob, after, why, self._rates(knob))
+        return None
 
-    def _up(self, knob: Knob, why: str) -> _Move | str:
-        """Turn a knob up as far as there are CPUs and memory; or return why not."""
-        value, last = self.values[knob.stage], self._looks[-1]
+    def _find_more(self, knob: Knob, said: str) -> int | None:
+        """Return a higher value, as far as there are CPUs and memory; None: there is none, and `resting` says why."""
+        value, last, rates = self.values[knob.stage], self._looks[-1], self._rates(knob)
         after = min(knob.most, math.ceil(value * STEP))
+        why = ""
         if after <= value:
-            return f"{value} is the most"
-        if self._busy(knob):
-            return f"all CPUs ({last.figures.cpus}) are busy"
-        if self._is_barred(knob, self._now, up=True):
-            return f"more of {knob.stage} than {value} gain nothing"
-        if each := self._bytes_each(knob, last.figures):
+            why = f"{value} is the most"
+        elif self._busy(knob):
+            why = f"all CPUs ({last.figures.cpus}) are busy"
+        elif self._is_barred(knob, rates, up=True):
+            why = f"more of {knob.stage} than {value} gain nothing"
+        elif each := self._bytes_each(knob, last.figures):
             left = min(last.free_bytes() / 2, self._memory_bytes - self._taken_bytes(last.figures))
-            after = min(after, max(value, value + math.floor(left / each)) if left < math.inf else after)
-        if after <= value:
-            return f"{value} take the memory that there is for them"
-        return _Move(knob, after, why)
+            after = min(after, value + math.floor(left / each)) if left < math.inf else after
+            why = "" if after > value else f"{value} take the memory that there is for them"
+        if why:
+            self.resting = f"{said}: {why}"
+            return None
+        return after
 
     def _judge(self, trial: _Trial, loads: Loads) -> TuningStep | None:
-        stage, rates = trial.move.knob.stage, self._rates(trial.move.knob.stage)
-        if len(rates) < self.LEAST_SAMPLES:
-            return None
+        rates = self._rates(self._knobs[trial.step.name])
         gained = fmean(rates) > fmean(trial.rates)
-        if loads.waits < CALM_WAITS and not gained and not trial.move.eases:  # the consumer does something else
-            del self._looks[:-1]
+        calm = loads.waits < CALM_WAITS
+        if calm and not gained and not trial.eases:  # the consumer does something else
+            self._looks.clear()
             return None
-        finding, limiting = self._find(loads)
-        relieved = finding == "stage" and limiting is not None and limiting.name != stage  # two were nearly as loaded
-        excused = loads.waits < WAITS if trial.move.eases else trial.up and relieved
-        step = self._keep_or_undo(
-            rates, self._now, enough=trial.up and gained and loads.waits < CALM_WAITS, excused=excused
-        )
+        enough = loads.waits < WAITS if trial.eases else trial.up and calm
+        step = self._keep_or_undo(trial, rates, enough=enough, excused=trial.up and self._is_relieved(trial, loads))
         if self.resting:  # it is kept
-            self.resting = f"{stage}: {trial.move.knob.kind}: {self.resting}"
+            self.resting = f"{trial.step.name}: {trial.step.kind}: {self.resting}"
         return step
 
-    def _turn(self, knob: Knob, after: int, why: str) -> TuningStep:
-        last = self._looks[-1].figures
-        stage = next((str(one) for one in last.stages if one.name == knob.stage), knob.stage)
-        self._looks.clear()
-        return replace(super()._turn(knob, after, why), at_s=last.elapsed_s, stage=stage)
+    def _is_relieved(self, trial: _Trial, loads: Loads) -> bool:
+        """Whether another stage limits now: two were nearly as loaded, so that both have to be turned up to gain."""
+        found = limit_of(loads.figures)
+        stage = None if found is None or found[0] == "limit" else found[1].stage
+        return stage is not None and stage.name in self._knobs and stage.name != trial.step.name
 
     # What figures say -------------------------------------------------------------------------------------------------
 
-    @property
-    def _now(self) -> float:
-        return self._looks[-1].figures.elapsed_s
+    def _rates(self, knob: Knob) -> list[float]:
+        """Return samples of its stage's items per second, of the consumer's for a buffer."""
+        looks = [look.figures for look in self._looks]
+        items = [_items(figures, knob.stage) for figures in looks]
+        return [
+            (items[at] - items[at - 1]) / (looks[at].elapsed_s - looks[at - 1].elapsed_s) for at in range(1, len(looks))
+        ]
 
-    def _rates(self, stage: str) -> list[float]:
-        """Return samples of a stage's items per second, of the consumer's for a buffer: each at least as long as a
-        call, or the calls that end together would be noise."""
-        call_s = self._call_s(stage)
-        rates: list[float] = []
-        begin = self._looks[0].figures
-        for look in self._looks[1:]:
-            passed = look.figures.elapsed_s - begin.elapsed_s
-            if passed > 0 and passed >= call_s:
-                rates.append((_items(look.figures, stage) - _items(begin, stage)) / passed)
-                begin = look.figures
-        return rates
-
-    def _call_s(self, stage: str) -> float:
-        window = self._looks[-1].figures - self._looks[0].figures
-        calls = [one.busy_s / max(1, one.items) for one in window.stages if one.name == stage]
-        return min(self.LONGEST_SAMPLE_S, sum(calls))
+    def _call_s(self, window: Figures) -> float:
+        """Return how far apart looks are to be: as long as a call, or the calls that end together would be noise."""
+        judged = self._knobs if self._trial is None else [self._trial.step.name]
+        calls = [one.busy_s / max(one.slots, one.items) for one in window.stages if one.name in judged]
+        return min(self.LONGEST_SAMPLE_S, max(calls, default=0.0)) or self.LEAST_SAMPLE_S
 
     def _busy(self, knob: Knob) -> bool:
         """Whether all CPUs are at work, so that more calls at once would only wait for each other."""
@@ -394,18 +372,6 @@ class Tuner(HillClimb):
         near = figures.stages[max(0, at - 1) : at + 1]
         item_bytes = max((one.bytes / one.items for one in near if one.items), default=0.0)
         return item_bytes * knob.items_each * max((one.workers for one in near), default=1)
-
-
-MAY_HELP = "the consumer waits {waits:.0%}, and no stage limits alone; {name} may help"
-
-MOVES: dict[str, tuple[str, tuple[Callable[..., _Move | str], ...]]] = {
-    "consumer": ("the consumer waits {waits:.0%} of its time: nothing is to be gained", (Tuner._less_than_needed,)),
-    "stage": ("{stage} limits", (Tuner._less_than_needed, Tuner._more, Tuner._fewer)),
-    "limit": ("the limit= of {stage} bounds it", (Tuner._less_than_needed,)),
-    "no knob": ("{stage} limits, and has no knob", (Tuner._less_than_needed,)),
-    "several": ("no stage limits alone", (Tuner._less_than_needed, Tuner._more_of_awaited, Tuner._more_ahead)),
-}
-"""By what limits: what is said of it where nothing is turned, and what may be, in this order."""
 
 
 def _items(figures: Figures, stage: str) -> int:
@@ -443,8 +409,8 @@ class PassLooks:
         """Nothing is to run from here to the next look."""
         self._first = None
 
-    def turned(self) -> None:
-        """What was seen before says nothing of how it runs now."""
+    def forget(self) -> None:
+        """What was seen before says nothing of how it runs now: a knob was turned."""
         self._first = self.stretch = None
 
 
@@ -475,17 +441,11 @@ class HostTuner(HillClimb):
         self._label = label
         self._rates: Sequence[float] = []  # of passes with the present value
         self._seconds = 0.0  # that they took
-        self._passes = 0
 
     @property
     def value(self) -> int:
         """Hosts of the next pass."""
         return self.values[self._knob.stage]
-
-    @property
-    def settled(self) -> int:
-        """The value, without a step that is still being judged."""
-        return self.value if self._trial is None else self._trial.before
 
     def next_pass(self, seen: PassLooks, most: int) -> TuningStep | None:
         """Take a pass into account; return the step for the next one: `value` has it already.
@@ -500,18 +460,15 @@ class HostTuner(HillClimb):
         items = sum(host.items for host in loads.figures.hosts)
         if loads.elapsed_s < LEAST_S or items < LEAST_ITEMS:
             return None
-        rate = items / loads.elapsed_s
-        self._passes += 1
-        if self._trial is None and self._rates:
-            self._usual = self._knob.stage, self._rates
-            if self._notice(self._knob.stage, [rate]):
-                self._rates, self._seconds = [], 0.0
-        self._rates = [*self._rates[1 - self.MOST_SAMPLES :], rate]
+        self._now += 1
+        self._rates = [*self._rates[1 - self.MOST_SAMPLES :], items / loads.elapsed_s]
         self._seconds += loads.elapsed_s
         if self._seconds < PASS_S:
             return None
         step = None if self._trial is None else self._judge(self._trial, loads, most)
-        return self._move(loads, first, last, most) if self._trial is None and step is None else step
+        if self._trial is None and step is None:
+            step = self._move(loads, first, last, most)
+        return None if step is None else replace(step, stage=self._label)
 
     def _move(self, loads: Loads, first: Measurement, last: Measurement, most: int) -> TuningStep | None:
         """Change the number, if hosts have too much to do, or too little."""
@@ -519,17 +476,20 @@ class HostTuner(HillClimb):
         busy = min(1.0, max(loads.hosted_hold, computed))  # stages don't count what it takes to send items
         fewer = max(self._knob.written, math.floor(self.value / STEP))
         idle = fewer < self.value and busy * self.value / fewer < LOADED
-        if idle and not self._is_barred(self._knob, self._passes, up=False):
-            move = _Move(self._knob, fewer, f"the hosts are busy {busy:.0%} of their time", eases=True)
-            return self._begin(move, self._rates, 0.0)
+        if idle and not self._is_barred(self._knob, self._rates, up=False):
+            return self._turn(fewer, f"the hosts are busy {busy:.0%} of their time", eases=True)
         used = max(0.0, last.cpu_s - first.cpu_s) / loads.elapsed_s
-        after, why = self._more(loads, busy, used, last.free_bytes, most)
+        after, why = self._find_more(loads, busy, used, last.free_bytes, most)
         if after > self.value:
-            return self._begin(_Move(self._knob, after, why), self._rates, 0.0)
+            return self._turn(after, why)
         self.resting = why
         return None
 
-    def _more(
+    def _turn(self, after: int, why: str, *, eases: bool = False) -> TuningStep:
+        rates, self._rates, self._seconds = self._rates, [], 0.0
+        return self._begin(self._knob, after, why, rates, eases=eases)
+
+    def _find_more(
         self, loads: Loads, busy: float, used: float, free_bytes: Callable[[], float], most: int
     ) -> tuple[int, str]:
         """Return a larger number of hosts, and why; or the present one, and why there are no more."""
@@ -553,24 +513,16 @@ class HostTuner(HillClimb):
             after = min(after, value + math.floor(free_bytes() / 2 / each))
         if after <= value:
             return value, f"another one would take {each / 1e6:,.0f} MB, more than half of what is free"
-        return (
-            (value, "more have brought nothing") if self._is_barred(self._knob, self._passes, up=True) else (after, why)
-        )
+        if self._is_barred(self._knob, self._rates, up=True):
+            return value, "more have brought nothing"
+        return after, why
 
     def _judge(self, trial: _Trial, loads: Loads, most: int) -> TuningStep | None:
         """Judge the step; there may be room for as many as before no more."""
-        step = self._keep_or_undo(
-            self._rates,
-            self._passes,
-            enough=loads.waits < (WAITS if trial.move.eases else CALM_WAITS),
-            excused=trial.move.eases and most <= self.value,
-        )
+        enough = loads.waits < (WAITS if trial.eases else CALM_WAITS) or (trial.eases and most <= self.value)
+        step = self._keep_or_undo(trial, self._rates, enough=enough, excused=False)
         if step is None:
             return None
         self.values[self._knob.stage] = after = min(step.after, most)
         self._rates, self._seconds = trial.rates, PASS_S
         return replace(step, after=after)
-
-    def _turn(self, knob: Knob, after: int, why: str) -> TuningStep:
-        self._rates, self._seconds = [], 0.0
-        return replace(super()._turn(knob, after, why), stage=self._label)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
+from streamline.core.figures import Figures, StageStats, ThreadStats, per_s
 from streamline.core.text import quantity
-from streamline.observe.figures import Figures, StageStats, ThreadStats, per_s
 
 MOST_FACTOR = 8
 """The most calls at once, for each there are now, that is advised in one step."""
@@ -61,10 +61,9 @@ def more_at_once(stage: StageStats, more: int) -> str:
     """Return how a stage that is awaited gets more done at once."""
     if stage.executor != "inline":
         return f"concurrency={stage.concurrency * more}"
-    if stage.kind.startswith("read_"):
-        return f".shard({stage.workers * more}), so that as many files or connections are read at once"
-    if stage.kind == "source":
-        return f".shard({stage.workers * more}), so that as many are read at once"
+    if stage.kind == "source" or stage.kind.startswith("read_"):
+        what = "" if stage.kind == "source" else " files or connections"
+        return f".shard({stage.workers * more}), so that as many{what} are read at once"
     if stage.kind == "from_iterable":
         return "an iterable that names what is to be read, and the reading in .map(concurrency=), several at once"
     return "its slow part in a .map(concurrency=) before it, where several items are at work at once"
@@ -111,8 +110,7 @@ class Loads:
 
     def limited(self, stage: StageStats) -> float:
         """The share for which a stage's calls waited for permits of a limit."""
-        waited_s = sum(detail.value for detail in stage.details if detail.name == "limited_s")
-        return waited_s / (self.elapsed_s * stage.slots)
+        return stage.limited_s / (self.elapsed_s * stage.slots)
 
     def call_s(self, stage: StageStats) -> float:
         """Seconds that a call of an inline function takes."""

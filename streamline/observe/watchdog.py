@@ -23,9 +23,8 @@ from types import FrameType
 
 import anyio
 
-from streamline.core.counters import HOLD_S, HostMeter, StageMeter
 from streamline.core.gate import Phase
-from streamline.core.meters import Meters
+from streamline.core.meters import HOLD_S, HostMeter, Meters, StageMeter
 from streamline.core.tasks import MergeWait, RankWait, Session, WaitedWorker
 from streamline.errors import printable
 from streamline.observe.verdict import way_out

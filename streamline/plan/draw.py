@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import east_asian_width
 
+from streamline.core.text import shorten
 from streamline.errors import PlanError, printable
 from streamline.plan.plan import Plan
 from streamline.plan.topology import Part, PlannedChannel, sources, stage_lines, topology
@@ -180,8 +181,7 @@ def _mermaid(pieces: Sequence[Piece]) -> Iterator[str]:
 
 def _escaped(words: str) -> str:
     """Return a label without the syntax of Mermaid, HTML and Markdown."""
-    words = printable(words)
-    words = words if len(words) <= MOST_LABEL_CHARS else f"{words[: MOST_LABEL_CHARS - 1]}…"
+    words = shorten(printable(words), MOST_LABEL_CHARS)
     return "".join(char if char.isalnum() or char in " (),.=…:/-" else f"#{ord(char)};" for char in words)
 
 

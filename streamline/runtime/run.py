@@ -464,7 +464,7 @@ class ResolvedRun:
             stalled=stalled,
             ended=consumer.closed_at is not None,
             snapshot=dict(vars(last)),
-            turns=() if tuning is None else tuning.turns,
+            steps=() if tuning is None else tuning.steps,
         )
 
     def trace(self, session: Session, path: str | PathLike[str], max_bytes: int) -> Trace:

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 from streamline.core.capacity import LONG_LIST_ITEMS, Capacity
 from streamline.core.channel import Sink
-from streamline.core.counters import ChannelStats
+from streamline.core.figures import ChannelStats
 from streamline.core.flow import Chunk
 from streamline.core.gate import Rest
 from streamline.core.pace import HANDOVER_S

@@ -72,7 +72,7 @@ class StreamTuning:
         self._path = path
         self._knobs: dict[str, Knob] = {}
         self._values: dict[str, int] = {stage: knob.value for stage, knob in (pinned or {}).items()}
-        self._turns: deque[tuple[float, TuningStep]] = deque(maxlen=MOST_STEPS)
+        self._steps = deque[TuningStep](maxlen=MOST_STEPS)
         self._resting = "it has just begun" if pinned is None else f"{path} says so"
         self._label = ""  # of its hosts
         self._hosts: HostTuner | None = None
@@ -86,12 +86,7 @@ class StreamTuning:
     @property
     def steps(self) -> tuple[TuningStep, ...]:
         """The last changes, and why they were made."""
-        return tuple(step for _, step in self.turns)
-
-    @property
-    def turns(self) -> tuple[tuple[float, TuningStep], ...]:
-        """The same, each with its time, in seconds since 1970."""
-        return tuple(self._turns)
+        return tuple(self._steps)
 
     @property
     def resting(self) -> str:
@@ -141,20 +136,19 @@ class StreamTuning:
 
     def begin(self, plan: Plan, backend: Backend, workers: int, tasks: Tasks) -> None:
         """Set the values of a run that is about to be opened, and tune it, unless a file gives them."""
-        knobs = {knob.stage: knob for knob in knobs_of(plan, backend, workers)}
-        hosts = next((knob for knob in knobs.values() if knob.kind == "hosts"), None)
-        stages = [knob for knob in knobs.values() if knob is not hosts]
+        self._knobs = {knob.stage: knob for knob in knobs_of(plan, backend, workers)}
+        stages = [knob for knob in self._knobs.values() if knob.kind != "hosts"]
         values = {knob.stage: min(self._values[knob.stage], knob.most) for knob in stages if knob.stage in self._values}
+        hosts, settled = None, dict(values)
         seen, self._seen = self._seen, PassLooks()
-        running = KnobValues(values)
-        if hosts is not None:
-            most, values[HOSTS] = self._next_hosts(hosts, backend, seen)
-            running = KnobValues(running.values, most)
+        if len(stages) < len(self._knobs):
+            hosts, settled[HOSTS] = self._next_hosts(self._knobs[HOSTS], backend, seen)
+        running = KnobValues(values, hosts)
         tasks.session.services.add(KnobValues, running)
-        self._knobs, self._values = knobs, values
+        self._values = settled
         if self._pinned is not None:
             return
-        if knobs:
+        if self._knobs:
             self._resting = self._resting if stages else ""
             tasks.start(partial(self._tune, tasks, running, stages, self._seen), "tuning", lambda: None)
         else:
@@ -175,7 +169,7 @@ class StreamTuning:
                 self._note(step)
         except Exception:
             logger.exception("hosts stay as many as they are: tuning them has failed")
-        return self._hosts.value, self._hosts.settled
+        return self._hosts.value, self._hosts.settled[HOSTS]
 
     async def _tune(self, tasks: Tasks, running: KnobValues, knobs: Sequence[Knob], seen: PassLooks) -> None:
         """Tune until the run ends. A failure ends the tuning, not the stream."""
@@ -201,12 +195,12 @@ class StreamTuning:
             if step is not None:
                 running.set({step.name: step.after})
                 session.meters.end_warm_up()  # the verdict is about the new values
-                seen.turned()
+                seen.forget()
                 self._note(step)
             pause_s = max(LOOK_S, took_s / MOST_TIME_SHARE)
 
     def _note(self, step: TuningStep) -> None:
-        self._turns.append((time.time(), step))
+        self._steps.append(replace(step, time=time.time()))
         logger.info("%s", step)
 
 

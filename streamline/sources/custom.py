@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import anyio
 
 from streamline.core.blame import blame, cancellation_requested, function_name, stage_name
-from streamline.core.counters import StageMeter, Working
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Site, StageContext
+from streamline.core.meters import StageMeter, Working
 from streamline.core.pace import Pace
 from streamline.core.state import At, Json, State, Tree
 from streamline.core.user_function import DeclaredFunction, jsonable, parameters_of

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
 from streamline.core.blame import blame
 from streamline.core.capacity import LIST_ITEMS
-from streamline.core.counters import HoldTimer, StageMeter
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Site, StageContext
 from streamline.core.lazy_numpy import np
+from streamline.core.meters import HoldTimer, StageMeter
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall
 from streamline.core.state import At, CountedStates, Json, State, States, Tree

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, TypeVar, cast
 import msgspec
 
 from streamline.core.blame import blame, cancellation_requested
-from streamline.core.counters import Working
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Site, StageContext
+from streamline.core.meters import Working
 from streamline.core.pace import Pace
 from streamline.core.state import At, CountedStates, Json, Shifted, State, States, Tree
 from streamline.core.state_types import Count

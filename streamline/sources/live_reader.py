@@ -23,10 +23,10 @@ import anyio
 from streamline.core.blame import cancellation_requested, not_an_end
 from streamline.core.capacity import Capacity
 from streamline.core.channel import Channel, Feeder, Inbox
-from streamline.core.counters import Working
 from streamline.core.flow import Site
 from streamline.core.gate import wait_at_rest
 from streamline.core.item_codec import EncodedItem
+from streamline.core.meters import Working
 from streamline.core.pace import HANDOVER_S, Pace
 from streamline.core.state import At, CountedStates, Json, Tree
 from streamline.core.tasks import Job

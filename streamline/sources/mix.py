@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 import msgspec
 
-from streamline.core.counters import Detail, Details
+from streamline.core.figures import Detail, Details
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Site, StageContext
 from streamline.core.lazy_numpy import np
 from streamline.core.pace import Pace

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from streamline.core.counters import Detail, Details, ReadDetails
+from streamline.core.figures import Detail, Details
 from streamline.core.lazy_numpy import has_more, np
+from streamline.core.meters import ReadDetails
 from streamline.core.place import Mapped, Place
 from streamline.errors import DataError
 

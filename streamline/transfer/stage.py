@@ -11,9 +11,9 @@ from anyio import CancelScope
 
 from streamline.core.blame import blame, cancellation_requested
 from streamline.core.channel import Inbox
-from streamline.core.counters import Working
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
+from streamline.core.meters import Working
 from streamline.core.pace import map_in_slices
 from streamline.core.place import Lender
 from streamline.core.state import Tree

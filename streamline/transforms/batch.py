@@ -24,9 +24,9 @@ import msgspec
 from streamline.core.blame import blame
 from streamline.core.channel import Inbox
 from streamline.core.choices import Branch, Log
-from streamline.core.counters import HoldTimer
 from streamline.core.driver import behind_channel
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
+from streamline.core.meters import HoldTimer
 from streamline.core.options import check_function, is_async
 from streamline.core.pace import Pace, check_no_coroutines
 from streamline.core.place import Lender

@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from streamline.core.blame import blame, saved_as
-from streamline.core.counters import HoldTimer
 from streamline.core.flow import Chunk, Lists, StageRun
+from streamline.core.meters import HoldTimer
 from streamline.core.options import check_flag, check_function, check_int, is_async, type_and_repr
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall

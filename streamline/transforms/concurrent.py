@@ -36,12 +36,12 @@ import anyio.lowlevel
 from streamline.core.blame import blame, cancellation_requested
 from streamline.core.capacity import LIST_ITEMS
 from streamline.core.channel import Channel
-from streamline.core.counters import StageMeter
 from streamline.core.driver import fill_channel
 from streamline.core.error_policy import Failure, Skips
 from streamline.core.flow import Flow, Site
 from streamline.core.gate import Gate, wait_at_rest
 from streamline.core.limits import CallLimits, Limit, StagePermits
+from streamline.core.meters import StageMeter
 from streamline.core.pace import SLICE_S, Pace, call_all, check_no_coroutines
 from streamline.core.replay import FailedCall
 from streamline.core.tasks import Starter

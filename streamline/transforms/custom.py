@@ -26,10 +26,10 @@ from msgspec.structs import replace
 from streamline.core.blame import blame, cancellation_requested, stage_name
 from streamline.core.capacity import LIST_ITEMS, Capacity
 from streamline.core.channel import Channel
-from streamline.core.counters import StageMeter
 from streamline.core.cursor import FlowReader
 from streamline.core.driver import fill_channel, run_into
 from streamline.core.flow import Chunk, Flow, Opener, Site
+from streamline.core.meters import StageMeter
 from streamline.core.options import check_function, check_int, type_and_repr
 from streamline.core.state import Over, Since, State, Tree
 from streamline.core.state_types import Count

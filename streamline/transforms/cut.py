@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, ClassVar, SupportsFloat, SupportsIndex, TypeVar
 
 from streamline.core.blame import blame
-from streamline.core.counters import HoldTimer
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, StageRun
+from streamline.core.meters import HoldTimer
 from streamline.core.options import check_function, check_int, check_takes_item, is_async, type_and_repr
 from streamline.core.pace import Pace
 from streamline.core.replay import FailedCall

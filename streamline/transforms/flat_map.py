@@ -12,8 +12,8 @@ from operator import length_hint
 from typing import Any, ClassVar, Generic, TypeVar
 
 from streamline.core.blame import blame
-from streamline.core.counters import HoldTimer
 from streamline.core.flow import Chunk, Lists, StageRun
+from streamline.core.meters import HoldTimer
 from streamline.core.pace import Pace, check_no_coroutines
 from streamline.core.replay import FailedCall
 from streamline.core.state import Json, MadeStates, Over, Since, State

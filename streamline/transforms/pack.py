@@ -18,9 +18,9 @@ import msgspec
 
 from streamline.core.blame import blame
 from streamline.core.capacity import LIST_ITEMS
-from streamline.core.counters import HoldTimer
 from streamline.core.flow import Chunk, Lists, StageRun
 from streamline.core.lazy_numpy import has_more, loaded_np, np
+from streamline.core.meters import HoldTimer
 from streamline.core.options import check_flag, check_int, type_and_repr
 from streamline.core.pace import Pace
 from streamline.core.place import Lender, Place, lent

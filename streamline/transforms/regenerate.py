@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar, cast
 
-from streamline.core.counters import Detail, Details
 from streamline.core.driver import behind_channel
+from streamline.core.figures import Detail, Details
 from streamline.core.flow import Chunk, Flow, Lists, ListsFlow, Opener, Site, StageRun
 from streamline.core.pace import Pace
 from streamline.core.state import MadeStates, Over, State, Tree

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeAlias, TypedDict, TypeVar
 
 import anyio
 
-from streamline.core.counters import Detail, Details
+from streamline.core.figures import Detail, Details
 from streamline.core.gate import Gate, wait_at_rest
 from streamline.core.limits import StagePermits
 from streamline.core.options import check_function, check_int, check_seconds

@@ -16,8 +16,8 @@ import streamline.core.driver
 import streamline.core.pace
 from streamline.core.capacity import LIST_ITEMS, LONG_LIST_ITEMS, QUICK_ITEM_S, Capacity
 from streamline.core.channel import Channel
-from streamline.core.counters import ChannelStats
 from streamline.core.driver import drive
+from streamline.core.figures import ChannelStats
 from streamline.core.flow import Chunk, Flow
 from streamline.core.state import At, CountedStates
 from tests.kit import AsyncTest

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from random import Random
 
-from streamline.core.counters import Detail
+from streamline.core.figures import Detail, Figures, HostStats, StageStats
 from streamline.core.knobs import Knob, KnobKind
-from streamline.observe.figures import Figures, HostStats, StageStats
 from streamline.observe.tuner import Measurement, Tuner, TuningStep
 
 TICK_S = 0.1

@@ -7,9 +7,8 @@ from dataclasses import asdict
 
 import pytest
 
-from streamline.core.counters import Detail, Details, Ongoing, StageMeter, later, since, together
-from streamline.core.meters import Meters
-from streamline.observe.figures import StageStats
+from streamline.core.figures import Detail, Details, StageStats, later, since, together
+from streamline.core.meters import Meters, Ongoing, StageMeter
 from streamline.observe.stats import Stats, stats_of
 from streamline.observe.tables import brief
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamline.core.counters import Detail
-from streamline.observe.figures import ChannelStats, Figures, StageStats
+from streamline.core.figures import ChannelStats, Detail, Figures, StageStats
 from streamline.observe.metrics import exposed_waits
 
 SOURCE = StageStats(name="items", kind="from_items")

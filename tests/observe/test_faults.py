@@ -25,9 +25,9 @@ import anyio
 import pytest
 
 import streamline as sl
+from streamline.core.figures import ThreadStats
 from streamline.io.storage import retry
 from streamline.observe import contention, page
-from streamline.observe.figures import ThreadStats
 from streamline.runtime import run
 from tests.kit import LONGEST_S, Pipe
 from tests.laws.profile import mostly_long

@@ -9,11 +9,10 @@ import anyio
 import pytest
 
 import streamline as sl
-from streamline.core import counters as stage_meter
 from streamline.core import cpus
-from streamline.core import meters as consumer_meter
-from streamline.core.counters import HOLD_S, Doing, HoldTimer, HostMeter, StageMeter, Working
-from streamline.core.meters import ConsumerMeter, Meters
+from streamline.core import meters as core_meters
+from streamline.core.figures import Doing
+from streamline.core.meters import HOLD_S, ConsumerMeter, HoldTimer, HostMeter, Meters, StageMeter, Working
 from streamline.observe import stats as picture
 from streamline.observe.stats import Stats, collect, host_stats, stats_of
 
@@ -31,7 +30,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (stage_meter, consumer_meter, picture):
+    for module in (core_meters, picture):
         monkeypatch.setattr(module, "perf_counter", clock)
     return clock
 
@@ -147,7 +146,7 @@ def test_bytes_are_estimated_from_a_few_items(size: int) -> None:
     for _ in range(1000):
         meter.count([Item()] * 4)
     assert meter.figures.items == 4000
-    assert meter.bytes == 4000 * size
+    assert meter.figures.bytes == 4000 * size
     assert looked_at < 50
 
 
@@ -156,7 +155,7 @@ def test_an_item_that_can_not_be_measured_ends_no_run() -> None:
     endless: list[Any] = []
     endless.append(endless)
     meter.count([endless])
-    assert meter.bytes > 0
+    assert meter.figures.bytes > 0
     meter.count([])
     assert meter.figures.items == 1
 

@@ -23,11 +23,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import streamline as sl
-from streamline.core.counters import Detail
+from streamline.core.figures import ChannelStats, Detail, Figures, HostStats, ReadStats, StageStats
 from streamline.errors import HostError, PlanError, PlanTypeError
 from streamline.observe import exporters, web_server
 from streamline.observe.exporters import ExportedStream, exposition
-from streamline.observe.figures import ChannelStats, Figures, HostStats, ReadStats, StageStats
 from streamline.observe.metrics import METRICS, Kind, scalars
 from streamline.observe.stats import Stats
 

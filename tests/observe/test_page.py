@@ -23,11 +23,10 @@ from click.testing import CliRunner
 
 import streamline as sl
 from streamline.cli import main
-from streamline.core.counters import Detail
 from streamline.core.cpus import cpu_s
+from streamline.core.figures import ChannelStats, Detail, HostStats, ReadStats, StageStats
 from streamline.errors import HostError, PlanError, PlanTypeError
 from streamline.observe import exporters, page
-from streamline.observe.figures import ChannelStats, HostStats, ReadStats, StageStats
 from streamline.observe.page import EventLog, LivePage, StreamFacts, page_place, stream_text, stream_update
 from streamline.observe.stats import Stats
 from streamline.observe.verdict import Verdict

@@ -21,10 +21,9 @@ import pytest
 from rich.console import Console
 
 import streamline as sl
-from streamline.core.counters import Detail
+from streamline.core.figures import ChannelStats, Detail, StageStats
 from streamline.errors import PlanTypeError
 from streamline.observe import progress
-from streamline.observe.figures import ChannelStats, StageStats
 from streamline.observe.progress import Progress, clock, console_of, summary
 from streamline.observe.stats import Stats
 

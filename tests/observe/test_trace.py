@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamline as sl
-from streamline.core.counters import Doing
+from streamline.core.figures import Doing
 from streamline.core.meters import Meters
 from streamline.errors import PlanError
 from streamline.observe.trace import LEAST_BYTES, MOST_LANES, Trace

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamline.core.figures import Figures
 from streamline.core.knobs import Knob
-from streamline.observe.figures import Figures
 from streamline.observe.tuner import Measurement, Tuner
 from tests.laws.profile import examples
 from tests.observe.simulated_pipelines import SimulatedPipeline, SimulatedStage, Simulation
@@ -89,6 +89,12 @@ def test_calls_that_cost_the_loop_time_too_become_more_though_no_stage_limits_al
         assert any("no stage limits alone; map(fetch) may help" in step.why for step in done.steps)
         down = [step for step in done.steps if step.name == "fetch" and step.why == "it isn't needed"]
         assert all(step.before > 122 for step in down), (seed, down)
+
+
+def test_calls_of_a_second_are_tuned_in_a_minute() -> None:
+    pipeline = SimulatedPipeline(stages=(SimulatedStage(name="fetch", call_s=1.0),), consumer_s=1 / 100)
+    done = Simulation(pipeline).run(60)
+    assert pipeline.rate(done.tuner.settled) >= 90, (done.steps, done.tuner.resting)
 
 
 def test_what_comes_from_processes_is_counted_where_it_arrives() -> None:

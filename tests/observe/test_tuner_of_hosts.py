@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamline.core.figures import Figures, HostStats, StageStats
 from streamline.core.knobs import Knob
-from streamline.observe.figures import Figures, HostStats, StageStats
 from streamline.observe.tuner import HostTuner, Measurement, PassLooks, TuningStep
 
 
@@ -126,7 +126,7 @@ def test_some_passes_bring_nine_tenths_of_the_best(name: str, noise: float) -> N
     hosts = HOSTS[name]
     for seed in range(3 if noise else 1):
         done = Passes(hosts, noise, Random(seed)).run(60 if noise else 25)
-        assert hosts.rate(done.tuner.settled) >= 0.9 * hosts.best, (seed, done.steps, done.tuner.resting)
+        assert hosts.rate(done.tuner.settled["hosts"]) >= 0.9 * hosts.best, (seed, done.steps, done.tuner.resting)
         assert all(hosts.written <= step.after <= hosts.most for step in done.steps)
 
 
@@ -160,7 +160,7 @@ def test_what_brings_nothing_is_undone_and_tried_ever_less() -> None:
     done = Passes(SimulatedHosts(apart=1)).run(100)
     assert [(step.before, step.after) for step in done.steps[:2]] == [(1, 2), (2, 1)]
     assert done.steps[1].why == "undone: 2 brought +0%"
-    assert done.tuner.settled == 1
+    assert done.tuner.settled["hosts"] == 1
     assert len(done.steps) <= 2 * 6
 
 
@@ -180,15 +180,15 @@ def test_hosts_take_half_of_the_memory_that_is_free_at_the_most(free_bytes: floa
 
 def test_hosts_that_are_not_needed_go_down_as_far_as_written_and_stay() -> None:
     run = Passes(SimulatedHosts(written=2)).run(10)
-    assert run.tuner.settled == 8
+    assert run.tuner.settled["hosts"] == 8
     run.hosts = replace(run.hosts, consumer=120)
     run.run(10)
-    assert run.tuner.settled == 3, run.steps  # 2 would be at work 60 % of the time
+    assert run.tuner.settled["hosts"] == 3, run.steps  # 2 would be at work 60 % of the time
     steps = list(run.steps)
     assert run.run(20).steps == steps
     run.hosts = replace(run.hosts, consumer=10)
     run.run(10)
-    assert run.tuner.settled == 2
+    assert run.tuner.settled["hosts"] == 2
 
 
 @pytest.mark.parametrize(("shards", "back"), [(64, 8), (6, 6), (5, None), (3, None)])
@@ -217,10 +217,10 @@ def test_passes_that_say_too_little_change_nothing(seconds: float) -> None:
 
 def test_after_costs_have_changed_what_brought_nothing_is_tried_again() -> None:
     run = Passes(SimulatedHosts(apart=1)).run(30)
-    assert run.tuner.settled == 1
+    assert run.tuner.settled["hosts"] == 1
     run.hosts = replace(run.hosts, apart=1000, each=60)
     run.run(8)
-    assert run.tuner.settled == 8, run.steps
+    assert run.tuner.settled["hosts"] == 8, run.steps
 
 
 @pytest.mark.long
@@ -254,7 +254,7 @@ def test_whatever_passes_are_like_hosts_stay_in_bounds(kinds: list[SimulatedHost
         assert (before, run.tuner.value) == ((step[0].before, step[0].after) if step else (before, before))
         assert run.tuner.value <= max(before, hosts.most, *(one.before for one in step))
         assert run.tuner.value >= hosts.written
-        assert run.tuner.settled >= hosts.written
+        assert run.tuner.settled["hosts"] >= hosts.written
 
 
 # What is seen of a pass -----------------------------------------------------------------------------------------------
@@ -286,11 +286,11 @@ def test_the_longest_stretch_between_pauses_counts() -> None:
 def test_what_was_seen_before_a_knob_was_turned_does_not_count() -> None:
     seen = PassLooks()
     for elapsed_s in (1, 2, 9, None, 10, 11):
-        seen.turned() if elapsed_s is None else seen.look(look(elapsed_s, 1))
+        seen.forget() if elapsed_s is None else seen.look(look(elapsed_s, 1))
     assert stretch(seen) == (10, 11)
 
 
 def test_a_pass_of_which_little_was_seen_says_nothing() -> None:
     tuner = HostTuner(Knob(stage="hosts", kind="hosts", written=3), "Threads(3)")
     assert tuner.next_pass(PassLooks(), 8) is None
-    assert (tuner.value, tuner.settled) == (3, 3)
+    assert (tuner.value, tuner.settled["hosts"]) == (3, 3)

@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamline.core.counters import Detail
-from streamline.observe.figures import (
-    ContentionStats,
-    Figures,
-    HostStats,
-    ReadStats,
-    StageStats,
-    ThreadStats,
-)
+from streamline.core.figures import ContentionStats, Detail, Figures, HostStats, ReadStats, StageStats, ThreadStats
 from streamline.observe.verdict import RULES, verdict_of, way_out
 
 SOURCE = StageStats(name="items", kind="from_items", items=1000, busy_s=0.1, held_s=0.1)

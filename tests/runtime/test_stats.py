@@ -14,8 +14,8 @@ import anyio
 import pytest
 
 import streamline as sl
+from streamline.core.figures import StageStats
 from streamline.core.meters import Meters
-from streamline.observe.figures import StageStats
 from streamline.observe.stats import Stats
 from tests.kit import AsyncTest, Pipe, at_last, in_thread
 

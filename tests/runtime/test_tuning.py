@@ -16,9 +16,9 @@ import pytest
 
 import streamline as sl
 from streamline.core.cpus import free_bytes
+from streamline.core.figures import Figures
 from streamline.core.knobs import Knob
 from streamline.errors import PlanError, PlanTypeError
-from streamline.observe.figures import Figures
 from streamline.observe.stats import Stats
 from streamline.observe.tuner import Measurement, Tuner, TuningStep
 from streamline.runtime import tuning

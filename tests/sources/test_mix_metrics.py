@@ -11,10 +11,10 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
+from streamline.core.figures import StageStats
 from streamline.core.flow import Flow, Site
 from streamline.core.state import State
 from streamline.core.tasks import Tasks
-from streamline.observe.figures import StageStats
 from streamline.pipeline import Pipeline
 from streamline.plan.component import PlanComponent
 from streamline.plan.plan import Plan, Shard

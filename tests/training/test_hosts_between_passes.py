@@ -42,8 +42,8 @@ class ScriptedHosts:
         self.resting = "it goes by a script"
 
     @property
-    def settled(self) -> int:
-        return self.value
+    def settled(self) -> dict[str, int]:
+        return {"hosts": self.value}
 
     def next_pass(self, seen: PassLooks, most: int) -> TuningStep:
         ScriptedHosts.asked += 1
@@ -288,8 +288,8 @@ class Looks(PassLooks):
     def pause(self) -> None:
         Looks.told.append("pause")
 
-    def turned(self) -> None:
-        Looks.told.append("turned")
+    def forget(self) -> None:
+        Looks.told.append("forget")
 
 
 class Turning:
@@ -316,7 +316,7 @@ def test_of_a_pass_that_is_tuned_and_paused_both_are_told(monkeypatch: pytest.Mo
     with endless.open(backend=sl.Threads(2), tune=True) as stream:
         while len(Looks.told) < 6:
             next(stream)
-        assert set(zip(Looks.told[::2], Looks.told[1::2], strict=False)) == {("look", "turned")}
+        assert set(zip(Looks.told[::2], Looks.told[1::2], strict=False)) == {("look", "forget")}
         assert stream.tuning.values == {"calls": 3, "hosts": 4}
         with stream.paused():
             while Looks.told[-1] != "pause":

@@ -13,7 +13,7 @@ import pytest
 
 import streamline as sl
 from streamline.backends.base import Backend
-from streamline.observe.figures import StageStats
+from streamline.core.figures import StageStats
 from streamline.pipeline import Pipeline
 from streamline.transforms import regenerate
 from streamline.transforms import regenerate as drawing

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 from streamline.backends.hosts.process_main import ProcessEnv, process_env
 from streamline.backends.hosts.stdio_relay import Relay
 from streamline.backends.ipc.link import Link
-from streamline.core.counters import HostKind, HostMeter
+from streamline.core.figures import HostKind
+from streamline.core.meters import HostMeter
 
 
 class HostExit(NamedTuple):

@@ -34,10 +34,9 @@ from streamline.core.limits import CallLimits
 
 if TYPE_CHECKING:
     from streamline.backends.ipc.link import Link
-    from streamline.core.counters import HostMeter
     from streamline.core.gate import Gate
     from streamline.core.knobs import KnobValues
-    from streamline.core.meters import Meters
+    from streamline.core.meters import HostMeter, Meters
     from streamline.core.state import Tree
     from streamline.core.tasks import Session, Tasks
 

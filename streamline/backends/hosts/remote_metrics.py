@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from streamline.backends.hosts.parts import Handlers, HostPart
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import Hello, MetricsUpdate, Span
-from streamline.core.counters import ChannelStats, Doing, HostMeter, ReadStats, StageMeter, StageStats
-from streamline.core.meters import Meters, Traffic
+from streamline.core.figures import ChannelStats, Doing, ReadStats, StageStats
+from streamline.core.meters import HostMeter, Meters, StageMeter, Traffic
 from streamline.core.tasks import Session
 from streamline.core.threads import start_thread
 from streamline.errors import HostError

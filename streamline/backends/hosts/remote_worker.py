@@ -34,7 +34,7 @@ from streamline.backends.ipc.messages import (
 from streamline.backends.ipc.state_codec import ColumnDecoder
 from streamline.core.capacity import Capacity
 from streamline.core.channel import Channel, Feeder, FlushPoints, Inbox
-from streamline.core.counters import FROM_HOST
+from streamline.core.figures import FROM_HOST
 from streamline.core.flow import Chunk, Site
 from streamline.core.state import Reference, Tree
 from streamline.errors import TransportError, WorkerDied, printable

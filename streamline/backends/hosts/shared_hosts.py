@@ -38,7 +38,7 @@ from streamline.backends.ipc.link import Link
 from streamline.backends.network.connections import Introduction, Listener, UnreachableError
 from streamline.backends.network.handshake import PeerHello
 from streamline.core.cleanup import Cleanup
-from streamline.core.counters import HostKind, host_label
+from streamline.core.figures import HostKind, host_label
 from streamline.core.forks import ForkSafeLock, disown_in_copies
 from streamline.core.threads import resolve, start_thread, wait_future
 from streamline.errors import ClosedError, HostError

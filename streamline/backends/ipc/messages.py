@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from streamline.core.channel import FlushPoints
-from streamline.core.counters import ChannelStats, Doing, Ongoing, ReadStats, StageStats
+from streamline.core.figures import ChannelStats, Doing, ReadStats, StageStats
 from streamline.core.limits import Limit
+from streamline.core.meters import Ongoing
 from streamline.core.state import SkipCounts, Tree
 from streamline.errors import WorkerDied
 

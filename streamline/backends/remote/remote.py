@@ -25,7 +25,7 @@ from streamline.backends.network.handshake import read_key
 from streamline.backends.network.tls import Certificates
 from streamline.backends.remote.agents import Agents, CarriedPlan, HostGone, RemoteProcess, agents_at
 from streamline.backends.remote.network_link import LOST_AFTER_S, NetworkLink, watch_peer
-from streamline.core.counters import HostKind, host_label
+from streamline.core.figures import HostKind, host_label
 from streamline.core.knobs import Knob
 from streamline.core.options import check_int, parse_address, type_and_repr
 from streamline.core.tasks import Session

@@ -7,8 +7,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from streamline.core.counters import Working
 from streamline.core.flow import Chunk, Lists, StageContext
+from streamline.core.meters import Working
 from streamline.core.state import At
 from streamline.errors import DataError, PlanError, StreamlineError
 from streamline.io.fetch.file import File

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from streamline.core.counters import HoldTimer, Working
 from streamline.core.flow import Chunk, Lists, StageContext
+from streamline.core.meters import HoldTimer, Working
 from streamline.core.pace import Pace
 from streamline.core.state import At
 from streamline.core.threads import SerialExecutor

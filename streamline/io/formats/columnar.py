@@ -18,8 +18,8 @@ from time import perf_counter
 from typing import Any, ClassVar
 
 from streamline.core.capacity import LIST_ITEMS
-from streamline.core.counters import HoldTimer, Working
 from streamline.core.flow import Chunk, Lists, StageContext
+from streamline.core.meters import HoldTimer, Working
 from streamline.core.pace import SLICE_S
 from streamline.core.state import At
 from streamline.errors import DataError, PlanError, ReadError, StreamlineError

@@ -16,8 +16,8 @@ from itertools import accumulate
 from typing import Any, ClassVar, Generic, TypeVar
 
 from streamline.core.capacity import LIST_ITEMS
-from streamline.core.counters import HoldTimer, Working
 from streamline.core.flow import Chunk, Lists, StageContext
+from streamline.core.meters import HoldTimer, Working
 from streamline.core.state import State, States, Tally, Tree
 from streamline.errors import DataError
 from streamline.io.fetch.file import File, FilePart

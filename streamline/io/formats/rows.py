@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from streamline.core.capacity import LIST_ITEMS
-from streamline.core.counters import HoldTimer, Working
 from streamline.core.flow import Chunk, Lists, StageContext
+from streamline.core.meters import HoldTimer, Working
 from streamline.core.state import At
 from streamline.errors import DataError, PlanError, ResumeError
 from streamline.io.fetch.file import File

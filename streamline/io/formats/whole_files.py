@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from streamline.core.counters import Working
 from streamline.core.flow import Chunk, Lists, StageContext
+from streamline.core.meters import Working
 from streamline.core.state import At
 from streamline.errors import PlanError, ReadError
 from streamline.io.fetch.fetcher import Fetcher

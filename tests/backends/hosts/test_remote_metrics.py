@@ -19,10 +19,9 @@ from streamline.backends.base import Backend
 from streamline.backends.hosts.remote_metrics import MetricsReporter, RemoteMetrics
 from streamline.backends.ipc.link import Link
 from streamline.backends.ipc.messages import Message, MetricsUpdate
-from streamline.core.counters import HostMeter, StageMeter, StageStats
-from streamline.core.meters import Meters
+from streamline.core.figures import ReadStats, StageStats
+from streamline.core.meters import HostMeter, Meters, StageMeter
 from streamline.core.tasks import Session
-from streamline.observe.figures import ReadStats
 from streamline.observe.stats import Stats, stats_of
 from streamline.testing.subjects import settle
 from tests.backends.hosts.kit import odd, on_each
