@@ -217,7 +217,7 @@ class _ItemStates(CountedStates):
         self._indices = indices
 
     def __getitem__(self, index: int, /) -> State:
-        return _AtIndex(self._name, (self._first or 0) + index, int(self._indices[index]))
+        return _AtIndex(self._name, (self._first or 0) + index, self._indices[index])
 
     def trimmed(self, first: int, count: int) -> States:
         return _ItemStates(self._name, (self._first or 0) + first, self._indices[first : first + count])
@@ -229,8 +229,7 @@ class _AtIndex(At):
     __slots__ = ("_index",)
 
     def __init__(self, name: str, own: Json, index: int) -> None:
-        super().__init__(name, own)
-        self._index = index
+        self.name, self.own, self.item, self._index = name, own, own, index
 
     def where(self) -> str:
         return f"index {self._index:,} of {self.name}"

@@ -154,9 +154,11 @@ def make_batch(
     """Return the batch that a stage makes of `held`, or nothing if it is skipped; `last`: the upstream's state."""
     try:
         with HoldTimer(run.meter):
-            named: Any = collate if collate is stack or collate is stack_tensors else None
-            place = run.site.tasks.session.services.get(Lender).place
-            made = [collate(held) if named is None else named(held, place)]
+            if collate is stack or collate is stack_tensors:
+                lends: Any = collate
+                made: list[Out] = [lends(held, run.site.tasks.session.services.get(Lender).place)]
+            else:
+                made = [collate(held)]
         check_no_coroutines(stage, made, "await it in a .map after .batch(collate=None)")
         return made
     except BaseException as error:
@@ -231,6 +233,7 @@ class Batches(Generic[In, Out]):
         self._replay = deque(sizes)
         self._log = Log(0, sizes, len(sizes), stage.name)
         self._logs, self._logs_sizes = stage.logs or bool(sizes), stage.logs_sizes
+        self._collate = stage.collate
         self._made = 0
         self._size = stage.size  # of the last batch
         self._held: list[In] = []
@@ -240,13 +243,12 @@ class Batches(Generic[In, Out]):
     def lists(self, run: StageRun[In]) -> Lists[Out]:
         """Yield the batches."""
 
-    @property
-    def _collate(self) -> Callable[[list[In]], Out]:
-        return self._stage.collate
+    def _batch(self, run: StageRun[In], last: State, after: State | None) -> Chunk[Out]:
+        """Return the current batch, or the progress over one that was skipped, and log how many items it has.
 
-    def _batch(self, run: StageRun[In], after: State | None) -> Chunk[Out]:
-        """Return the current batch, or the progress over one that was skipped, and log how many items it has."""
-        held, self._held, last = self._held, [], self._last.get()
+        `last`: the upstream's state after the batch's last item; `after`: its progress after that.
+        """
+        held, self._held = self._held, []
         made = make_batch(self._stage, self._collate, held, run, last)
         if self._replay:
             self._replay.popleft()
@@ -266,7 +268,7 @@ class Batches(Generic[In, Out]):
             return []
         if self._stage.drop_remainder:
             return [Chunk((), (), self.state_after(run.upstream.state))]  # what was skipped among the rest counts
-        return [self._batch(run, run.upstream.state)]
+        return [self._batch(run, self._last.get(), run.upstream.state)]
 
     def state_after(self, upstream: State) -> State:
         """Return the state after the last batch, over the upstream's."""
@@ -290,8 +292,7 @@ class FullBatches(Batches[In, Out]):
             while len(items) - start >= (missing := size - len(self._held)):
                 self._held.extend(items[start : start + missing])
                 start += missing
-                self._last = Reference.to(states[start - 1])
-                batch = self._batch(run, after if start == len(items) else None)
+                batch = self._batch(run, states[start - 1], after if start == len(items) else None)
                 if start == len(items):
                     items, start = (), 0
                 yield batch
@@ -328,7 +329,7 @@ class WaitingBatches(Batches[In, Out]):
             self._take(chunk)
             if not self._missing or (chunk is LATE):
                 self._deadline = None
-                yield self._batch(run, self._after)
+                yield self._batch(run, self._last.get(), self._after)
             elif not self._held and chunk.progress is not None:
                 yield Chunk((), (), self.state_after(chunk.progress))
             del chunk

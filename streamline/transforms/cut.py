@@ -90,9 +90,9 @@ class _Cutting(Batches[In, Out]):
         super().__init__(stage, begin, own)
         self._total: Any = None
 
-    @property
-    def _collate(self) -> Callable[[list[In]], Out]:
-        return self._stage.output_function(self._total)
+    def _batch(self, run: StageRun[In], last: State, after: State | None) -> Chunk[Out]:
+        self._collate = self._stage.output_function(self._total)
+        return super()._batch(run, last, after)
 
     async def lists(self, run: StageRun[In]) -> Lists[Out]:
         pace, size = Pace(), self._stage.size
@@ -111,7 +111,7 @@ class _Cutting(Batches[In, Out]):
                     stop += 1
                 at = stop
                 if complete:
-                    yield self._batch(run, chunk.progress if at == len(chunk.items) else None)
+                    yield self._batch(run, self._last.get(), chunk.progress if at == len(chunk.items) else None)
                 await pace.maybe_yield()
             if not self._held and (skipped or chunk.progress is not None):
                 yield Chunk((), (), self.state_after(chunk.end))
