@@ -56,6 +56,13 @@ class _Short(Repr):
 
     repr_bytearray = repr_memoryview = repr_bytes
 
+    def repr_instance(self, thing: object, level: int) -> str:
+        names = getattr(type(thing), "_fields", None) or getattr(type(thing), "__dataclass_fields__", None)
+        if names is None:
+            return super().repr_instance(thing, level)
+        parts = [f"{name}={self.repr1(getattr(thing, name), level - 1)}" for name in list(names)[: self.maxdict]]
+        return f"{type(thing).__name__}({', '.join(parts)}{', ...' if len(names) > self.maxdict else ''})"
+
 
 _short = _Short()
 

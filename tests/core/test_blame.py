@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 from asyncio import CancelledError
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -19,6 +20,7 @@ from streamline.core.replay import FailedCall
 from streamline.core.state import At
 from streamline.core.tasks import Session, Tasks
 from streamline.errors import StageError
+from streamline.io.formats.whole_files import WholeFile
 
 SITE = Site(Tasks(None, Session()), shard=3, num_shards=8)  # type: ignore[arg-type]
 
@@ -136,6 +138,12 @@ async def test_one_that_the_task_was_asked_for_is() -> None:
     assert found == [True]
 
 
+@dataclass
+class Sample:
+    image: bytes
+    label: int
+
+
 class Broken:
     def __repr__(self) -> str:
         raise ValueError
@@ -150,6 +158,8 @@ class Broken:
         (bytes(2**20), "<1,048,576 bytes>"),
         ({"image": bytearray(3)}, "{'image': <3 bytes>}"),
         (np.zeros((2, 2)), "array([[0., 0.], [0., 0.]])"),
+        (WholeFile("a.jpg", bytes(2**24)), "WholeFile(path='a.jpg', data=<16,777,216 bytes>)"),
+        (Sample(bytes(9), 1), "Sample(image=<9 bytes>, label=1)"),
         ("two\nlines", "'two\\nlines'"),
         ([["a" * 60] * 4] * 4, None),
     ],

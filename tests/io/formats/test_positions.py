@@ -47,4 +47,4 @@ def test_an_error_names_the_file_of_its_item(
 
     with pytest.raises(ZeroDivisionError) as caught:
         list(getattr(sl, f"read_{kind}")("*.x").map(fails))
-    assert caught.value.__notes__[-1].endswith(f", at {READ[kind][nth]}")
+    assert f", at {READ[kind][nth]}: " in caught.value.__notes__[-1]
