@@ -107,7 +107,7 @@ def test_a_poison_raises_after_the_items_before_it(
     assert found == list(range(POISON))
     died = caught.value
     assert (died.shard, died.process, died.exit) == (1, 0, "exit code 3")
-    assert f"item {6 if name in STEPS else 7} of items" in died.position
+    assert died.position == f"index {11 if name in STEPS else 13} of items"
     with monkeypatch.context() as patched:  # the fix
         patched.setattr(os, "_exit", lambda code: None)
         with pipe.open(resume=snapshot) as stream:
