@@ -63,7 +63,7 @@ SUITES = (
         note="Whole runs, opening and closing included; one number is drawn an item.",
         cases=(
             Case(BY_HAND, one_each, 100_000),
-            Case("streamline, .map(seed=)", inline, 200_000, (at_least(3.0, BY_HAND),)),
+            Case("streamline, .map(seed=)", inline, 200_000, (at_least(2.0, BY_HAND),)),
             Case("streamline, .map(seed=, concurrency=8)", tasks, 100_000, (at_least(1.0, BY_HAND),)),
         ),
     ),

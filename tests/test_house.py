@@ -27,7 +27,7 @@ PUBLIC_PARAMETERS = {"pipeline.map", "readers.stream_http"}
 
 MOST = {
     "modules": 288,
-    "lines": 70_100,
+    "lines": 69_900,
     "classes of more than 12 attributes": 10,
     "classes of more than 15 attributes": 0,
     "functions of more than 8 parameters": 1,
