@@ -382,7 +382,7 @@ def test_more_shards_than_files_are_told_once_when_it_is_opened(
     assert record.name == "streamline.hints"
     message = record.getMessage()
     assert message.startswith(
-        "7 shards for 3 files: 4 workers have nothing to read: write .shard(3) or fewer, or split"
+        "7 shards for 3 files: 4 workers would have nothing to read: write .shard(3) or fewer, or split"
     )
 
 

@@ -258,9 +258,9 @@ class Errors:
         disown_in_copies(self)
 
     def disown(self) -> None:
-        """Write and log nothing: it is done in the process that this one is a copy of."""
+        """Write and log nothing in this fork: the process that was copied does."""
         self._dead_letters, self._pending = None, _PendingSkips()
-        self._unjudged, self._reported = False, True
+        self._limit_unchecked, self._reported = False, True
 
     def skips(self, name: str, kind: str, shard: int, epoch: tuple[int, ...], count: SkipCounts) -> Skips | None:
         """Return the skips of one stage, `count` items so far; None: it skips none, and never has."""

@@ -32,7 +32,7 @@ from streamline.errors import CheckError, PlanError, printable_lines
 from streamline.io.storage.base import FoundObject
 from streamline.plan.length import all_known
 from streamline.plan.plan import Plan, Shard
-from streamline.runtime.open import Opened, prepare
+from streamline.runtime.open import Opened, idle_workers, prepare
 from streamline.runtime.run import OpenOptions
 from streamline.sharding.ranks import find_rank
 from streamline.sharding.split import byte_range, files_of, shards_of_rank
@@ -465,11 +465,7 @@ def idle(plan: Plan, shards: Sequence[Load], objects: int, kind: str) -> list[Pr
     if any(load.items is None for load in shards):
         message = f"{empty:,} of {len(shards):,} shards have nothing to read: the file has too few bytes to be split so"
         return [Problem(what="shards", message=message)]
-    split = ", or split the data into more files" if plan.source.listed else ""
-    message = (
-        f"{len(shards):,} shards for {objects:,} {kind}: {empty:,} workers would have nothing to read: "
-        f"write .shard({objects}) or fewer{split}"
-    )
+    message = idle_workers(len(shards), objects, kind, empty, splittable=plan.source.listed)
     return [Problem(what="shards", message=message)]
 
 

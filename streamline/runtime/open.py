@@ -134,14 +134,16 @@ def _with_source(run: ResolvedRun, source: Source[Any], traffic: Traffic) -> Res
 def hint_at_idle_workers(num_shards: int, files: int) -> None:
     """Log that there are more shards than files, each of which is one worker's."""
     if 0 < files < num_shards:
-        hints_logger.warning(
-            "%d shards for %d files: %d workers have nothing to read: write .shard(%d) or fewer, or split the data "
-            "into more files",
-            num_shards,
-            files,
-            num_shards - files,
-            files,
-        )
+        hints_logger.warning("%s", idle_workers(num_shards, files, "files", num_shards - files, splittable=True))
+
+
+def idle_workers(num_shards: int, objects: int, kind: str, idle: int, *, splittable: bool) -> str:
+    """Say that so many workers have nothing to read, and what to write instead."""
+    split = ", or split the data into more files" if splittable else ""
+    return (
+        f"{num_shards:,} shards for {objects:,} {kind}: {idle:,} workers would have nothing to read: write "
+        f".shard({objects}) or fewer{split}"
+    )
 
 
 def _skipped_steps(resume: Snapshot, skipped: list[list[int]], *, recorded: bool) -> list[list[int]]:
@@ -180,11 +182,10 @@ def with_cache_keys(plan: Plan, listing: Json = None) -> Plan:
         found: list[AnyStage] = []
         for stage in section:
             cache = caches.get(stage.name)
-            found.append(
-                stage
-                if cache is None
-                else replace(cache, upstream_digest=_digest(entries, stage.name, of), chosen=chosen)
-            )
+            if cache is None:
+                found.append(stage)
+            else:
+                found.append(replace(cache, upstream_digest=_digest(entries, stage.name, of), chosen=chosen))
             chosen = chosen or stage.chooses
         chosen = chosen or plan.merge.chooses
         sections.append(tuple(found))

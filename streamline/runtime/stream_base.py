@@ -56,7 +56,7 @@ class BaseStream(Cursor[T]):
 
     def __repr__(self) -> str:
         source, *stages = self.plan.names
-        return f"<{type(self).__name__} of {source}, {', '.join(stages)}, at item {self.stats().items:,}>"
+        return f"<{type(self).__name__} of {source}, {', '.join(stages)}, at item {self.count:,}>"
 
     if not TYPE_CHECKING:  # type checkers say so sooner
 

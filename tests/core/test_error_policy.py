@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import islice
+from pathlib import Path
 from traceback import TracebackException
 from typing import Any
 
@@ -14,8 +15,8 @@ import anyio
 import pytest
 
 import streamline as sl
-from streamline.core.error_policy import Errors, Policy
-from streamline.core.state import At, Skipped
+from streamline.core.error_policy import Errors, Failure, Policy
+from streamline.core.state import At, Reference, Skipped
 from streamline.errors import ClosedError, PlanError, PlanTypeError, StageError, TooManyErrors
 from streamline.snapshot.inspection import report
 from tests.kit import in_thread
@@ -541,3 +542,48 @@ def test_a_stage_that_skips_admits_no_more_than_it_may() -> None:
         assert stream.errors.total == 10_000
 
     anyio.run(main)
+
+
+class Kept:
+    """Dead letters that a test reads."""
+
+    path = Path("bad.jsonl")
+
+    def __init__(self) -> None:
+        self.lines: list[Any] = []
+
+    def letter_of(self, failure: Failure, epoch: tuple[int, ...], /) -> Any:
+        return {}
+
+    def append(self, lines: Iterable[Any]) -> None:
+        self.lines.extend(lines)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_copy_of_a_process_writes_logs_and_refuses_nothing(copied: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """What was skipped is counted and written by the process that has the stream; in a fork nothing of it is."""
+    letters, before = Kept(), {(0, "fn"): 3}
+    errors = Errors(Policy(on_error="skip", max_errors=2), before, letters)
+    error = ValueError("bad")
+    failure = Failure(
+        stage="fn",
+        kind="map",
+        shard=0,
+        position="",
+        item=1,
+        error=error,
+        items=1,
+        trace=TracebackException.from_exception(error),
+    )
+    errors.record_skip((0, "fn"), failure, (0,), 4)
+    state = Skipped("fn", 0, 4, At("items", 9))
+    if copied:
+        errors.disown()
+        errors.enforce_limit(Reference.to(state))
+    else:
+        with pytest.raises(TooManyErrors):
+            errors.enforce_limit(Reference.to(state))
+    errors.settle(state)
+    errors.close(state)
+    assert len(letters.lines) == (0 if copied else 1)
+    assert bool(caplog.records) == (not copied)
