@@ -11,7 +11,9 @@ import anyio
 import pytest
 
 import streamline as sl
+from streamline.core import threads
 from streamline.core.threads import ThreadPool
+from streamline.transforms import concurrent
 from tests.kit import AsyncTest
 
 
@@ -110,21 +112,14 @@ class Followed:
         self.number = number
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-async def test_a_thread_at_its_next_item_holds_nothing_of_the_one_before(ordered: bool) -> None:
+async def one_by_one() -> AsyncIterator[Followed]:
+    for number in range(4):
+        await anyio.wait_all_tasks_blocked()
+        yield Followed(number)
+
+
+async def check_freed(freed: threading.Event, call: Callable[[Followed], Followed], ordered: bool) -> None:
     """Whoever lets go of a batch frees its memory; a host sends one without a copy if nothing else there holds it."""
-    freed = threading.Event()
-
-    async def one_by_one() -> AsyncIterator[Followed]:
-        for number in range(4):
-            await anyio.wait_all_tasks_blocked()
-            yield Followed(number)
-
-    def call(item: Followed) -> Followed:
-        if item.number == 1:
-            assert freed.wait(200)
-        return item
-
     pipe = sl.from_iterable(one_by_one).map(call, executor="thread", concurrency=1, ordered=ordered)
     async with pipe.open() as stream:
         first = weakref.ref(await anext(stream))
@@ -132,3 +127,35 @@ async def test_a_thread_at_its_next_item_holds_nothing_of_the_one_before(ordered
         freed.set()
         assert held is None
         assert [item.number async for item in stream] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_a_thread_at_its_next_item_holds_nothing_of_the_one_before(ordered: bool) -> None:
+    freed = threading.Event()
+
+    def call(item: Followed) -> Followed:
+        if item.number == 1:
+            assert freed.wait(200)
+        return item
+
+    await check_freed(freed, call, ordered)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_a_thread_holds_nothing_of_an_item_that_is_on_its_way(
+    ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed = threading.Event()
+
+    def threadsafe_call() -> Callable[[Callable[[], None]], None]:
+        wake = threads.threadsafe_call()
+
+        def wake_and_stand_still(work: Callable[[], None]) -> None:
+            wake(work)
+            del work
+            assert freed.wait(200)
+
+        return wake_and_stand_still
+
+    monkeypatch.setattr(concurrent, "threadsafe_call", threadsafe_call)
+    await check_freed(freed, lambda item: item, ordered)
